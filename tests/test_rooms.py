@@ -13,7 +13,7 @@ from pipeline.cells.sources import reached_modules
 from pipeline.registry import NAMES
 
 PACKAGE = Path(pipeline.__file__).parent
-GROUND = {"compat", "errors", "formulas", "loaded_modules", "ranges", "tf32"}
+GROUND = {"compat", "errors", "formulas", "loaded_modules", "peers", "ranges", "tf32"}
 SUBJECTS = {"attention", "model", "parallel"}
 # Of the user's own implementations, what reads their names and files and imports none of them.
 NAMES_OF_SUBJECTS = {"subjects.naming", "subjects.course", "subjects.files"}
@@ -22,6 +22,7 @@ ROOMS = {
     "compat": set(),
     "errors": set(),
     "loaded_modules": set(),
+    "peers": {"errors"},
     "ranges": set(),
     "syntax": set(),
     "tf32": {"compat"},
@@ -32,14 +33,14 @@ ROOMS = {
     "instruments": GROUND,
     **dict.fromkeys(NAMES_OF_SUBJECTS, {"errors", "syntax"} | NAMES_OF_SUBJECTS),
     "subjects": GROUND | SUBJECTS | NAMES_OF_SUBJECTS | {"instruments"},
-    "cells": {"compat", "errors", "instruments", "loaded_modules", "formulas", "subjects.naming", "syntax"},
+    "cells": {"compat", "errors", "instruments", "loaded_modules", "formulas", "peers", "subjects.naming", "syntax"},
     "ways": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming"},
     "report": {"errors", "cells", "instruments", "subjects.naming"},
     "compare": {"errors", "cells", "instruments", "report"},
     "stages": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming", "ways"},
     "stages.*.report": GROUND | {"cells", "instruments", "report", "stages"},
     "results": {"cells", "compare", "registry"},
-    "doctor": {"errors", "cells", "instruments", "attention"},
+    "doctor": {"errors", "cells", "instruments", "attention", "peers"},
     "describe": {"cells"},
     "registry": {"errors", "cells", "stages", "stages.*.report"},
     "printing": set(),

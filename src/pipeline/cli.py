@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     escape_what_streams_cannot_write()
     try:
         words = sys.argv[1:] if argv is None else list(argv)
-        arguments = _parser(words).parse_args(words)
+        arguments = _parsed(words)
         exit_code = None
         if arguments.run is measure:
             check(arguments)
@@ -44,7 +44,7 @@ def run(words: Sequence[str], process: str, issued_at: float) -> int:
     process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
     seconds since the epoch.
     """
-    arguments = _parser(words).parse_args(words)
+    arguments = _parsed(words)
     arguments.process, arguments.issued_at = process, issued_at
     try:
         return arguments.run(arguments) or 0
@@ -165,13 +165,23 @@ def _add_cell(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _parsed(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the words of a command; of `run`, those that it does not know are Snakemake's."""
+    parser = _parser(words)
+    if words[:1] != ["run"]:
+        return parser.parse_args(words)
+    arguments, others = parser.parse_known_args(words)
+    return argparse.Namespace(**vars(arguments), words=others)
+
+
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    whole = commands.add_parser("run", help="measure this machine and write it up here: runs Snakemake")
+    told = "Other words are Snakemake's own: options and targets."
+    runs = "measure this machine and write it up here: runs Snakemake"
+    whole = commands.add_parser("run", help=runs, epilog=told, allow_abbrev=False)
     whole.add_argument("--scale", default="", metavar="SCALE", help="which cells (default: what config.yaml says)")
-    whole.add_argument("words", nargs=argparse.REMAINDER, metavar="...", help="Snakemake's options and targets")
     whole.set_defaults(run=_run)
 
     describe = commands.add_parser("describe", help="print the axes, settings and columns of a stage, or of all")

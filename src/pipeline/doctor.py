@@ -20,6 +20,7 @@ from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons
 from pipeline.instruments.machine.gpus import Gpu, describe_links, torch_build, visible_gpus
 from pipeline.instruments.machine.identity import allowed, cpu_model, machine_facts, software_versions
 from pipeline.instruments.profilers import nsys
+from pipeline.peers import EXTRA, PEERS, version_of
 
 # An environment that uv made has no pip.
 _PIP = "pip" if importlib.util.find_spec("pip") else "uv pip"
@@ -73,7 +74,15 @@ def findings() -> list[Check]:
         _check_nccl(gpus),
         _check_gloo(),
         _check_snakemake(),
+        _check_peers(),
     ]
+
+
+def _check_peers() -> Check:
+    """Check that all peers are installed; without one the machine measures all else."""
+    found = {package: version_of(name) for name, package in PEERS.items()}
+    listed = ", ".join(f"{package} {installed or 'not installed'}" for package, installed in found.items())
+    return Check("peers", all(found.values()), listed, "" if all(found.values()) else f"{_PIP} install {EXTRA}")
 
 
 def _check_gpu_timing(gpus: list[Gpu]) -> Check:

@@ -97,10 +97,12 @@ def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
 
     given = read(yaml_value(arguments.subjects, "--subjects"), "--subjects", taken_names(stages()))
     chosen = stage(arguments.stage)
-    measured = chosen.subjects_among(given)
-    if not measured:
+    if not chosen.subjects_among(given):
         kind = chosen.subjects.kind if chosen.subjects else "none"
         raise UserError(f"--subjects has none of the kind that {chosen.name} measures, which is {kind}")
+    measured = chosen.subjects_among(given, _cell_and_settings(arguments)[0])
+    if not measured:
+        raise UserError(f"--subjects has none that this cell of {chosen.name} measures")
     return measured
 
 

@@ -16,6 +16,7 @@ NAMES = (
     "memory",
     "attention",
     "flash",
+    "ops",
     "allreduce",
     "ddp",
     "sharding",

@@ -20,6 +20,8 @@ def run_workflow(words: Sequence[str], scale: str) -> NoReturn:
     """
     asked = ["--config", f"scale={scale}"] if scale else []
     command = ["-m", "snakemake", "--snakefile", str(snakefile()), *words, *asked]
+    # Its rules call `python`: this one, also where its environment is not activated.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     os.execv(sys.executable, [sys.executable, *command])
 
 

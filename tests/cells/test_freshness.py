@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from pipeline import loaded_modules
+from pipeline import loaded_modules, peers
 from pipeline.attention.triton import kernel_sets
 from pipeline.cells import freshness, locks, sources
 from pipeline.cells.freshness import Present, code_facts, has_changed_code, why_stale
@@ -232,3 +232,19 @@ def test_one_of_the_users_own_that_was_edited_meanwhile_has_no_digest(tmp_path, 
     file.write_text("def flash(): return 1\n")
     (after,) = freshness.subject_facts(subjects, before)
     assert after == {**before[0], "digest": freshness.CHANGED_MEANWHILE}
+
+
+def test_a_cell_is_stale_where_a_peer_of_its_stage_came_or_has_another_version(record, monkeypatch):
+    found = {"fa4": None}
+    monkeypatch.setattr(peers, "version_of", found.get)
+    stage = ModuleType("pipeline.stages.timing.cell")
+    stage.PACKAGES = ("fa4",)
+    monkeypatch.setitem(sys.modules, "pipeline.stages.timing.cell", stage)
+    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
+    assert why_stale(record, Settings(), 2, NOW) is None
+    found["fa4"] = "4.0"
+    assert why_stale(record, Settings(), 2, NOW) == "another version of flash-attn-4"
+    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
+    assert why_stale(record, Settings(), 2, NOW) is None
+    del record["code"]["peers"]  # an earlier version wrote it
+    assert why_stale(record, Settings(), 2, NOW) is None

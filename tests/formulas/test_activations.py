@@ -1,8 +1,8 @@
+from collections import Counter
 from dataclasses import replace
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from pipeline.attention import eager_attention
 from pipeline.formulas.activations import (
@@ -14,7 +14,8 @@ from pipeline.formulas.activations import (
 )
 from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
 from pipeline.instruments.memory.saved_tensors import saved_bytes
-from pipeline.model.step import build_training_step
+
+from .models import given, saved_by, step_of
 
 SHAPES = {
     "wide": Workload(ModelSize(d_model=32, d_ff=96, num_layers=2, num_heads=2), 50, 3, 8),
@@ -27,32 +28,14 @@ SHAPES = {
 
 def count_saved(workload):
     """Run a forward pass on the CPU; give the bytes of the distinct storages that it keeps, batch and model apart."""
-    settings = {
-        "vocab_size": workload.vocab_size,
-        "context_length": workload.seq_len,
-        "batch_size": workload.batch_size,
-        "precision": workload.precision,
-        "device": "cpu",
-        "attention": workload.attention,
-        "checkpoint_every": workload.checkpoint_every,
-    }
-    step = build_training_step(workload.size, **settings)
-    there_before = [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets]
-    ours = {tensor.untyped_storage().data_ptr() for tensor in there_before}
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that no address is used again
-        return tensor
-
+    step = step_of(workload)
+    ours = {tensor.untyped_storage().data_ptr() for tensor in given(step)}
     inputs = []
     for layer in step.model.layers:
         layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = step.forward()
+    kept = saved_by(step.forward)
     if workload.checkpoint_every:  # their inputs are kept by the checkpoint itself, not as saved tensors
         kept |= {x.untyped_storage().data_ptr(): x for x in inputs[:: workload.checkpoint_every]}
-    assert loss.requires_grad
     return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in ours)
 
 
@@ -66,36 +49,12 @@ def test_saved_bytes_equal_the_counted_tensors(shape, precision, attention, chec
     assert sum(saved_terms(workload).values()) == count_saved(workload)
 
 
-def count_by_shape(workload):
-    """Count the kept tensors of one forward pass by shape and dtype."""
-    step = build_training_step(
-        workload.size,
-        vocab_size=workload.vocab_size,
-        context_length=workload.seq_len,
-        batch_size=workload.batch_size,
-        precision=workload.precision,
-        device="cpu",
-    )
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = step.forward()
-    assert loss.requires_grad
-    by_bytes = {}
-    for tensor in kept.values():
-        key = (tensor.untyped_storage().nbytes(), tensor.dtype)
-        by_bytes[key] = by_bytes.get(key, 0) + 1
-    return by_bytes
-
-
 @pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
 def test_scores_and_swiglu_are_the_terms_that_their_tensors_make(precision, dtype):
     workload = replace(SHAPES["wide"], precision=precision, device_type="cpu", batch_size=5)
-    counted, terms = count_by_shape(workload), saved_terms(workload)
+    kept = saved_by(step_of(workload).forward).values()
+    counted = Counter((tensor.untyped_storage().nbytes(), tensor.dtype) for tensor in kept)
+    terms = saved_terms(workload)
     layers, element = workload.size.num_layers, workload.product_bytes
     scores, hidden = workload.score_elements * element, workload.tokens * workload.size.d_ff * element
     assert counted[scores, dtype] * scores == terms["attention scores"]
@@ -146,16 +105,8 @@ def workload(attention="eager", seq_len=16, **others):
 
 
 def model_bytes(work):
-    step = build_training_step(
-        work.size,
-        vocab_size=work.vocab_size,
-        context_length=work.seq_len,
-        batch_size=work.batch_size,
-        precision=work.precision,
-        device=work.device_type,
-        attention=work.attention,
-    )
-    return saved_bytes(step.forward, [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets])
+    step = step_of(work)
+    return saved_bytes(step.forward, given(step))
 
 
 INTERPRETED = pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, Triton runs on it alone")
@@ -204,9 +155,3 @@ def test_eager_attention_has_scores_and_softmax_at_once_and_flash_no_more_than_i
     eager, flash = (attention_bytes(workload(kind)) for kind in ("eager", "flash"))
     assert eager["most"] == 2 * 4 * 2 * SIZE.num_heads * 16**2
     assert flash["most"] == flash["kept"]
-
-
-def test_doubling_the_length_quadruples_what_eager_attention_keeps_and_doubles_what_flash_does():
-    kept = {kind: [attention_bytes(workload(kind, n))["kept"] for n in (512, 1024)] for kind in ("eager", "flash")}
-    assert kept["eager"][1] == 4 * kept["eager"][0]
-    assert kept["flash"][1] == 2 * kept["flash"][0]

@@ -3,7 +3,6 @@ import weakref
 
 import pytest
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,6 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from pipeline.attention.eager import eager_attention
 from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
+
+from .models import saved_by
 
 SHAPES = [Shape(2, 3, 48, 16, False), Shape(2, 3, 48, 16, True), Shape(1, 1, 16, 64, False), Shape(8, 1, 64, 8, True)]
 SHAPES += [Shape(2, 6, 48, 16, True, 3), Shape(1, 4, 16, 64, False, 4), Shape(2, 4, 64, 64, True, 2)]
@@ -75,19 +76,10 @@ def test_on_a_gpu_the_peak_has_one_score_matrix_more():
 def test_saved_bytes_are_those_of_the_tensors_that_autograd_saves_beside_the_inputs(shape):
     q, k, v, _ = inputs(shape, torch.float32)
     leaves = [x.requires_grad_() for x in (q, k, v)]
+    saved = saved_by(lambda: eager(*leaves, shape))
     own = {x.untyped_storage().data_ptr() for x in leaves}
-    saved = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = eager(*leaves, shape)
-    assert output.requires_grad
-    assert sum(saved.values()) == attention.saved_bytes(shape, 4)
+    found = sum(tensor.untyped_storage().nbytes() for address, tensor in saved.items() if address not in own)
+    assert found == attention.saved_bytes(shape, 4)
 
 
 def test_flops_of_the_forward_pass_are_those_that_torch_counts():

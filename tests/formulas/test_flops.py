@@ -1,5 +1,3 @@
-from dataclasses import asdict
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -10,23 +8,17 @@ from pipeline.formulas.flops import (
     forward_flops,
     train_step_flops,
 )
-from pipeline.formulas.sizes import SIZES, ModelSize
-from pipeline.model import TransformerLM
+from pipeline.formulas.sizes import SIZES
 
-VOCAB_SIZE = 100
-BATCH_SIZE = 3
-SEQ_LEN = 24
-ODD_SIZE = ModelSize(d_model=24, d_ff=56, num_layers=3, num_heads=2)
+from .models import ODD_SIZE, build_model
 
-
-def build_model(size, vocab_size=VOCAB_SIZE):
-    return TransformerLM(vocab_size=vocab_size, context_length=SEQ_LEN, **asdict(size))
+VOCAB_SIZE, BATCH_SIZE, SEQ_LEN = 100, 3, 24
 
 
 @pytest.mark.parametrize("size", [SIZES["tiny"], ODD_SIZE])
 def test_flops_equal_those_that_torch_counts(size):
     workload = (size, VOCAB_SIZE, BATCH_SIZE, SEQ_LEN)
-    model = build_model(size)
+    model = build_model(size, VOCAB_SIZE, SEQ_LEN)
     with FlopCounterMode(display=False) as forward_counter:
         logits = model(torch.zeros(BATCH_SIZE, SEQ_LEN, dtype=torch.int64))
     with FlopCounterMode(display=False) as backward_counter:

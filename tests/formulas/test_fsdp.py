@@ -10,7 +10,7 @@ from pipeline.formulas.sizes import SIZES
 @pytest.mark.parametrize("sizes", [[1], [8], [5, 100, 3], [24, 8], [7, 1000, 7]])
 def test_pieces_hold_every_element_once_and_each_parameter_begins_aligned(sizes, world_size):
     layout = flat_layout(sizes, world_size)
-    assert all(offset % ALIGNMENT == 0 for offset in layout.offsets)
+    assert all(place % ALIGNMENT == 0 for place in (*layout.offsets, layout.piece))
     assert layout.elements == world_size * layout.piece >= sum(sizes)
     assert layout.elements - sum(sizes) < ALIGNMENT * (len(sizes) + world_size)
     for index, size in enumerate(sizes):

@@ -11,7 +11,8 @@ from pipeline.formulas.training_state import training_state
 from pipeline.instruments.memory import recording
 from pipeline.instruments.memory.recording import record_memory
 from pipeline.instruments.memory.replay import phase_spans, replay, timeline
-from pipeline.model.step import build_training_step
+
+from .models import step_of
 
 # Chosen so that the highest moment differs: the loss, SwiGLU, the scores of attention.
 WORKLOADS = {
@@ -44,20 +45,9 @@ def without_stacks(monkeypatch):
 
 def measured_peaks(workload, mode, path):
     """Record two steps on the CPU; return the peak of each phase of the first and of the second."""
-    device = torch.device("cpu")
-    with record_memory(device, path) as recorder:
+    with record_memory(torch.device("cpu"), path) as recorder:
         recorder.phase("build")
-        step = build_training_step(
-            workload.size,
-            vocab_size=workload.vocab_size,
-            context_length=workload.seq_len,
-            batch_size=workload.batch_size,
-            precision=workload.precision,
-            device=device,
-            attention=workload.attention,
-            checkpoint_every=workload.checkpoint_every,
-            checkpointing=workload.checkpointing,
-        )
+        step = step_of(workload)
         phases = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer_step}
         for _ in range(2):
             for name in MODE_PHASES[mode]:
@@ -105,29 +95,27 @@ def test_predicted_peaks_are_the_recorded_ones(name, precision, within, mode, ch
 
 
 DEEP = {
-    "wide": Workload(ModelSize(32, 256, 8, 2), 60, 4, 32, device_type="cpu", checkpoint_every=1),
-    "long": Workload(ModelSize(32, 64, 8, 2), 60, 2, 192, device_type="cpu", checkpoint_every=1),
+    "wide": Workload(ModelSize(32, 256, 6, 2), 60, 4, 32, device_type="cpu", checkpoint_every=1),
+    "long": Workload(ModelSize(32, 64, 6, 2), 60, 2, 192, device_type="cpu", checkpoint_every=1),
 }
 
 
 @pytest.mark.usefixtures("without_workspaces")
-@pytest.mark.parametrize(("precision", "within"), [("fp32", 0.002), ("bf16", 0.03)])
 @pytest.mark.parametrize("every", [1, 3])
-@pytest.mark.parametrize("name", DEEP)
-def test_predicted_peaks_of_recursive_checkpoints_are_the_recorded_ones(name, every, precision, within, tmp_path):
-    workload = replace(DEEP[name], precision=precision, checkpointing="recursive", checkpoint_every=every)
+@pytest.mark.parametrize(
+    ("name", "varied", "within"),
+    [
+        ("wide", {"checkpointing": "recursive"}, 0.002),
+        ("long", {"checkpointing": "recursive"}, 0.002),
+        ("long", {"checkpointing": "recursive", "precision": "bf16"}, 0.03),
+        ("wide", {"checkpointing": "selective", "attention": "sdpa"}, 0.002),
+    ],
+)
+def test_predicted_peaks_of_other_checkpoints_are_the_recorded_ones(name, every, varied, within, tmp_path):
+    workload = replace(DEEP[name], checkpoint_every=every, **varied)
     _, second = measured_peaks(workload, "train_step", tmp_path / "snapshot.pickle")
     predicted = {phase: moment.total_bytes for phase, moment in predict_peaks(workload, "train_step").items()}
     assert predicted == pytest.approx(second, rel=within)
-
-
-@pytest.mark.usefixtures("without_workspaces")
-@pytest.mark.parametrize("every", [1, 3])
-def test_predicted_peaks_of_selective_checkpoints_are_the_recorded_ones(every, tmp_path):
-    workload = replace(DEEP["wide"], attention="sdpa", checkpointing="selective", checkpoint_every=every)
-    _, second = measured_peaks(workload, "train_step", tmp_path / "snapshot.pickle")
-    predicted = {phase: moment.total_bytes for phase, moment in predict_peaks(workload, "train_step").items()}
-    assert predicted == pytest.approx(second, rel=0.002)
 
 
 def test_the_chosen_workloads_peak_at_different_moments():

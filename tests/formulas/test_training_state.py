@@ -1,36 +1,13 @@
-from dataclasses import asdict
-
 import pytest
 import torch
 
 from pipeline.formulas.parameters import parameter_count
-from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.formulas.sizes import SIZES
 from pipeline.formulas.training_state import Sharded, devices_to_hold, training_state
 from pipeline.formulas.units import GB, GIB
-from pipeline.model import TransformerLM
 from pipeline.stages.accounting.models import XXL, model_named
 
-VOCAB_SIZE = 100
-SEQ_LEN = 24
-ODD_SIZE = ModelSize(d_model=24, d_ff=56, num_layers=3, num_heads=2)
-
-
-def tensor_bytes(tensors):
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def build_model(size, vocab_size=VOCAB_SIZE):
-    return TransformerLM(vocab_size=vocab_size, context_length=SEQ_LEN, **asdict(size))
-
-
-@pytest.fixture
-def stepped():
-    """A model and its optimizer after one step, with the gradients still there."""
-    model = build_model(ODD_SIZE)
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.zeros(1, SEQ_LEN, dtype=torch.int64)).sum().backward()
-    optimizer.step()
-    return model, optimizer
+from .models import ODD_SIZE, build_model
 
 
 def test_the_xxl_state_is_3276_gib_and_3518_gb():
@@ -65,23 +42,19 @@ def test_the_least_number_of_devices_is_just_enough(activation_bytes):
     assert sharded.bytes_per_device(least - 1) >= 50
 
 
-def test_less_than_means_less_than():
+def test_less_than_means_less_than_and_an_unsharded_share_stands_whole_on_every_device():
     assert Sharded(1000, 0, 0.5).least_devices(100) == 11
-
-
-def test_activations_that_fill_a_device_leave_no_number_of_devices():
-    assert Sharded(1000, 100, 0.5).least_devices(50) is None
-
-
-def test_an_unsharded_share_stands_whole_on_every_device():
+    assert Sharded(1000, 100, 0.5).least_devices(50) is None  # the activations fill a device
     assert Sharded(1000, 80, 0.25).bytes_per_device(10) == 1020 / 10 + 60
 
 
-def test_training_state_bytes_equal_parameters_gradients_and_moments(stepped):
-    model, optimizer = stepped
+def test_training_state_bytes_equal_parameters_gradients_and_moments():
+    model = build_model(ODD_SIZE, vocab_size=100)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.zeros(1, 24, dtype=torch.int64)).sum().backward()
+    optimizer.step()
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
-    moments = [optimizer.state[p][name] for p in parameters for name in ("exp_avg", "exp_avg_sq")]
-    assert training_state(parameter_count(ODD_SIZE, VOCAB_SIZE)).total_bytes == tensor_bytes(
-        [*parameters, *gradients, *moments]
-    )
+    moments = [optimizer.state[parameter][name] for parameter in parameters for name in ("exp_avg", "exp_avg_sq")]
+    counted = sum(tensor.nbytes for tensor in (*parameters, *gradients, *moments))
+    assert training_state(parameter_count(ODD_SIZE, 100)).total_bytes == counted

@@ -18,15 +18,6 @@ def test_precision_sets_fp32_products_and_autocast_whatever_was_set_before(
         assert torch.is_autocast_enabled("cpu") == is_autocast
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", torch.float32), ("tf32", torch.float32), ("bf16", torch.bfloat16)]
-)
-def test_product_of_fp32_matrices_has_the_dtype_of_the_precision(precision, dtype):
-    a = torch.ones(4, 4)
-    with precision_context(precision, "cpu"):
-        assert (a @ a).dtype == dtype
-
-
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_former_state_comes_back_even_after_an_exception(precision, tf32_switch):
     with pytest.raises(KeyError), precision_context(precision, "cpu"):

@@ -1,4 +1,3 @@
-from collections import Counter
 from dataclasses import asdict
 
 import pytest
@@ -6,10 +5,11 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention
 
-from pipeline.compat.torch_private import TorchDispatchMode, operator_name
 from pipeline.formulas.sizes import SIZES
 from pipeline.model import TransformerLM
 from pipeline.model.transformer import RotaryEmbedding
+
+from .executed import Executed
 
 VOCAB_SIZE = 50
 CONTEXT_LENGTH = 24
@@ -248,22 +248,21 @@ def test_checkpointing_keeps_less_for_the_backward_pass():
     assert kept[1] < kept[0] / 2
 
 
-def test_checkpointed_blocks_run_again_in_the_backward_pass():
-    model = build_model(num_layers=4, checkpoint_every=2)
+@pytest.mark.parametrize(
+    ("checkpoints", "expected"),
+    [
+        ({"checkpoint_every": 2}, [0, 1, 2, 3, 2, 3, 0, 1]),
+        # The first part of a half runs for the input of the second.
+        ({"checkpoint_every": 1, "checkpointing": "recursive"}, [0, 1, 2, 3, 2, 3, 2, 0, 1, 0]),
+    ],
+)
+def test_checkpointed_blocks_run_again_in_the_backward_pass(checkpoints, expected):
+    model = build_model(num_layers=4, **checkpoints)
     runs = []
     for number, layer in enumerate(model.layers):
         layer.register_forward_pre_hook(lambda module, args, number=number: runs.append(number))
     gradients_of(model)
-    assert runs == [0, 1, 2, 3, 2, 3, 0, 1]
-
-
-def test_recursive_checkpoints_run_the_first_part_of_a_half_for_the_input_of_the_second():
-    model = build_model(num_layers=4, checkpoint_every=1, checkpointing="recursive")
-    runs = []
-    for number, layer in enumerate(model.layers):
-        layer.register_forward_pre_hook(lambda module, args, number=number: runs.append(number))
-    gradients_of(model)
-    assert runs == [0, 1, 2, 3, 2, 3, 2, 0, 1, 0]
+    assert runs == expected
 
 
 def test_recursive_checkpoints_keep_the_inputs_of_two_halves_however_many_blocks_there_are():
@@ -274,25 +273,13 @@ def test_recursive_checkpoints_keep_the_inputs_of_two_halves_however_many_blocks
     assert kept(8, "segments") > kept(4, "segments")
 
 
-class Operators(TorchDispatchMode):
-    """Count the calls of operators."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = Counter()
-
-    def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
-        self.calls[operator_name(operator)] += 1
-        return operator(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(("checkpointing", "times"), [("segments", 2), ("selective", 1)])
 def test_selective_checkpoints_do_not_run_attention_again(checkpointing, times):
     model = build_model(num_layers=3, attention="sdpa", checkpoint_every=1, checkpointing=checkpointing)
-    with Operators() as seen:
+    with Executed() as seen:
         gradients_of(model)
-    (name,) = [name for name in seen.calls if name.startswith("aten::_scaled_dot_product") and "backward" not in name]
-    assert seen.calls[name] == 3 * times
+    (name,) = [name for name in seen.counts if name.startswith("aten::_scaled_dot_product") and "backward" not in name]
+    assert seen.counts[name] == 3 * times
 
 
 @pytest.mark.parametrize(

@@ -1,38 +1,28 @@
 """Properties that all four ways of data-parallel training share, shown by real processes."""
 
+import copy
 import gc
-from functools import partial
+import io
+import pickle
 
 import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
-
+from ..ranks import on_ranks
 from .freed import still_there
+from .modules import Breaks
+from .ways import OVERLAPPING, assert_same, every_way, gradients, synchronize
 
-WORLD_SIZES = (1, 2, 3)
 ROWS = 12
-SMALL_MB = 300 / 1024**2  # a few buckets for the nets below
-
-
-def make_ddp(name):
-    return {
-        "naive": NaiveDDP,
-        "flat": FlatDDP,
-        "overlap": OverlapDDP,
-        "bucketed": partial(BucketedDDP, bucket_size_mb=SMALL_MB),
-    }[name]
-
-
-NAMES = ("naive", "flat", "overlap", "bucketed")
+SMALL_BYTES = 300  # a few buckets for the nets below
 
 
 class Net(nn.Module):
     """Linear layers with a tied weight, a frozen one, a buffer, and branches to use or leave out; in fp64."""
 
-    def __init__(self, seed):
+    def __init__(self, seed=0):
         super().__init__()
         torch.manual_seed(seed)
         self.first = nn.Linear(4, 6)
@@ -46,18 +36,17 @@ class Net(nn.Module):
         self.register_buffer("count", torch.tensor(seed, dtype=torch.int16))
         self.double()
 
-    def forward(self, x, branches=()):
+    def forward(self, x, branches=(), breaks_behind=None):
         x = torch.tanh(self.first(x))
-        x = torch.tanh(self.tied(torch.tanh(self.second(x)))) + self.offset
-        x = self.frozen(x)
+        x = torch.tanh(self.tied(torch.tanh(self.second(Breaks.apply(x) if breaks_behind == "first" else x))))
+        x = self.frozen(x + self.offset)
         for branch in branches:
             x = x + self.branches[branch](x)
-        return self.last(x)
+        return self.last(Breaks.apply(x) if breaks_behind == "branches" else x)
 
 
 def data(step=0):
-    generator = torch.Generator().manual_seed(step)
-    return torch.randn(ROWS, 4, dtype=torch.float64, generator=generator)
+    return torch.randn(ROWS, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
 
 
 def loss(output):
@@ -68,40 +57,24 @@ def share(context, batch):
     return batch.chunk(context.world_size)[context.rank]
 
 
-def gradients(module):
-    return {name: parameter.grad for name, parameter in module.named_parameters()}
-
-
-def assert_same(actual, wanted):
-    assert actual.keys() == wanted.keys()
-    assert {name for name in actual if actual[name] is None} == {name for name in wanted if wanted[name] is None}
-    torch.testing.assert_close(
-        {name: tensor for name, tensor in actual.items() if tensor is not None},
-        {name: tensor for name, tensor in wanted.items() if tensor is not None},
-        rtol=1e-9,
-        atol=1e-12,
-    )
-
-
-def reference_gradients(batch, branches=()):
-    net = Net(seed=0)
+def gradients_alone(batch, branches=()):
+    net = Net()
     loss(net(batch, branches)).backward()
     return gradients(net)
 
 
-every_way = pytest.mark.parametrize("name", NAMES)
-every_world_size = pytest.mark.parametrize("world_size", WORLD_SIZES)
-
-
-def assert_equal_at_every_step(context, name):
-    alone, net = Net(seed=0), Net(seed=context.rank)
-    ddp = make_ddp(name)(net)
+@on_ranks(1, 2, 3)
+@every_way(SMALL_BYTES)
+def test_training_equals_one_process_with_the_full_batch_at_every_step(context, way):
+    alone, net = Net(), Net(seed=context.rank)
+    ddp = way(net)
+    assert ddp.module is net
+    assert_same(net.state_dict(), alone.state_dict())  # buffers of every dtype too
     optimizers = [torch.optim.AdamW(module.parameters(), lr=0.05) for module in (alone, ddp)]
     for step in range(6):
         branches = [(), (0,), (0, 1)][step % 3]
         loss(alone(data(step), branches)).backward()
-        loss(ddp(share(context, data(step)), branches=branches)).backward()
-        ddp.finish_gradient_synchronization()
+        synchronize(ddp, loss(ddp(share(context, data(step)), branches=branches)))
         assert_same(gradients(net), gradients(alone))
         for optimizer in optimizers:
             optimizer.step()
@@ -109,48 +82,14 @@ def assert_equal_at_every_step(context, name):
         assert_same(net.state_dict(), alone.state_dict())
 
 
-@every_way
-@every_world_size
-def test_training_equals_one_process_with_the_full_batch_at_every_step(on_ranks, world_size, name):
-    on_ranks(assert_equal_at_every_step, world_size, name)
-
-
-def assert_starts_from_rank_0(context, name):
-    net = Net(seed=10 + context.rank)
-    ddp = make_ddp(name)(net)
-    assert ddp.module is net
-    assert_same(net.state_dict(), Net(seed=10).state_dict())
-
-
-@every_way
-def test_parameters_and_buffers_are_those_of_rank_0(on_ranks, name):
-    on_ranks(assert_starts_from_rank_0, 3, name)
-
-
-def assert_frozen_stays(context, name):
-    net = Net(seed=0)
-    ddp = make_ddp(name)(net)
-    before = net.frozen.weight.clone()
-    loss(ddp(share(context, data()))).backward()
-    ddp.finish_gradient_synchronization()
-    assert net.frozen.weight.grad is None
-    assert torch.equal(net.frozen.weight, before)
-
-
-@every_way
-def test_a_frozen_parameter_gets_no_gradient(on_ranks, name):
-    on_ranks(assert_frozen_stays, 2, name)
-
-
-def assert_unused_counts_as_zeros(context, name):
-    net = Net(seed=0)
-    ddp = make_ddp(name)(net)
+@on_ranks(3)
+@every_way(SMALL_BYTES)
+def test_a_parameter_unused_on_some_ranks_counts_as_zeros_there_and_one_unused_on_all_keeps_none(context, way):
+    net = Net()
+    ddp = way(net)
     for using in range(context.world_size):
-        branches = (1,) if context.rank == using else ()
-        loss(ddp(share(context, data()), branches)).backward()
-        ddp.finish_gradient_synchronization()
-        alone = Net(seed=0)
-        parts = data().chunk(context.world_size)
+        synchronize(ddp, loss(ddp(share(context, data()), (1,) if context.rank == using else ())))
+        alone, parts = Net(), data().chunk(context.world_size)
         losses = [loss(alone(part, (1,) if rank == using else ())) for rank, part in enumerate(parts)]
         torch.stack(losses).mean().backward()
         assert_same(gradients(net), gradients(alone))
@@ -158,25 +97,18 @@ def assert_unused_counts_as_zeros(context, name):
         net.zero_grad()
 
 
-@every_way
-def test_a_parameter_unused_on_some_ranks_counts_as_zeros_there_and_one_unused_on_all_keeps_none(on_ranks, name):
-    on_ranks(assert_unused_counts_as_zeros, 3, name)
-
-
-def assert_accumulated(context, name):
-    net = Net(seed=0)
-    ddp = make_ddp(name)(net)
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+def test_gradients_of_passes_inside_no_sync_are_summed_and_averaged_by_the_next_pass_outside(context, way):
+    net = Net()
+    ddp = way(net)
     for _ in range(2):
         parts = share(context, data()).chunk(2)
         with ddp.no_sync():
             loss(ddp(parts[0], (0,))).backward()
-        alone = Net(seed=0)
-        loss(alone(parts[0], (0,))).backward()
-        assert_same(gradients(net), gradients(alone))  # each rank's own
-        loss(ddp(parts[1], ())).backward()
-        ddp.finish_gradient_synchronization()
-
-        alone.zero_grad()
+        assert_same(gradients(net), gradients_alone(parts[0], (0,)))  # each rank's own
+        synchronize(ddp, loss(ddp(parts[1], ())))
+        alone = Net()
         for rank_part in data().chunk(context.world_size):
             for part, branches in zip(rank_part.chunk(2), [(0,), ()], strict=True):
                 (loss(alone(part, branches)) / context.world_size).backward()
@@ -184,43 +116,45 @@ def assert_accumulated(context, name):
         net.zero_grad(set_to_none=False)
 
 
-@every_way
-def test_gradients_of_passes_inside_no_sync_are_summed_and_averaged_by_the_next_pass_outside(on_ranks, name):
-    on_ranks(assert_accumulated, 2, name)
-
-
-def assert_finishing_inside_no_sync_is_refused(context, name):
-    ddp = make_ddp(name)(Net(seed=0))
-    with ddp.no_sync():
-        with ddp.no_sync():
-            loss(ddp(data())).backward()
-        with pytest.raises(RuntimeError, match="inside no_sync"):
-            ddp.finish_gradient_synchronization()
-    ddp.finish_gradient_synchronization()
-
-
-@every_way
-def test_finishing_inside_no_sync_is_an_error(on_ranks, name):
-    on_ranks(assert_finishing_inside_no_sync_is_refused, 1, name)
-
-
-def assert_averaged_without_hooks(context, name):
-    net = Net(seed=0)
-    ddp = make_ddp(name)(net)
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+def test_without_its_hooks_the_finish_does_all_the_averaging(context, way):
+    net = Net()
+    ddp = way(net)
     ddp.remove_hooks()
     assert all(not parameter._post_accumulate_grad_hooks for parameter in net.parameters())
-    part = share(context, data())
-    loss(ddp(part)).backward()
-    alone = Net(seed=0)
-    loss(alone(part)).backward()
-    assert_same(gradients(net), gradients(alone))  # each rank's own
+    loss(ddp(share(context, data()))).backward()
+    assert_same(gradients(net), gradients_alone(share(context, data())))
     ddp.finish_gradient_synchronization()
-    assert_same(gradients(net), reference_gradients(data()))
+    assert_same(gradients(net), gradients_alone(data()))
 
 
-@every_way
-def test_without_its_hooks_the_finish_does_all_the_averaging(on_ranks, name):
-    on_ranks(assert_averaged_without_hooks, 2, name)
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+def test_a_module_whose_wrapper_is_gone_can_be_wrapped_again(context, way):
+    net = Net()
+    way(net)
+    gc.collect()
+    ddp = way(net)
+    for _ in range(2):
+        synchronize(ddp, loss(ddp(share(context, data()))))
+        assert_same(gradients(net), gradients_alone(data()))
+        net.zero_grad()
+
+
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+def test_dropping_module_and_optimizer_frees_parameters_and_gradients(context, way):
+    ddp = way(Net())
+    optimizer = torch.optim.AdamW(ddp.parameters())
+    for _ in range(2):
+        synchronize(ddp, loss(ddp(share(context, data()), branches=(0,))))
+        optimizer.step()
+    tensors = [*ddp.parameters(), *(parameter.grad for parameter in ddp.parameters() if parameter.grad is not None)]
+    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
+    del ddp, optimizer, tensors
+    gc.collect()
+    assert still_there(storages) == 0
 
 
 class Mixed(nn.Module):
@@ -239,106 +173,126 @@ class Mixed(nn.Module):
         return x
 
 
-def assert_dtypes_are_kept(context, name):
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+def test_parameters_of_different_dtypes_each_keep_theirs(context, way):
     net = Mixed(seed=context.rank)
-    ddp = make_ddp(name)(net)
-    loss(ddp(share(context, data()))).backward()
-    ddp.finish_gradient_synchronization()
+    ddp = way(net)
+    synchronize(ddp, loss(ddp(share(context, data()))))
     by_rank = []
     for part in data().chunk(context.world_size):
         alone = Mixed(seed=0)
         loss(alone(part)).backward()
         by_rank.append(gradients(alone))
-    for key, gradient in gradients(net).items():
-        assert gradient.dtype == dict(net.named_parameters())[key].dtype
-        mean = torch.stack([entry[key].double() for entry in by_rank]).mean(0)
-        torch.testing.assert_close(gradient.double(), mean, rtol=2e-2, atol=1e-3)
+    for name, parameter in net.named_parameters():
+        assert parameter.grad.dtype == parameter.dtype
+        mean = torch.stack([of_rank[name].double() for of_rank in by_rank]).mean(0)
+        torch.testing.assert_close(parameter.grad.double(), mean, rtol=2e-2, atol=1e-3)
 
 
-@every_way
-def test_parameters_of_different_dtypes_each_keep_theirs(on_ranks, name):
-    on_ranks(assert_dtypes_are_kept, 2, name)
-
-
-def fp16_mean_of_large_gradients(context, name):
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+def test_fp16_gradients_whose_sum_would_overflow_are_averaged(context, way):
     net = nn.Linear(1, 1, bias=False, dtype=torch.float16)
-    ddp = make_ddp(name)(net)
-    ddp(torch.full((1, 1), 40000.0, dtype=torch.float16)).sum().backward()
-    ddp.finish_gradient_synchronization()
-    return net.weight.grad.item()
+    ddp = way(net)
+    synchronize(ddp, ddp(torch.full((1, 1), 40000.0, dtype=torch.float16)).sum())
+    assert net.weight.grad.item() == 40000.0
 
 
-@every_way
-def test_fp16_gradients_whose_sum_would_overflow_are_averaged(on_ranks, name):
-    assert on_ranks(fp16_mean_of_large_gradients, 2, name) == [40000.0, 40000.0]
-
-
-def assert_averaged_in_any_layout(context, name):
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(context, way):
     def build():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 1)).double()
         return net.to(memory_format=torch.channels_last)
 
-    def pictures(rank):
-        return torch.randn(2, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
-
+    pictures = torch.randn(2, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     net, alone = build(), build()
-    ddp = make_ddp(name)(net)
+    ddp = way(net)
     # A rank that uses nothing has no gradient whose layout could guide it.
     if context.rank == 1:
-        ddp(pictures(1)).mean().backward()
+        ddp(pictures).mean().backward()
     ddp.finish_gradient_synchronization()
-    (alone(pictures(1)).mean() / context.world_size).backward()
+    (alone(pictures).mean() / context.world_size).backward()
     assert_same(gradients(net), gradients(alone))
 
 
-@every_way
-def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(on_ranks, name):
-    on_ranks(assert_averaged_in_any_layout, 2, name)
-
-
-def assert_nothing_to_train_is_refused(context, name):
-    with pytest.raises(ValueError, match="no parameter of the module requires a gradient"):
-        make_ddp(name)(nn.Linear(2, 2).requires_grad_(False))
-
-
-@every_way
-def test_a_module_with_nothing_to_train_is_an_error(on_ranks, name):
-    on_ranks(assert_nothing_to_train_is_refused, 1, name)
-
-
-def kept_storages(context, name):
-    net = Net(seed=0)
-    ddp = make_ddp(name)(net)
-    optimizer = torch.optim.AdamW(ddp.parameters())
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+@pytest.mark.parametrize("breaks_behind", [("branches", "branches"), ("branches", "first"), ("first", None)], ids=str)
+def test_training_goes_on_after_a_failed_backward_pass_whose_gradients_are_discarded(context, way, breaks_behind):
+    net, part = Net(), share(context, data())
+    ddp = way(net)
     for _ in range(2):
-        loss(ddp(share(context, data()), branches=(0,))).backward()
+        fail_backward(ddp, part, breaks_behind[context.rank])
+        ddp.discard_gradients()
+        assert all(parameter.grad is None for parameter in net.parameters())
+        synchronize(ddp, loss(ddp(part, (0,))))
+    assert_same(gradients(net), gradients_alone(data(), (0,)))
+
+
+def fail_backward(ddp, part, place):
+    """Fail at a place of the backward pass, or nowhere."""
+    failing = loss(ddp(part, (0,), breaks_behind=place))
+    if place is None:
+        failing.backward()
+    else:
+        with pytest.raises(MemoryError, match="halfway"):
+            failing.backward()
+
+
+@on_ranks(2)
+@every_way(SMALL_BYTES, OVERLAPPING)
+def test_the_step_after_a_failed_backward_pass_is_refused_with_the_way_to_start_over(context, way):
+    ddp, part = way(Net()), share(context, data())
+    fail_backward(ddp, part, "first")
+    ddp.zero_grad()
+    with pytest.raises(RuntimeError, match=r"after a backward pass that failed, call discard_gradients\(\)"):
+        loss(ddp(part, (0,))).backward()
+    ddp.discard_gradients()
+
+
+def saved_and_loaded(module):
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def unpickled(module):
+    return pickle.loads(pickle.dumps(module))
+
+
+def hooks(module):
+    return [len(parameter._post_accumulate_grad_hooks or ()) for parameter in module.parameters()]
+
+
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+def test_a_copy_trains_like_the_original_and_apart_from_it(context, way):
+    part = share(context, data())
+    for duplicate in (copy.deepcopy, unpickled, saved_and_loaded):
+        ddp = way(Net())
+        with ddp.no_sync():
+            loss(ddp(part, (0,))).backward()
+        loss(ddp(part, (0,))).backward()
+        copied = duplicate(ddp)  # with collectives under way
         ddp.finish_gradient_synchronization()
-        optimizer.step()
-    tensors = [*ddp.parameters(), *(parameter.grad for parameter in ddp.parameters() if parameter.grad is not None)]
-    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
-    del net, ddp, optimizer, tensors
-    gc.collect()
-    return still_there(storages)
+        kept = {name: gradient.clone() for name, gradient in gradients(ddp).items() if gradient is not None}
+        assert set(gradients(copied).values()) == {None}
+        assert hooks(copied) == hooks(ddp)
+        for _ in range(2):
+            synchronize(copied, loss(copied(part)))
+            assert_same(gradients(copied.module), gradients_alone(data()))
+            copied.zero_grad()
+        assert_same({name: gradients(ddp)[name] for name in kept}, kept, rtol=0, atol=0)
 
 
-@every_way
-def test_dropping_module_and_optimizer_frees_parameters_and_gradients(on_ranks, name):
-    assert on_ranks(kept_storages, 2, name) == [0, 0]
-
-
-def assert_averaged_after_another(context, name):
-    net = Net(seed=0)
-    former = make_ddp(name)(net)
-    del former
-    ddp = make_ddp(name)(net)
-    for _ in range(2):
-        loss(ddp(share(context, data()))).backward()
-        ddp.finish_gradient_synchronization()
-        assert_same(gradients(net), reference_gradients(data()))
-        net.zero_grad()
-
-
-@every_way
-def test_a_module_whose_wrapper_is_gone_can_be_wrapped_again(on_ranks, name):
-    on_ranks(assert_averaged_after_another, 2, name)
+@on_ranks(2)
+@every_way(SMALL_BYTES)
+def test_the_state_dict_is_the_modules_and_can_be_loaded(context, way):
+    ddp, other = way(Net(seed=1)), way(Net(seed=2))
+    assert_same(ddp.state_dict(), {f"module.{name}": value for name, value in Net(seed=1).state_dict().items()})
+    other.load_state_dict(ddp.state_dict())
+    assert_same(other.module.state_dict(), Net(seed=1).state_dict())

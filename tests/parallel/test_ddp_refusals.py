@@ -1,60 +1,53 @@
-"""What none of the ways of data-parallel training can average is refused in one line."""
+"""What none of the ways of data-parallel training can average is refused in one line, on every rank."""
 
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 
-WAYS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": partial(BucketedDDP, bucket_size_mb=1)}
+from ..ranks import on_ranks
+from .modules import Lookup
+from .ways import every_way, synchronize
 
-every_way = pytest.mark.parametrize("name", WAYS)
+LARGE_BYTES = 2**20
 
 
-def assert_unfrozen_is_refused(context, name):
+@on_ranks(2)
+@every_way(LARGE_BYTES)
+def test_a_gradient_that_cannot_be_averaged_or_a_finish_inside_no_sync_is_an_error(context, way):
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     net[0].weight.requires_grad_(False)
-    ddp = WAYS[name](net)
+    ddp = way(net)
     net[0].weight.requires_grad_(True)
-    ddp(torch.ones(2, 3)).sum().backward()
     with pytest.raises(RuntimeError, match=r"^0\.weight was frozen when the module was wrapped"):
-        ddp.finish_gradient_synchronization()
+        synchronize(ddp, ddp(torch.ones(2, 3)).sum())
     net[0].weight.grad = None
     ddp.finish_gradient_synchronization()
+    with ddp.no_sync():
+        with ddp.no_sync():
+            ddp(torch.ones(2, 3)).sum().backward()
+        with pytest.raises(RuntimeError, match="inside no_sync"):
+            ddp.finish_gradient_synchronization()
+    ddp.discard_gradients()
+    ddp = way(nn.Sequential(Lookup()))
+    with pytest.raises(RuntimeError, match=r"^0\.table: a sparse gradient cannot be averaged$"):
+        synchronize(ddp, ddp(torch.tensor([0, 2])).sum())
 
 
-@every_way
-def test_a_gradient_of_a_parameter_that_was_frozen_when_wrapped_is_an_error(on_ranks, name):
-    on_ranks(assert_unfrozen_is_refused, 2, name)
+@on_ranks(2)
+@every_way(LARGE_BYTES)
+def test_a_module_with_nothing_to_train_or_that_has_not_run_is_an_error(context, way):
+    with pytest.raises(ValueError, match="no parameter of the module requires a gradient"):
+        way(nn.Linear(2, 2).requires_grad_(False))
+    with pytest.raises(ValueError, match=r"^1\.weight is not initialised: run the module once before wrapping it$"):
+        way(nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(3)))
 
 
-class Lookup(nn.Module):
-    """An embedding as a function, of which nothing tells beforehand that its gradient will be sparse."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Parameter(torch.ones(4, 2))
-
-    def forward(self, indices):
-        return functional.embedding(indices, self.table, sparse=True)
-
-
-def assert_sparse_gradient_is_refused(context, name):
-    ddp = WAYS[name](nn.Sequential(Lookup()))
-    with pytest.raises(RuntimeError, match=r"^0\.table: a sparse gradient cannot be averaged$"):  # noqa: PT012
-        ddp(torch.tensor([0, 2])).sum().backward()
-        ddp.finish_gradient_synchronization()
-
-
-@every_way
-def test_a_sparse_gradient_is_an_error_that_names_the_parameter(on_ranks, name):
-    on_ranks(assert_sparse_gradient_is_refused, 2, name)
-
-
-def assert_sparse_embedding_is_refused(context):
+@on_ranks(2)
+def test_a_sparse_embedding_is_refused_at_once_unless_it_is_frozen(context):
     for embedding in (nn.Embedding(4, 2, sparse=True), nn.EmbeddingBag(4, 2, mode="sum", sparse=True)):
         net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(embedding))
         with pytest.raises(ValueError, match=r"^1\.0\.weight: sparse gradients \(sparse=True\) cannot be averaged$"):
@@ -65,68 +58,59 @@ def assert_sparse_embedding_is_refused(context):
         NaiveDDP(nn.Sequential(nn.Embedding(4, 2, sparse=context.rank == 1)))
 
 
-def test_a_sparse_embedding_is_refused_at_once_unless_it_is_frozen(on_ranks):
-    on_ranks(assert_sparse_embedding_is_refused, 2)
-
-
-def convert(context, name):
+def average_after_conversion(context, way):
     net = nn.Linear(3, 1)
-    ddp = WAYS[name](net).double()
-    ddp(torch.full((1, 3), 1.0 + context.rank, dtype=torch.float64)).sum().backward()
-    ddp.finish_gradient_synchronization()
-    return net.weight.grad.dtype, net.weight.grad.tolist()
+    ddp = way(net).double()
+    synchronize(ddp, ddp(torch.full((1, 3), 1.0 + context.rank, dtype=torch.float64)).sum())
+    return net.weight.grad
 
 
-def assert_conversion_is_refused(context, name):
+@on_ranks(2)
+@every_way(LARGE_BYTES, ["flat", "bucketed"])
+def test_a_module_converted_after_wrapping_is_an_error_where_its_gradients_have_buffers(context, way):
     with pytest.raises(RuntimeError, match=r"torch\.float64 on cpu, .* torch\.float32 on cpu: convert or move"):
-        convert(context, name)
+        average_after_conversion(context, way)
 
 
-@pytest.mark.parametrize("name", ["flat", "bucketed"])
-def test_a_module_converted_after_wrapping_is_an_error_where_its_gradients_have_buffers(on_ranks, name):
-    on_ranks(assert_conversion_is_refused, 2, name)
+@on_ranks(2)
+@every_way(LARGE_BYTES, ["naive", "overlap"])
+def test_a_module_converted_after_wrapping_is_averaged_where_its_gradients_have_none(context, way):
+    assert torch.equal(average_after_conversion(context, way), torch.full((1, 3), 1.5, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", ["naive", "overlap"])
-def test_a_module_converted_after_wrapping_is_averaged_where_its_gradients_have_none(on_ranks, name):
-    assert on_ranks(convert, 2, name) == [(torch.float64, [[1.5, 1.5, 1.5]])] * 2
-
-
-MISMATCHES = {
-    "after and during": ("naive", "overlap"),
-    "one by one and at once": ("naive", "flat"),
-    "two sizes": (
-        partial(BucketedDDP, bucket_size_mb=40 / 1024**2),
-        partial(BucketedDDP, bucket_size_mb=1),
-    ),
+WAYS_THAT_DIFFER = {
+    "rank 0 has 'NaiveDDP', rank 1 has 'OverlapDDP'": (NaiveDDP, OverlapDDP),
+    "rank 0 has 'NaiveDDP', rank 1 has 'FlatDDP'": (NaiveDDP, FlatDDP),
+    "rank 0 has 'all-reduce of 3 elements', rank 1 has 'all-reduce of 24 elements'": [
+        partial(BucketedDDP, bucket_size_mb=size / 1024**2) for size in (40, LARGE_BYTES)
+    ],
 }
 
 
-def mismatched(context, case):
-    way = MISMATCHES[case][context.rank]
+@on_ranks(2)
+@pytest.mark.parametrize("difference", WAYS_THAT_DIFFER)
+def test_ranks_that_would_reduce_in_different_pieces_are_an_error_on_every_rank(context, difference):
     with pytest.raises(ValueError, match="ways to reduce differ between ranks") as caught:
-        WAYS.get(way, way)(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
-    return str(caught.value)
+        WAYS_THAT_DIFFER[difference][context.rank](nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    assert str(caught.value).endswith(difference)
 
 
-@pytest.mark.parametrize(
-    ("case", "difference"),
-    [
-        ("after and during", "rank 0 has 'NaiveDDP', rank 1 has 'OverlapDDP'"),
-        ("one by one and at once", "rank 0 has 'NaiveDDP', rank 1 has 'FlatDDP'"),
-        ("two sizes", "rank 0 has 'all-reduce of 3 elements', rank 1 has 'all-reduce of 24 elements'"),
-    ],
-)
-def test_ranks_that_would_reduce_in_different_pieces_are_an_error_on_every_rank(on_ranks, case, difference):
-    for message in on_ranks(mismatched, 2, case, timeout_s=15):
-        assert message.endswith(difference)
+# Modules by rank, and what every rank says.
+MODULES_THAT_DIFFER = {
+    "rank 0 has 2, rank 1 has 4": lambda rank: nn.Sequential(*(nn.Linear(3, 3) for _ in range(1 + rank))),
+    "shape (4, 3)": lambda rank: nn.Linear(3, 3 + rank // 2),
+    "rank 2 has 'weight: torch.float64": lambda rank: nn.Linear(3, 3, dtype=[torch.float32, torch.float64][rank // 2]),
+    "frozen": lambda rank: nn.Linear(3, 3).requires_grad_(rank < 2),
+    "rank 2 raised ValueError: weight is not initialised": lambda rank: (
+        nn.Linear(3, 3) if rank < 2 else nn.LazyLinear(3)
+    ),
+    "rank 0 has 5, rank 2 has 2": lambda rank: nn.BatchNorm1d(3, track_running_stats=rank < 2),
+}
 
 
-def assert_uninitialised_is_refused(context, name):
-    with pytest.raises(ValueError, match=r"^1\.weight is not initialised: run the module once before wrapping it$"):
-        WAYS[name](nn.Sequential(nn.Linear(3, 3), nn.LazyLinear(3)))
-
-
-@every_way
-def test_a_lazy_module_that_has_not_run_is_an_error_that_names_the_parameter(on_ranks, name):
-    on_ranks(assert_uninitialised_is_refused, 2, name)
+@on_ranks(3)
+def test_modules_that_differ_are_an_error_on_every_rank(context):
+    for difference, make in MODULES_THAT_DIFFER.items():
+        with pytest.raises(ValueError, match=r"differ between ranks|rank 2 raised ValueError") as caught:
+            NaiveDDP(make(context.rank))
+        assert difference in str(caught.value)

@@ -2,15 +2,16 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.optim import SGD, AdamW
 
 from pipeline.parallel import ShardedOptimizer
 
-from .training import assert_same
+from ..ranks import on_ranks
+from .training import assert_same, list_of, make_pair
 
-CLASSES = {"SGD, momentum": (SGD, {"lr": 0.1, "momentum": 0.9}), "AdamW": (AdamW, {"lr": 0.1, "weight_decay": 0.1})}
-every_class = pytest.mark.parametrize("name", CLASSES)
+CLASSES = {SGD: {"lr": 0.1, "momentum": 0.9}, AdamW: {"lr": 0.1, "weight_decay": 0.1}}
 
 
 def make_net():
@@ -18,52 +19,47 @@ def make_net():
     return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
 
 
+def partly_frozen(with_gradients):
+    net = make_net()
+    if with_gradients:
+        net(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
+    net[1].requires_grad_(False)
+    return net
+
+
 def step(net, optimizer):
     net(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
     optimizer.step()
 
 
-def assert_equal_when_frozen_and_unfrozen(context, name, keep_gradients):
-    optimizer_cls, arguments = CLASSES[name]
-    net, alone = make_net(), make_net()
-    net[1].requires_grad_(False)
-    alone[1].requires_grad_(False)
-    sharded = ShardedOptimizer(net.parameters(), optimizer_cls, **arguments)
-    plain = optimizer_cls(alone.parameters(), **arguments)
+@on_ranks(2)
+@pytest.mark.parametrize("keeps_gradients", [False, True])
+@pytest.mark.parametrize("optimizer_cls", CLASSES)
+def test_freezing_and_unfreezing_between_steps_equals_the_plain_optimizer(context, optimizer_cls, keeps_gradients):
+    sharded, plain = make_pair(optimizer_cls, make=lambda: partly_frozen(False), **CLASSES[optimizer_cls])
     for layer, trained in ((1, False), (0, False), (1, True), (0, True)):
-        for module, optimizer in ((net, sharded), (alone, plain)):
-            module[layer].requires_grad_(trained)
+        for net, optimizer in (sharded, plain):
+            net[layer].requires_grad_(trained)
             # The first gradient of all: without one there is nothing to go backward from.
-            module[0].bias.requires_grad_(True)
+            net[0].bias.requires_grad_(True)
             for _ in range(2):
-                step(module, optimizer)
-                optimizer.zero_grad(set_to_none=not keep_gradients)
-        assert_same(net, alone)
+                step(net, optimizer)
+                optimizer.zero_grad(set_to_none=not keeps_gradients)
+        assert_same(sharded[0], plain[0])
 
 
-@every_class
-@pytest.mark.parametrize("keep_gradients", [False, True])
-def test_freezing_and_unfreezing_between_steps_equals_the_plain_optimizer_on_every_rank(on_ranks, name, keep_gradients):
-    on_ranks(assert_equal_when_frozen_and_unfrozen, 2, name, keep_gradients)
+@on_ranks(2)
+def test_a_frozen_parameter_with_a_gradient_from_before_is_updated_on_every_rank(context):
+    sharded, plain = make_pair(SGD, make=lambda: partly_frozen(True), lr=0.1)
+    for pair in (sharded, plain):
+        step(*pair)
+    assert not torch.equal(sharded[0][1].weight, make_net()[1].weight)
+    assert_same(sharded[0], plain[0])
 
 
-def assert_equal_with_gradients_from_before(context):
-    net, alone = make_net(), make_net()
-    for module in (net, alone):
-        module(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
-        module[1].requires_grad_(False)
-    sharded, plain = ShardedOptimizer(net.parameters(), SGD, lr=0.1), SGD(alone.parameters(), lr=0.1)
-    for module, optimizer in ((net, sharded), (alone, plain)):
-        step(module, optimizer)
-    assert not torch.equal(net[1].weight, make_net()[1].weight)
-    assert_same(net, alone)
-
-
-def test_a_frozen_parameter_with_a_gradient_from_before_is_updated_on_every_rank(on_ranks):
-    on_ranks(assert_equal_with_gradients_from_before, 2)
-
-
-def gradients_on_one_rank(context, keeper):
+@on_ranks(2)
+@pytest.mark.parametrize("keeper", [0, 1])
+def test_gradients_that_one_rank_alone_has_let_none_drift_or_wait(context, keeper):
     net = make_net()
     sharded = ShardedOptimizer(net.parameters(), AdamW, lr=0.1)
     if context.rank == keeper:
@@ -72,22 +68,28 @@ def gradients_on_one_rank(context, keeper):
         sharded.step()
     net[0].requires_grad_(False)
     step(net, sharded)
-    return [parameter.tolist() for parameter in net.parameters()]
+    for parameter in list_of(net):
+        of_rank_0 = parameter.detach().clone()
+        dist.broadcast(of_rank_0, src=0)
+        assert torch.equal(parameter, of_rank_0)
 
 
-@pytest.mark.parametrize("keeper", [0, 1])
-def test_gradients_that_one_rank_alone_has_let_none_drift_or_wait(on_ranks, keeper):
-    first, second = on_ranks(gradients_on_one_rank, 2, keeper, timeout_s=15)
-    assert first == second
-
-
-def all_frozen(context):
+@on_ranks(2)
+def test_a_step_with_nothing_to_train_changes_nothing(context):
     net = make_net().requires_grad_(False)
     sharded = ShardedOptimizer(net.parameters(), AdamW)
     sharded.step()
     assert_same(net, make_net())
-    return sharded.state_dict()["state"], sharded.shard_elements
+    assert (sharded.state_dict()["state"], sharded.shard_elements) == ({}, (0, 0))
 
 
-def test_a_step_with_nothing_to_train_changes_nothing(on_ranks):
-    assert on_ranks(all_frozen, 2) == [({}, (0, 0))] * 2
+@on_ranks(2)
+def test_a_parameter_without_gradient_is_passed_over(context):
+    net = make_net()
+    before = net[1].weight.clone()
+    sharded = ShardedOptimizer(net.parameters(), AdamW)
+    net(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+    net[1].weight.grad = None
+    sharded.step()
+    assert torch.equal(net[1].weight, before)
+    assert sorted(sharded.state_dict()["state"]) == [0, 1, 3]

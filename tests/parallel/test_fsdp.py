@@ -10,6 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from pipeline.parallel import FSDP
 
+from ..ranks import on_ranks
+from .ways import assert_same, synchronize
+
 ROWS = 12
 
 
@@ -96,11 +99,6 @@ def share(context, batch):
     return batch.chunk(context.world_size)[context.rank]
 
 
-def assert_same(actual, wanted, rtol=1e-9, atol=1e-12):
-    assert actual.keys() == wanted.keys()
-    torch.testing.assert_close(dict(actual), dict(wanted), rtol=rtol, atol=atol)
-
-
 def assert_equal_at_every_step(context, rule, options, optimizer_cls):
     alone, net = Net(seed=0, **options), Net(seed=context.rank, **options)
     fsdp = FSDP(net, shard=RULES[rule])
@@ -108,8 +106,7 @@ def assert_equal_at_every_step(context, rule, options, optimizer_cls):
     for step in range(4):
         branches = [(), (0,), (0, 1)][step % 3]
         loss(alone(data(step), branches)).backward()
-        loss(fsdp(share(context, data(step)), branches=branches)).backward()
-        fsdp.finish_gradient_synchronization()
+        synchronize(fsdp, loss(fsdp(share(context, data(step)), branches=branches)))
         for (name, parameter), wanted in zip(net.named_parameters(), alone.parameters(), strict=True):
             assert (parameter.grad is None) == (wanted.grad is None), name
             if wanted.grad is not None:
@@ -120,28 +117,27 @@ def assert_equal_at_every_step(context, rule, options, optimizer_cls):
         assert_same(fsdp.full_state_dict(), alone.state_dict())
 
 
-def assert_equal_in_all_cases(context, cases, optimizer_cls):
-    for rule, options in cases:
-        try:
-            assert_equal_at_every_step(context, rule, options, optimizer_cls)
-        except Exception as error:
-            error.add_note(f"with units by {rule} and {options}")
-            raise
+CHECKPOINTED = [{"checkpointed": every, "reentrant": reentrant} for every in (1, 2, 4) for reentrant in (False, True)]
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_training_equals_one_process_with_the_full_batch_at_every_step(on_ranks, world_size):
-    cases = [(rule, {"tied": tied}) for rule in RULES for tied in (False, True)]
-    on_ranks(assert_equal_in_all_cases, world_size, cases, partial(torch.optim.AdamW, lr=0.05))
+@on_ranks(1, 2, 3)
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_training_equals_one_process_with_the_full_batch_at_every_step(context, rule, tied):
+    assert_equal_at_every_step(context, rule, {"tied": tied}, partial(torch.optim.AdamW, lr=0.05))
 
 
-def test_checkpointed_modules_are_gathered_again(on_ranks):
-    ways = [{"checkpointed": every, "reentrant": reentrant} for every in (1, 2, 4) for reentrant in (False, True)]
-    cases = [(rule, way) for rule in RULES for way in ways]
-    on_ranks(assert_equal_in_all_cases, 2, cases, partial(torch.optim.SGD, lr=0.05))
+@on_ranks(2)
+@pytest.mark.parametrize("way", CHECKPOINTED, ids=str)
+@pytest.mark.parametrize("rule", RULES)
+def test_checkpointed_modules_are_gathered_again(context, rule, way):
+    assert_equal_at_every_step(context, rule, way, partial(torch.optim.SGD, lr=0.05))
 
 
-def assert_equal_in_low_precision(context, dtype, rule):
+@on_ranks(1, 2)
+@pytest.mark.parametrize("rule", ["layers", "blocks"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_compute_dtype_rounds_weights_and_gradients_but_not_the_shards(context, dtype, rule):
     net, masters = Net(seed=0, dtype=torch.float32), Net(seed=0, dtype=torch.float32)
     net.offset = net.offset.to(dtype)
     fsdp = FSDP(net, compute_dtype=dtype, shard=RULES[rule])
@@ -154,8 +150,7 @@ def assert_equal_in_low_precision(context, dtype, rule):
             master.grad = None if parameter.grad is None else parameter.grad.float()
         output = fsdp(share(context, data(step)), branches)
         assert output.dtype == dtype
-        loss(output).backward()
-        fsdp.finish_gradient_synchronization()
+        synchronize(fsdp, loss(output))
         assert all(shard.grad is None or shard.grad.dtype == torch.float32 for shard in fsdp.parameters())
         for optimizer in optimizers:
             optimizer.step()
@@ -165,31 +160,19 @@ def assert_equal_in_low_precision(context, dtype, rule):
     assert_same(fsdp.full_state_dict(), masters.state_dict() | {"offset": net.offset}, tolerance, tolerance)
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_compute_dtype_rounds_weights_and_gradients_but_not_the_shards(on_ranks, dtype, world_size):
-    for rule in ("layers", "blocks"):
-        on_ranks(assert_equal_in_low_precision, world_size, dtype, rule)
-
-
-def assert_accumulated(context, rule):
-    net, alone = Net(seed=0), Net(seed=0)
-    fsdp = FSDP(net, shard=RULES[rule])
-    for _ in range(2):  # the second time on top of the first one's gradients
+@on_ranks(2)
+@pytest.mark.parametrize("rule", RULES)
+def test_passes_inside_no_sync_are_summed_and_later_gradients_added(context, rule):
+    alone = Net(seed=0)
+    fsdp = FSDP(Net(seed=0), shard=RULES[rule])
+    for used in ((0,), ()):  # the second time on top of the first one's gradients, of which one stays as it is
         parts = share(context, data()).chunk(2)
         with fsdp.no_sync():
-            loss(fsdp(parts[0], (0,))).backward()
-        loss(fsdp(parts[1])).backward()
-        fsdp.finish_gradient_synchronization()
+            loss(fsdp(parts[0], used)).backward()
+        synchronize(fsdp, loss(fsdp(parts[1])))
         for rank_part in data().chunk(context.world_size):
-            for part, branches in zip(rank_part.chunk(2), [(0,), ()], strict=True):
+            for part, branches in zip(rank_part.chunk(2), [used, ()], strict=True):
                 (loss(alone(part, branches)) / context.world_size).backward()
-    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (alone, fsdp)]
-    for optimizer in optimizers:
-        optimizer.step()
+    for module in (alone, fsdp):
+        torch.optim.SGD(module.parameters(), lr=0.1).step()
     assert_same(fsdp.full_state_dict(), alone.state_dict())
-
-
-def test_passes_inside_no_sync_are_summed_and_later_gradients_added(on_ranks):
-    for rule in RULES:
-        on_ranks(assert_accumulated, 2, rule)

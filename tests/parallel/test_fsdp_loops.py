@@ -9,6 +9,9 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from pipeline.parallel import FSDP, BucketedDDP, ShardedOptimizer
 
+from ..ranks import on_ranks
+from .ways import assert_same, synchronize
+
 WIDTH = 4
 
 
@@ -83,35 +86,29 @@ def batch(rank):
     return torch.randn(2, 3, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(rank))
 
 
-def assert_trains_like_one_process(context, build):
-    for rule in RULES:
-        alone, fsdp = build(), FSDP(build(), shard=rule)
-        optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (alone, fsdp)]
-        for _ in range(2):
-            sum(alone(batch(rank)).square().mean() for rank in range(context.world_size)).div(2).backward()
-            fsdp(batch(context.rank)).square().mean().backward()
-            fsdp.finish_gradient_synchronization()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-        torch.testing.assert_close(fsdp.full_state_dict(), dict(alone.state_dict()), rtol=1e-9, atol=1e-12)
-
-
+@on_ranks(2)
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("build", [boxed, in_place, hooked])
-def test_dataclasses_in_place_operations_and_hooks_of_the_user_train_like_one_process(on_ranks, build):
-    on_ranks(assert_trains_like_one_process, 2, build)
+def test_dataclasses_in_place_operations_and_hooks_of_the_user_train_like_one_process(context, build, rule):
+    alone, fsdp = build(), FSDP(build(), shard=rule)
+    optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (alone, fsdp)]
+    for _ in range(2):
+        sum(alone(batch(rank)).square().mean() for rank in range(context.world_size)).div(2).backward()
+        synchronize(fsdp, fsdp(batch(context.rank)).square().mean())
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert_same(fsdp.full_state_dict(), alone.state_dict())
 
 
-def scaled_steps(context):
-    """Return, for a step with an infinity on the last rank and one without, whether weights changed, and the scale."""
+@on_ranks(2)
+def test_with_a_sharded_scaler_one_ranks_infinity_skips_the_step_on_all(context):
     fsdp = FSDP(plain())
     optimizer = torch.optim.SGD(fsdp.parameters(), lr=0.1)
     scaler = ShardedGradScaler("cpu", init_scale=4.0)
-    found = []
     for has_infinity in (True, False):
         before = fsdp.full_state_dict()
-        scaler.scale(fsdp(batch(context.rank)).square().mean()).backward()
-        fsdp.finish_gradient_synchronization()
+        synchronize(fsdp, scaler.scale(fsdp(batch(context.rank)).square().mean()))
         if has_infinity and context.rank == context.world_size - 1:
             fsdp.module[0].weight.grad[0] = float("inf")
         scaler.unscale_(optimizer)
@@ -120,22 +117,20 @@ def scaled_steps(context):
         scaler.update()
         optimizer.zero_grad()
         after = fsdp.full_state_dict()
-        found.append((any(not torch.equal(after[name], before[name]) for name in after), scaler.get_scale()))
-    return found
+        assert all(torch.equal(after[name], before[name]) for name in after) == has_infinity
+        assert scaler.get_scale() == 2.0
 
 
-def test_with_a_sharded_scaler_one_ranks_infinity_skips_the_step_on_all(on_ranks):
-    assert on_ranks(scaled_steps, 2) == [[(False, 2.0), (True, 2.0)]] * 2
-
-
-def assert_second_derivatives_are_refused(context):
+@on_ranks(2)
+def test_second_derivatives_are_refused(context):
     fsdp = FSDP(plain())
     x = batch(0).requires_grad_()
     with pytest.raises(RuntimeError, match=r"^FSDP cannot go backward with create_graph=True"):
         torch.autograd.grad(fsdp(x).sum(), x, create_graph=True)
 
 
-def assert_an_early_step_is_refused(context):
+@on_ranks(2)
+def test_an_optimizers_step_before_the_finish_is_refused(context):
     fsdp = FSDP(plain())
     optimizer = torch.optim.AdamW(fsdp.parameters(), fused=True)
     fsdp(batch(0)).sum().backward()
@@ -144,11 +139,11 @@ def assert_an_early_step_is_refused(context):
     with pytest.raises(RuntimeError, match=r"^gradients were dropped before finish_gradient_synchronization\(\)"):
         fsdp(batch(0)).sum().backward()
     fsdp.discard_gradients()
-    fsdp(batch(0)).sum().backward()
-    fsdp.finish_gradient_synchronization()
+    synchronize(fsdp, fsdp(batch(0)).sum())
 
 
-def assert_gradient_hooks_are_refused(context):
+@on_ranks(2)
+def test_gradient_hooks_are_refused(context):
     net = plain()
     hook = net[1].weight.register_hook(torch.neg)
     with pytest.raises(ValueError, match=r"^1\.weight has a gradient hook, which FSDP would not call: remove it$"):
@@ -160,7 +155,8 @@ def assert_gradient_hooks_are_refused(context):
         fsdp(batch(0))
 
 
-def assert_shards_are_not_taken_for_whole_parameters(context):
+@on_ranks(2)
+def test_shards_are_not_taken_for_whole_parameters(context):
     fsdp = FSDP(plain())
     for wrap in (FSDP, lambda module: BucketedDDP(module, 1)):
         with pytest.raises(ValueError, match=r"^module\.0\.weight is a shard of an FSDP module: wrap a module once$"):
@@ -170,16 +166,3 @@ def assert_shards_are_not_taken_for_whole_parameters(context):
     optimizer = ShardedOptimizer(nn.Linear(1, 1).parameters(), torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match=r"^the parameters of an FSDP module are shards already"):
         optimizer.add_param_group({"params": list(fsdp.parameters())})
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        assert_second_derivatives_are_refused,
-        assert_an_early_step_is_refused,
-        assert_gradient_hooks_are_refused,
-        assert_shards_are_not_taken_for_whole_parameters,
-    ],
-)
-def test_what_would_go_wrong_silently_is_refused(on_ranks, case):
-    on_ranks(case, 2)

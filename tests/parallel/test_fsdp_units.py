@@ -6,6 +6,7 @@ from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 import torch
@@ -13,13 +14,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn import functional
 
 from pipeline.formulas.fsdp import FsdpPlan, flat_layout
 from pipeline.parallel import FSDP
 
-from .conftest import TIMEOUT_S
+from ..ranks import TIMEOUT_S, on_ranks
 from .freed import A_MOMENT_S, still_there
+from .modules import Lookup
+from .ways import assert_same, synchronize
 
 WIDTHS = (8, 24, 40, 16, 56, 32)
 
@@ -34,23 +36,17 @@ def everything(module):
     return isinstance(module, nn.Sequential)
 
 
-def step_with(fsdp, x):
-    fsdp(x).square().sum().backward()
-    fsdp.finish_gradient_synchronization()
-
-
 def train_step(fsdp, optimizer=None):
-    step_with(fsdp, torch.ones(2, WIDTHS[0]))
+    synchronize(fsdp, fsdp(torch.ones(2, WIDTHS[0])).square().sum())
     if optimizer is not None:
         optimizer.step()
         optimizer.zero_grad()
 
 
-def gathers_of_a_step(context):
-    """Log, for the second step, which unit is gathered when, and when a layer is done forward and backward."""
-    net = stack()
+@on_ranks(2)
+def test_a_unit_is_gathered_while_the_one_before_it_computes_but_not_earlier(context):
+    net, log = stack(), []
     unit_of = {layer.weight.numel(): index for index, layer in enumerate(net)}
-    log = []
     for index, layer in enumerate(net):
         layer.register_forward_hook(lambda *_, index=index: log.append(("forward", index)))
     original = dist.all_gather_into_tensor
@@ -59,34 +55,23 @@ def gathers_of_a_step(context):
         log.append(("gather", unit_of[output.numel()]))
         return original(output, *args, **kwargs)
 
-    dist.all_gather_into_tensor = logged
-    fsdp = FSDP(net)
-    for layer in net:  # after the wrapper's hooks; a linear layer's input gradient is the last of its operations
-        layer.register_full_backward_hook(lambda module, *_: log.append(("backward", list(net).index(module))))
-    train_step(fsdp)
-    log.clear()
-    train_step(fsdp)
-    return log
-
-
-def test_a_unit_is_gathered_while_the_one_before_it_computes_but_not_earlier(on_ranks):
-    log, other = on_ranks(gathers_of_a_step, 2)
-    assert log == other
+    with mock.patch.object(dist, "all_gather_into_tensor", logged):
+        fsdp = FSDP(net)
+        for layer in net:  # after the wrapper's hooks; a linear layer's input gradient is the last of its operations
+            layer.register_full_backward_hook(lambda module, *_: log.append(("backward", list(net).index(module))))
+        train_step(fsdp)
+        log.clear()
+        train_step(fsdp)
     last = len(WIDTHS) - 2
-    gathered = [unit for what, unit in log if what == "gather"]
     # Forward in order; backward in reverse, but for the last two, which are still there.
-    assert gathered == [*range(last + 1), *range(last - 2, -1, -1)]
+    assert [unit for what, unit in log if what == "gather"] == [*range(last + 1), *range(last - 2, -1, -1)]
     middle = log.index(("forward", last))
     for position, (what, unit) in enumerate(log):
-        if what != "gather":
-            continue
-        forward = position < middle
-        phase, step = ("forward", 1) if forward else ("backward", -1)
-        before, after = log[:position], log[position:]
-        if unit - 2 * step in range(last + 1):
-            assert (phase, unit - 2 * step) in before
-        if unit - step in range(last + 1):
-            assert (phase, unit - step) in after
+        if what == "gather":
+            phase, step = ("forward", 1) if position < middle else ("backward", -1)
+            before, after = log[:position], log[position:]
+            assert (phase, unit - 2 * step) in before or unit - 2 * step not in range(last + 1)
+            assert (phase, unit - step) in after or unit - step not in range(last + 1)
 
 
 class EverySecond(nn.Module):
@@ -105,8 +90,9 @@ def wait_before_backward(layer, args, output):
     output.register_hook(lambda _: time.sleep(0.05))
 
 
-def outputs_of_steps(context):
-    """Train with and without FSDP; a layer's backward pass begins when what is gathered ahead has come."""
+@on_ranks(2)
+def test_a_unit_is_not_gathered_ahead_into_the_buffer_in_use(context):
+    """A layer's backward pass begins when what is gathered ahead has come."""
     outputs = []
     for wrap in (FSDP, nn.Module.train):
         net = EverySecond()
@@ -123,13 +109,7 @@ def outputs_of_steps(context):
             optimizer.step()
             optimizer.zero_grad()
             outputs[-1].append(out.detach())
-    return outputs
-
-
-def test_a_unit_is_not_gathered_ahead_into_the_buffer_in_use(on_ranks):
-    for sharded, plain in on_ranks(outputs_of_steps, 2):
-        for mine, other in zip(sharded, plain, strict=True):
-            torch.testing.assert_close(mine, other)
+    torch.testing.assert_close(*outputs)
 
 
 def storages(tensors):
@@ -148,7 +128,16 @@ def assert_bytes_soon(wanted):
     assert bytes_of_all_tensors() == wanted
 
 
-def assert_kept_bytes(context, shard, compute_dtype, wanted):
+@on_ranks(2, 3)
+@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("shard", [None, everything])
+def test_between_steps_a_rank_keeps_the_bytes_of_the_formula(context, shard, compute_dtype):
+    sizes = [size for layer in stack() for size in (layer.weight.numel(), layer.bias.numel())]
+    units, replicated = (tuple([size] for size in sizes[::2]), sum(sizes[1::2])) if shard is None else ((sizes,), 0)
+    plan = FsdpPlan(tuple(flat_layout(unit, context.world_size) for unit in units), replicated, 4, 4)
+    # The gradients of what is replicated stay in a buffer.
+    wanted = plan.persistent_bytes + 4 * plan.replicated
+    gc.collect()
     gc.freeze()  # what was there before is neither looked at nor counted
     fsdp = FSDP(stack(), compute_dtype=compute_dtype, shard=shard)
     assert_bytes_soon(wanted)
@@ -158,18 +147,9 @@ def assert_kept_bytes(context, shard, compute_dtype, wanted):
     assert_bytes_soon(wanted)
 
 
-@pytest.mark.parametrize(("world_size", "compute_dtype"), [(2, None), (3, torch.bfloat16)])
-def test_between_steps_a_rank_keeps_the_bytes_of_the_formula(on_ranks, world_size, compute_dtype):
-    sizes = [size for layer in stack() for size in (layer.weight.numel(), layer.bias.numel())]
-    layers = FsdpPlan(tuple(flat_layout([size], world_size) for size in sizes[::2]), sum(sizes[1::2]), 4, 4)
-    whole = FsdpPlan((flat_layout(sizes, world_size),), 0, 4, 4)
-    for shard, plan in ((None, layers), (everything, whole)):
-        # The gradients of what is replicated stay in a buffer.
-        wanted = plan.persistent_bytes + 4 * plan.replicated
-        on_ranks(assert_kept_bytes, world_size, shard, compute_dtype, wanted)
-
-
-def kept_storages(context, shard):
+@on_ranks(2)
+@pytest.mark.parametrize("shard", [None, everything])
+def test_dropping_module_and_optimizer_frees_shards_and_gradients(context, shard):
     fsdp = FSDP(stack(seed=context.rank), compute_dtype=torch.bfloat16, shard=shard)
     optimizer = torch.optim.AdamW(fsdp.parameters())
     train_step(fsdp, optimizer)
@@ -178,36 +158,27 @@ def kept_storages(context, shard):
     weak = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
     del fsdp, optimizer, tensors
     gc.collect()
-    return still_there(weak)
+    assert still_there(weak) == 0
 
 
-@pytest.mark.parametrize("shard", [None, everything])
-def test_dropping_module_and_optimizer_frees_shards_and_gradients(on_ranks, shard):
-    assert on_ranks(kept_storages, 2, shard) == [0, 0]
-
-
-def assert_state_goes_round(context):
+@on_ranks(2)
+def test_the_full_state_is_that_of_the_module_and_can_be_loaded(context):
     net, other = stack(seed=context.rank, dtype=torch.float64), stack(seed=7, dtype=torch.float64)
     fsdp = FSDP(net)
-    torch.testing.assert_close(fsdp.full_state_dict(), dict(stack(dtype=torch.float64).state_dict()), rtol=0, atol=0)
+    assert_same(fsdp.full_state_dict(), stack(dtype=torch.float64).state_dict(), rtol=0, atol=0)
     assert {value.device.type for value in fsdp.full_state_dict(device="meta").values()} == {"meta"}
     x = torch.ones(2, WIDTHS[0], dtype=torch.float64)
     with torch.no_grad():
         fsdp(x)
         fsdp.load_full_state_dict(other.state_dict())
         torch.testing.assert_close(fsdp(x), other(x))
-    assert not any("module" in name for name in fsdp.full_state_dict())
-    other.load_state_dict(fsdp.full_state_dict())
-    state = other.state_dict()
+    state = fsdp.full_state_dict()
+    assert_same(state, other.state_dict(), rtol=0, atol=0)
     with pytest.raises(ValueError, match=r"^0\.weight: must have shape \(24, 8\), got \(2, 2\)$"):
         fsdp.load_full_state_dict(state | {"0.weight": torch.ones(2, 2)})
     del state["0.bias"]
     with pytest.raises(ValueError, match=r"^the state to load lacks \['0\.bias'\], and has in excess \['more'\]$"):
         fsdp.load_full_state_dict(state | {"more": torch.ones(1)})
-
-
-def test_the_full_state_is_that_of_the_module_and_can_be_loaded(on_ranks):
-    on_ranks(assert_state_goes_round, 2)
 
 
 class Choosing(nn.Module):
@@ -231,7 +202,8 @@ def choosing_losses(module, world_size):
     return [partial(module, batch, use=rank == 0) for rank, batch in enumerate(batches)]
 
 
-def assert_partly_used(context):
+@on_ranks(2, 3)
+def test_units_of_several_dtypes_with_parameters_frozen_or_used_on_some_ranks_or_nowhere(context):
     net, alone = nn.Sequential(Choosing()), Choosing()
     fsdp = FSDP(net[0], shard=lambda module: isinstance(module, Choosing))
     for _ in range(2):
@@ -244,22 +216,6 @@ def assert_partly_used(context):
             optimizer.step()
             optimizer.zero_grad()
         torch.testing.assert_close(fsdp.full_state_dict(), dict(alone.state_dict()))
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_units_of_several_dtypes_with_parameters_frozen_or_used_on_some_ranks_or_nowhere(on_ranks, world_size):
-    on_ranks(assert_partly_used, world_size)
-
-
-class Lookup(nn.Module):
-    """An embedding as a function, of which nothing tells beforehand that its gradient will be sparse."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = nn.Parameter(torch.ones(4, 2))
-
-    def forward(self, indices):
-        return functional.embedding(indices, self.table, sparse=True)
 
 
 class Boxed(nn.Module):
@@ -295,7 +251,8 @@ class Outer(nn.Module):
         return self.inner[0](x) @ self.weight
 
 
-def assert_refused(context):
+@on_ranks(2)
+def test_what_cannot_be_sharded_is_refused_in_one_line(context):
     with pytest.raises(ValueError, match=r"^nothing to shard: no module has a 2-D weight$"):
         FSDP(nn.LayerNorm(3))
     with pytest.raises(ValueError, match=r"^nothing to shard: shard is true for no module with parameters$"):
@@ -313,7 +270,8 @@ def assert_refused(context):
         torch.save(FSDP(nn.Linear(3, 3)), "/dev/null")
 
 
-def assert_refused_while_training(context):
+@on_ranks(2)
+def test_what_would_train_wrongly_is_refused_in_one_line(context):
     fsdp = FSDP(nn.Linear(3, 3))
     with fsdp.no_sync(), pytest.raises(RuntimeError, match="inside no_sync"):
         fsdp.finish_gradient_synchronization()
@@ -324,10 +282,10 @@ def assert_refused_while_training(context):
         FSDP(nn.Linear(3, 3)).double()(torch.ones(1, 3))
     fsdp = FSDP(Lookup(), shard=lambda module: True)
     with pytest.raises(RuntimeError, match=r"^table: a sparse gradient cannot be averaged$"):
-        step_with(fsdp, torch.tensor([0, 2]))
+        synchronize(fsdp, fsdp(torch.tensor([0, 2])).sum())
     fsdp = FSDP(Unboxing(), shard=lambda module: isinstance(module, Boxed | nn.Linear))
     with pytest.raises(RuntimeError, match=r"^the gradient of boxed\.layer\.\w+ was computed without its unit"):
-        step_with(fsdp, torch.ones(2, 4))
+        synchronize(fsdp, fsdp(torch.ones(2, 4)).sum())
     layers = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
     layers.append(Outer(layers[0]))
     fsdp = FSDP(layers)
@@ -335,20 +293,12 @@ def assert_refused_while_training(context):
         layers[2](torch.ones(1, 4))
 
 
-@pytest.mark.parametrize("case", [assert_refused, assert_refused_while_training])
-def test_what_cannot_be_sharded_is_refused_in_one_line(on_ranks, case):
-    on_ranks(case, 2)
-
-
-def assert_different_modules_are_refused(context):
+@on_ranks(2)
+def test_ranks_with_different_modules_or_units_all_raise(context):
     with pytest.raises(ValueError, match=r"^modules differ between ranks: rank 0 has .* rank 1 has "):
         FSDP(nn.Linear(3, 3 + context.rank))
     with pytest.raises(ValueError, match=r"^modules: rank 1 raised ValueError: nothing to shard"):
         FSDP(nn.Sequential(nn.Linear(3, 3)), shard=lambda module: context.rank == 0)
-
-
-def test_ranks_with_different_modules_or_units_all_raise(on_ranks):
-    on_ranks(assert_different_modules_are_refused, 2)
 
 
 def seconds_until_an_error(context):
@@ -360,5 +310,5 @@ def seconds_until_an_error(context):
     return time.monotonic() - started
 
 
-def test_a_rank_that_stays_away_makes_all_raise_within_the_timeout(on_ranks):
-    assert max(on_ranks(seconds_until_an_error, 2)) < TIMEOUT_S / 2
+def test_a_rank_that_stays_away_makes_all_raise_within_the_timeout(host):
+    assert max(host.run_ranks(seconds_until_an_error, 2, backend="gloo")) < TIMEOUT_S / 2

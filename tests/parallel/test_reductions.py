@@ -17,30 +17,28 @@ def mb(numel):
     return 4 * numel / BYTES_PER_MB
 
 
-def test_buckets_fill_in_the_order_given_up_to_their_size():
-    assert sizes(in_buckets(parameters(3, 4, 5, 1, 2), mb(8))) == [[3, 4], [5, 1, 2]]
-
-
-def test_a_parameter_larger_than_a_bucket_has_one_of_its_own():
-    assert sizes(in_buckets(parameters(1, 9, 2, 2), mb(4))) == [[1], [9], [2, 2]]
-
-
-def test_each_parameter_is_in_one_bucket():
-    given = parameters(*range(1, 30))
-    held = [parameter for reduction in in_buckets(given, mb(40)) for parameter in reduction.parameters]
-    assert [id(parameter) for parameter in held] == [id(parameter) for parameter in given]
+@pytest.mark.parametrize(
+    ("numels", "most", "buckets"),
+    [
+        ((3, 4, 5, 1, 2), 8, [[3, 4], [5, 1, 2]]),  # in the order given
+        ((1, 9, 2, 2), 4, [[1], [9], [2, 2]]),  # one that is larger has a bucket of its own
+    ],
+)
+def test_buckets_fill_in_the_order_given_up_to_their_size(numels, most, buckets):
+    assert sizes(in_buckets(parameters(*numels), mb(most))) == buckets
 
 
 def test_a_bucket_holds_one_dtype_and_comes_when_it_is_full():
     full, half = parameters(2, 2, 2), parameters(4, 4, 4, dtype=torch.bfloat16)
     mixed = [parameter for pair in zip(full, half, strict=True) for parameter in pair]
-    reductions = in_buckets(mixed, mb(4))
-    assert [[parameter.dtype for parameter in reduction.parameters] for reduction in reductions] == [
+    held = [reduction.parameters for reduction in in_buckets(mixed, mb(4))]
+    assert [[parameter.dtype for parameter in each] for each in held] == [
         [torch.float32] * 2,
         [torch.bfloat16] * 2,
         [torch.float32],
         [torch.bfloat16],
     ]
+    assert {id(parameter) for each in held for parameter in each} == {id(parameter) for parameter in mixed}
 
 
 @pytest.mark.parametrize("numel", [1, 1000])

@@ -1,6 +1,7 @@
 """The sharded optimizer against the plain one, in real processes."""
 
 import gc
+import io
 from contextlib import contextmanager
 from functools import partial
 from unittest import mock
@@ -10,13 +11,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Parameter
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from pipeline.parallel import BucketedDDP, ShardedOptimizer
 
+from ..ranks import on_ranks
 from .freed import still_there
-from .training import add_gradients, assert_same, assert_same_state, groups_of, make_net, train
+from .training import add_gradients, assert_alike, assert_same, groups_of, make_net, make_pair, train
 
 CLASSES = {
     "AdamW": (AdamW, {"lr": 0.05, "weight_decay": 0.1}),
@@ -27,41 +30,36 @@ CLASSES = {
     "Adagrad": (torch.optim.Adagrad, {"lr": 0.05}),
 }
 every_class = pytest.mark.parametrize("name", CLASSES)
-every_world_size = pytest.mark.parametrize("world_size", [1, 2, 3])
 
 
 @contextmanager
 def broadcasts_recorded():
+    """Note the tensor of each broadcast and its source."""
     real, calls = dist.broadcast, []
 
     def broadcast(tensor, src, **kwargs):
-        calls.append((tensor.nbytes, src))
+        calls.append((tensor, src))
         return real(tensor, src=src, **kwargs)
 
     with mock.patch.object(dist, "broadcast", broadcast):
         yield calls
 
 
-def assert_equal_at_every_step(context, name):
-    optimizer_cls, arguments = CLASSES[name]
-    net, alone = make_net(), make_net()
-    sharded = ShardedOptimizer(groups_of(net), optimizer_cls, **arguments)
-    plain = optimizer_cls(groups_of(alone), **arguments)
-    assert isinstance(sharded, Optimizer)
-    for step in range(5):
-        train(net, sharded, [step])
-        train(alone, plain, [step])
-        assert_same(net, alone)
-    assert_same_state(sharded.state_dict(), plain.state_dict())
-
-
+@on_ranks(1, 2, 3)
 @every_class
-@every_world_size
-def test_training_and_state_equal_the_plain_optimizers_at_every_step(on_ranks, world_size, name):
-    on_ranks(assert_equal_at_every_step, world_size, name)
+def test_training_and_state_equal_the_plain_optimizers_at_every_step(context, name):
+    optimizer_cls, arguments = CLASSES[name]
+    sharded, plain = make_pair(optimizer_cls, groups_of, **arguments)
+    assert isinstance(sharded[1], Optimizer)
+    for step in range(5):
+        train(*sharded, [step])
+        train(*plain, [step])
+        assert_same(sharded[0], plain[0])
+    assert_alike(sharded, plain)
 
 
-def assert_equal_with_ddp(context):
+@on_ranks(1, 2, 3)
+def test_it_trains_together_with_ddp(context):
     net, alone = make_net(), make_net()
     net = BucketedDDP(net, bucket_size_mb=0.0002)
     sharded, plain = ShardedOptimizer(net.parameters(), AdamW), AdamW(alone.parameters())
@@ -76,113 +74,78 @@ def assert_equal_with_ddp(context):
         assert_same(net, alone)
 
 
-@every_world_size
-def test_it_trains_together_with_ddp(on_ranks, world_size):
-    on_ranks(assert_equal_with_ddp, world_size)
-
-
-def few_parameters(context, name):
-    optimizer_cls, arguments = CLASSES[name]
-    net, alone = nn.Linear(2, 1), nn.Linear(2, 1)
+def two_parameters():
+    net = nn.Linear(2, 1)
     net.load_state_dict({"weight": torch.ones(1, 2), "bias": torch.zeros(1)})
-    alone.load_state_dict(net.state_dict())
-    sharded = ShardedOptimizer(net.parameters(), optimizer_cls, **arguments)
-    plain = optimizer_cls(alone.parameters(), **arguments)
-    for module, optimizer in ((net, sharded), (alone, plain)):
+    return net
+
+
+@on_ranks(3)
+@every_class
+def test_a_rank_may_be_left_without_a_share(context, name):
+    optimizer_cls, arguments = CLASSES[name]
+    sharded, plain = make_pair(optimizer_cls, make=two_parameters, **arguments)
+    for net, optimizer in (sharded, plain):
         for _ in range(3):
-            module(torch.ones(3, 2)).sum().backward()
+            net(torch.ones(3, 2)).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert_same(net, alone)
-    assert_same_state(sharded.state_dict(), plain.state_dict())
-    sharded.load_state_dict(plain.state_dict())
-    return len(sharded.state)
+    assert_alike(sharded, plain)
+    sharded[1].load_state_dict(plain[1].state_dict())
+    assert len(sharded[1].state) == (0 if name == "SGD" or context.rank == 2 else 1)
 
 
-@every_class
-def test_a_rank_may_be_left_without_a_share(on_ranks, name):
-    empty = [0, 0, 0] if name == "SGD" else [1, 1, 0]
-    assert on_ranks(few_parameters, 3, name) == empty
-
-
-def assert_equal_with_groups_added(context):
-    net, alone = make_net(), make_net()
-    sharded = ShardedOptimizer(net[0].parameters(), SGD, lr=0.1, momentum=0.9)
-    plain = SGD(alone[0].parameters(), lr=0.1, momentum=0.9)
+@on_ranks(1, 2, 3)
+def test_parameter_groups_may_be_added_between_steps(context):
+    sharded, plain = make_pair(SGD, lambda net: net[0].parameters(), lr=0.1, momentum=0.9)
     for step, layer in enumerate((2, 4)):
-        for module, optimizer in ((net, sharded), (alone, plain)):
-            train(module, optimizer, [step])
-            optimizer.add_param_group({"params": list(module[layer].parameters()), "lr": 0.01 * (1 + step)})
+        for net, optimizer in (sharded, plain):
+            train(net, optimizer, [step])
+            optimizer.add_param_group({"params": list(net[layer].parameters()), "lr": 0.01 * (1 + step)})
             assert len(optimizer.param_groups) == 2 + step
-            train(module, optimizer, [10 + step])
-        assert_same(net, alone)
+            train(net, optimizer, [10 + step])
     with pytest.raises(ValueError, match="appear in more than one parameter group"):
-        sharded.add_param_group({"params": [net[0].weight]})
-    assert_same_state(sharded.state_dict(), plain.state_dict())
-
-
-@every_world_size
-def test_parameter_groups_may_be_added_between_steps(on_ranks, world_size):
-    on_ranks(assert_equal_with_groups_added, world_size)
+        sharded[1].add_param_group({"params": [sharded[0][0].weight]})
+    assert_alike(sharded, plain)
 
 
 class NotesSteps(SGD):
-    """Keeps a count in its groups, as schedule-free optimizers do."""
-
-    def step(self, closure=None):
-        for group in self.param_groups:
-            group["steps"] = group.get("steps", 0) + 1
-        return super().step(closure)
-
-
-class ScalesSteps(SGD):
-    """Takes a keyword with each step."""
+    """Keeps a count in its groups, as schedule-free optimizers do; takes a keyword with each step."""
 
     def step(self, closure=None, *, scale=1.0):
         for group in self.param_groups:
-            group["lr"] = 0.1 * scale
+            group["steps"] = group.get("steps", 0) + 1
+            group["lr"] *= scale
         return super().step(closure)
 
 
-def assert_keywords_are_passed_on(context):
-    net, alone = make_net(), make_net()
-    sharded, plain = ShardedOptimizer(net.parameters(), ScalesSteps), ScalesSteps(alone.parameters())
-    for module, optimizer in ((net, sharded), (alone, plain)):
-        add_gradients(module, 0)
+@on_ranks(2)
+def test_keywords_of_a_step_reach_the_wrapped_optimizer(context):
+    sharded, plain = make_pair(NotesSteps, lr=0.1)
+    for net, optimizer in (sharded, plain):
+        add_gradients(net, 0)
         optimizer.step(scale=3.0)
         optimizer.step(None, scale=0.5)
-    assert_same(net, alone)
-    assert sharded.param_groups[0]["lr"] == 0.05
+    assert_alike(sharded, plain)
     with pytest.raises(TypeError, match="unexpected keyword argument 'scales'"):
-        sharded.step(scales=2.0)
+        sharded[1].step(scales=2.0)
 
 
-def test_keywords_of_a_step_reach_the_wrapped_optimizer(on_ranks):
-    on_ranks(assert_keywords_are_passed_on, 2)
+@on_ranks(1, 2, 3)
+def test_a_closure_on_every_rank_finds_and_sets_hyperparameters_and_its_loss_is_returned(context):
+    pairs = make_pair(NotesSteps)
 
-
-def closures(context):
-    net, alone = make_net(), make_net()
-    sharded, plain = ShardedOptimizer(net.parameters(), NotesSteps), NotesSteps(alone.parameters())
-
-    def closure(module, optimizer):
+    def closure(net, optimizer):
         optimizer.zero_grad()
         optimizer.param_groups[0]["lr"] = 0.1 / optimizer.param_groups[0]["steps"]
-        loss = module(torch.ones(2, 4, dtype=torch.float64)).square().mean()
+        loss = net(torch.ones(2, 4, dtype=torch.float64)).square().mean()
         loss.backward()
         return loss
 
-    losses = [[o.step(partial(closure, m, o)).item() for _ in range(3)] for m, o in ((net, sharded), (alone, plain))]
+    losses = [[pair[1].step(partial(closure, *pair)).item() for _ in range(3)] for pair in pairs]
     assert losses[0] == pytest.approx(losses[1])
-    assert_same(net, alone)
-    return losses[0]
-
-
-@every_world_size
-def test_a_closure_on_every_rank_finds_and_sets_hyperparameters_and_its_loss_is_returned(on_ranks, world_size):
-    first, *others = on_ranks(closures, world_size)
-    assert len(set(first)) == 3
-    assert all(losses == first for losses in others)
+    assert len(set(losses[0])) == 3
+    assert_same(pairs[0][0], pairs[1][0])
 
 
 SCHEDULERS = {
@@ -191,37 +154,27 @@ SCHEDULERS = {
 }
 
 
-def assert_equal_when_scheduled(context, scheduler):
-    net, alone = make_net(), make_net()
-    sharded, plain = ShardedOptimizer(groups_of(net), AdamW), AdamW(groups_of(alone))
-    for module, optimizer in ((net, sharded), (alone, plain)):
-        train(module, optimizer, range(5), SCHEDULERS[scheduler](optimizer))
-    for group, wanted in zip(sharded.param_groups, plain.param_groups, strict=True):
-        assert group["lr"] == wanted["lr"]
-        assert group["betas"] == wanted["betas"]
-    assert_same(net, alone)
-    assert_same_state(sharded.state_dict(), plain.state_dict())
-
-
+@on_ranks(2)
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-def test_schedulers_change_what_the_next_step_uses(on_ranks, scheduler):
-    on_ranks(assert_equal_when_scheduled, 2, scheduler)
+def test_schedulers_change_what_the_next_step_uses(context, scheduler):
+    sharded, plain = make_pair(AdamW, groups_of)
+    for net, optimizer in (sharded, plain):
+        train(net, optimizer, range(5), SCHEDULERS[scheduler](optimizer))
+    assert_alike(sharded, plain)
 
 
-def counts(context):
+@on_ranks(2)
+def test_what_an_optimizer_notes_in_its_groups_stays_and_is_saved(context):
     net = make_net()
     sharded = ShardedOptimizer(groups_of(net), NotesSteps)
     sharded.param_groups[0]["steps"] = 10
     train(net, sharded, range(3))
-    saved = [group["steps"] for group in sharded.state_dict()["param_groups"]]
-    return saved, [group["steps"] for group in sharded.param_groups]
+    for groups in (sharded.state_dict()["param_groups"], sharded.param_groups):
+        assert [group["steps"] for group in groups] == [13, 3]
 
 
-def test_what_an_optimizer_notes_in_its_groups_stays_and_is_saved(on_ranks):
-    assert on_ranks(counts, 2) == [([13, 3], [13, 3])] * 2
-
-
-def assert_all_zeroed(context):
+@on_ranks(2)
+def test_zero_grad_reaches_the_parameters_of_all_shares(context):
     net = make_net()
     sharded = ShardedOptimizer(net.parameters(), SGD)
     add_gradients(net, 0)
@@ -231,63 +184,37 @@ def assert_all_zeroed(context):
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-def test_zero_grad_reaches_the_parameters_of_all_shares(on_ranks):
-    on_ranks(assert_all_zeroed, 2)
-
-
-def communicated(context):
+@on_ranks(2)
+def test_a_step_broadcasts_each_trained_parameter_once_from_its_owner(context):
     net = make_net()
     net[2].requires_grad_(False)
     sharded = ShardedOptimizer(net.parameters(), AdamW)
     add_gradients(net, 0)
     with broadcasts_recorded() as calls:
         sharded.step()
-    elements = [nbytes // 8 for nbytes, _ in calls]
-    by_owner = [sum(n for n, (_, src) in zip(elements, calls, strict=True) if src == rank) for rank in range(2)]
+    assert [tensor.numel() for tensor, _ in calls] == [28, 7, 5, 1]
+    by_owner = [sum(tensor.numel() for tensor, src in calls if src == rank) for rank in range(2)]
     assert tuple(by_owner) == sharded.shard_elements
-    return elements
 
 
-def test_a_step_broadcasts_each_trained_parameter_once_from_its_owner(on_ranks):
-    assert on_ranks(communicated, 2) == [[28, 7, 5, 1]] * 2
+def of_three_dtypes():
+    torch.manual_seed(0)
+    return nn.ModuleList(nn.Linear(3, 3, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64))
 
 
-def assert_equal_in_mixed_dtypes(context):
-    def build():
-        torch.manual_seed(0)
-        return nn.ModuleList(nn.Linear(3, 3, dtype=dtype) for dtype in (torch.float32, torch.bfloat16, torch.float64))
-
-    net, alone = build(), build()
-    sharded, plain = ShardedOptimizer(net.parameters(), AdamW, lr=0.1), AdamW(alone.parameters(), lr=0.1)
-    for module, optimizer in ((net, sharded), (alone, plain)):
+@on_ranks(2)
+def test_parameters_of_different_dtypes_are_kept_apart(context):
+    sharded, plain = make_pair(AdamW, make=of_three_dtypes, lr=0.1)
+    for net, optimizer in (sharded, plain):
         for _ in range(3):
-            for parameter in module.parameters():
+            for parameter in net.parameters():
                 parameter.grad = torch.ones_like(parameter)
             optimizer.step()
-    assert_same(net, alone)
-    assert_same_state(sharded.state_dict(), plain.state_dict())
+    assert_alike(sharded, plain)
 
 
-def test_parameters_of_different_dtypes_are_kept_apart(on_ranks):
-    on_ranks(assert_equal_in_mixed_dtypes, 2)
-
-
-def unused(context):
-    net = make_net()
-    before = net[2].weight.clone()
-    sharded = ShardedOptimizer(net.parameters(), AdamW)
-    add_gradients(net, 0)
-    net[2].weight.grad = None
-    sharded.step()
-    assert torch.equal(net[2].weight, before)
-    return sorted(sharded.state_dict()["state"])
-
-
-def test_a_parameter_without_gradient_is_passed_over(on_ranks):
-    assert on_ranks(unused, 2) == [[0, 1, 3, 4]] * 2
-
-
-def kept_storages(context):
+@on_ranks(2)
+def test_dropping_module_and_optimizer_frees_parameters_and_state(context):
     net = make_net()
     optimizer = ShardedOptimizer(net.parameters(), AdamW)
     train(net, optimizer, range(2))
@@ -295,8 +222,63 @@ def kept_storages(context):
     storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in (*net.parameters(), *state)]
     del net, optimizer, state
     gc.collect()
-    return still_there(storages)
+    assert still_there(storages) == 0
 
 
-def test_dropping_module_and_optimizer_frees_parameters_and_state(on_ranks):
-    assert on_ranks(kept_storages, 2) == [0, 0]
+def values(*shape):
+    return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+
+# Of each kind two, so that each of two ranks has to receive some.
+DENSE = {
+    "transposed": lambda: values(3, 4).t(),
+    "one column": lambda: values(1, 4).t(),
+    "permuted": lambda: values(2, 3, 4).permute(1, 2, 0),
+    "3×3 convolution": lambda: nn.Conv2d(4, 3, 3).to(memory_format=torch.channels_last).weight.detach().fill_(1.0),
+    "1×1 convolution": lambda: nn.Conv2d(4, 8, 1).to(memory_format=torch.channels_last).weight.detach().fill_(1.0),
+    "one element": lambda: values(3, 2)[:1, 0],
+    "no elements": lambda: values(3, 0).t(),
+    "no dimension": lambda: torch.tensor(1.0),
+}
+WITH_GAPS = {"every other column": lambda: values(4, 4)[:, ::2], "part of a transposed": lambda: values(4, 4).t()[:3]}
+
+
+def of_every_layout():
+    return nn.ParameterList(Parameter(make()) for make in (DENSE | WITH_GAPS).values() for _ in range(2))
+
+
+def step_on_values(parameters, optimizer):
+    for parameter in parameters:
+        parameter.grad = values(*parameter.shape) + 1
+    optimizer.step()
+
+
+@on_ranks(2)
+def test_every_layout_is_updated_on_every_rank_and_only_what_has_gaps_is_copied(context):
+    sharded, plain = make_pair(SGD, make=of_every_layout, lr=0.5)
+    for _ in range(2):
+        with broadcasts_recorded() as calls:
+            step_on_values(*sharded)
+        step_on_values(*plain)
+        torch.testing.assert_close(list(sharded[0]), list(plain[0]), rtol=0, atol=0, check_stride=True)
+    sent = [tensor for tensor, _ in calls]
+    assert all(tensor.is_contiguous() for tensor in sent)  # NCCL takes no other
+    copied = {tensor.data_ptr() for tensor in sent} - {parameter.data_ptr() for parameter in sharded[0]}
+    assert len(copied) <= 2 * len(WITH_GAPS)
+
+
+@on_ranks(2)
+def test_the_state_of_every_layout_is_saved_as_the_plain_optimizer_has_it(context):
+    sharded, plain = make_pair(AdamW, make=of_every_layout, foreach=True)
+    step_on_values(*sharded)
+    step_on_values(*plain)
+    saved = sharded[1].state_dict()
+    torch.testing.assert_close(saved["state"], plain[1].state_dict()["state"], rtol=0, atol=0, check_stride=True)
+    stream = io.BytesIO()
+    torch.save(saved, stream)
+    stream.seek(0)
+    restored = AdamW(sharded[0], foreach=True)
+    restored.load_state_dict(torch.load(stream))
+    step_on_values(sharded[0], restored)
+    step_on_values(*plain)
+    torch.testing.assert_close(list(sharded[0]), list(plain[0]), rtol=0, atol=0)

@@ -1,21 +1,14 @@
 """Gradients that are views of what others hold: autograd hands them out where an operation passes its gradient on."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
 from torch.nn import Parameter
 
 from pipeline.model import TransformerLM
-from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 
-WAYS = {
-    "naive": NaiveDDP,
-    "flat": FlatDDP,
-    "overlap": OverlapDDP,
-    "bucketed": partial(BucketedDDP, bucket_size_mb=100 / 1024**2),
-}
+from ..ranks import on_ranks
+from .ways import assert_same, every_way, gradients, synchronize
 
 
 class AddPosition(nn.Module):
@@ -40,8 +33,7 @@ class Sum(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a = Parameter(torch.randn(2, 3))
-        self.b = Parameter(torch.randn(3, 2))
+        self.a, self.b = Parameter(torch.randn(2, 3)), Parameter(torch.randn(3, 2))
 
     def forward(self, x):
         return (self.a.view(-1) + self.b.view(-1)) * x
@@ -52,8 +44,7 @@ class Joined(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.a, self.b = Parameter(torch.randn(3)), Parameter(torch.randn(3))
-        self.c = Parameter(torch.randn(2, 3))
+        self.a, self.b, self.c = Parameter(torch.randn(3)), Parameter(torch.randn(3)), Parameter(torch.randn(2, 3))
 
     def forward(self, x):
         return (torch.cat([self.a, self.b]) + self.c.view(-1)) * x
@@ -76,53 +67,38 @@ def means(kind, world_size, step):
     return dict(zip(dict(net.named_parameters()), torch.autograd.grad(mean, list(net.parameters())), strict=True))
 
 
-def gradients(net):
-    return {name: parameter.grad.clone() for name, parameter in net.named_parameters()}
-
-
-def assert_averaged(context, name, kind):
+@on_ranks(2)
+@every_way(bucket_bytes=100)
+@pytest.mark.parametrize("kind", [positioned, Sum, Joined])
+def test_gradients_that_share_a_storage_are_averaged_each_by_itself(context, way, kind):
     net = build(kind)
-    ddp = WAYS[name](net)
+    ddp = way(net)
     first, second, third = (means(kind, context.world_size, step) for step in range(3))
-    loss(ddp, context.rank, 0).backward()
-    ddp.finish_gradient_synchronization()
-    torch.testing.assert_close(gradients(net), first)
+    synchronize(ddp, loss(ddp, context.rank, 0))
+    assert_same(gradients(net), first)
     # Onto what the first pass has left.
-    loss(ddp, context.rank, 1).backward()
-    ddp.finish_gradient_synchronization()
-    torch.testing.assert_close(gradients(net), {key: first[key] + second[key] for key in first})
+    synchronize(ddp, loss(ddp, context.rank, 1))
+    assert_same(gradients(net), {name: first[name] + second[name] for name in first})
     # Left for the finish to reduce.
     ddp.zero_grad()
     with ddp.no_sync():
         loss(ddp, context.rank, 2).backward()
     ddp.finish_gradient_synchronization()
-    torch.testing.assert_close(gradients(net), third)
+    assert_same(gradients(net), third)
 
 
-@pytest.mark.parametrize("name", WAYS)
-@pytest.mark.parametrize("kind", [positioned, Sum, Joined])
-def test_gradients_that_share_a_storage_are_averaged_each_by_itself(on_ranks, name, kind):
-    on_ranks(assert_averaged, 2, name, kind)
-
-
-def storages(context, name):
-    """Return where autograd put each gradient, and where its mean came to lie."""
+@on_ranks(2)
+@every_way(100, ["naive", "overlap"])
+def test_a_gradient_that_nothing_else_holds_is_averaged_where_autograd_put_it(context, way):
     torch.manual_seed(0)
     net = TransformerLM(vocab_size=16, context_length=4, d_model=8, num_layers=2, num_heads=2, d_ff=16)
     made = {}
-    for key, parameter in net.named_parameters():
-        parameter.register_post_accumulate_grad_hook(partial(note, made, key))
-    ddp = WAYS[name](net)
-    ddp(torch.arange(8).view(2, 4)).square().mean().backward()
-    ddp.finish_gradient_synchronization()
-    return made, {key: parameter.grad.untyped_storage().data_ptr() for key, parameter in net.named_parameters()}
 
+    def note(parameter):
+        made[parameter] = parameter.grad.untyped_storage().data_ptr()
 
-def note(made, key, parameter):
-    made[key] = parameter.grad.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize("name", ["naive", "overlap"])
-def test_a_gradient_that_nothing_else_holds_is_averaged_where_autograd_put_it(on_ranks, name):
-    for made, reduced in on_ranks(storages, 2, name):
-        assert reduced == made
+    for parameter in net.parameters():
+        parameter.register_post_accumulate_grad_hook(note)
+    ddp = way(net)
+    synchronize(ddp, ddp(torch.arange(8).view(2, 4)).square().mean())
+    assert {each: each.grad.untyped_storage().data_ptr() for each in net.parameters()} == made

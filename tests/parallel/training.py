@@ -1,7 +1,9 @@
-"""A small net in fp64, trained with whatever optimizer; and two of them, or of their state dicts, compared."""
+"""A small net in fp64, trained with a sharded optimizer and with the plain one; and the two compared."""
 
 import torch
 from torch import nn
+
+from pipeline.parallel import ShardedOptimizer
 
 
 def make_net():
@@ -16,6 +18,18 @@ def groups_of(net):
         {"params": [net[0].weight, net[2].weight], "weight_decay": 0.2},
         {"params": [net[0].bias, net[4].weight, net[4].bias], "lr": 0.01},
     ]
+
+
+def list_of(net):
+    """Return its parameters in one group."""
+    return list(net.parameters())
+
+
+def make_pair(optimizer_cls, parameters_of=list_of, make=make_net, **arguments):
+    """Make two equal nets, one with a sharded optimizer and one with a plain; return both pairs."""
+    net, alone = make(), make()
+    sharded = ShardedOptimizer(parameters_of(net), optimizer_cls, **arguments)
+    return (net, sharded), (alone, optimizer_cls(parameters_of(alone), **arguments))
 
 
 def add_gradients(net, step):
@@ -34,18 +48,19 @@ def train(net, optimizer, steps, scheduler=None):
             scheduler.step()
 
 
+def assert_alike(sharded, plain):
+    """Compare two pairs of a net and its optimizer: parameters and state dicts."""
+    assert_same(sharded[0], plain[0])
+    assert_same_state(sharded[1].state_dict(), plain[1].state_dict())
+
+
 def assert_same(net, other):
     """Compare the parameters of two nets."""
-    for parameter, wanted in zip(net.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(parameter, wanted, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(list_of(net), list_of(other), rtol=1e-10, atol=1e-12)
 
 
 def assert_same_state(actual, wanted):
     """Compare two state dicts."""
-    assert actual.keys() == wanted.keys()
     assert actual["param_groups"] == wanted["param_groups"]
-    assert actual["state"].keys() == wanted["state"].keys()
-    for index, state in wanted["state"].items():
-        assert actual["state"][index].keys() == state.keys()
-        for key, value in state.items():
-            torch.testing.assert_close(actual["state"][index][key], value, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(actual["state"], wanted["state"], rtol=1e-10, atol=1e-12)
+    assert actual.keys() == wanted.keys()

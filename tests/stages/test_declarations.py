@@ -15,7 +15,7 @@ def test_what_the_workflow_reads_of_a_stage_brings_no_torch(name):
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-@pytest.mark.parametrize("name", ["attention", "flash", "accounting"])
+@pytest.mark.parametrize("name", ["attention", "flash", "ops", "accounting"])
 def test_a_section_of_formulas_and_tables_brings_no_torch(name):
     code = f"import sys, {stage(name).package}.report; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -39,6 +39,7 @@ def test_a_stage_s_declarations_are_whole(name):
         ("accounting", {}, True, True),
         ("precision", {}, True, True),
         ("flash", {}, False, True),
+        ("ops", {}, False, True),
         ("attention", {"seq_len": 4096}, False, True),
         ("attention", {"seq_len": 1024}, False, False),
         *(("ceilings", {"what": what}, False, True) for what in ("matmul", "memory")),

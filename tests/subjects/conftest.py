@@ -2,7 +2,16 @@ import sys
 
 import pytest
 
+from pipeline.subjects import checking
+
+from ..ranks import host, pytest_collection_finish, pytest_unconfigure  # noqa: F401
 from .outside_files import OUTSIDE
+
+
+@pytest.fixture
+def quick_ranks(host, monkeypatch):  # noqa: F811
+    """Check in processes that are forked from one with a single thread, within milliseconds."""
+    monkeypatch.setattr(checking, "run_ranks", host.run_ranks)
 
 
 @pytest.fixture(autouse=True)

@@ -20,14 +20,16 @@ def check(subject, timeout_s=60):
     return verdict(check_attention, subject, Processes(1, "gloo", "cpu", timeout_s), torch.float32, 16, True)
 
 
+@pytest.mark.usefixtures("quick_ranks")
 def test_a_crash_is_wrong_and_what_takes_too_long_is_skipped_with_the_way_to_allow_more():
     assert check(attention("crashes")) == Verdict("wrong", "its process died by SIGSEGV")
-    hanging = check(attention("hangs"), timeout_s=3)
+    hanging = check(attention("hangs"), timeout_s=1)
     assert hanging.status == "skipped"
-    assert hanging.reason.startswith("its process sent no result within 3 s (attention.py:")
+    assert hanging.reason.startswith("its process sent no result within 1 s (attention.py:")
     assert "check_timeout_s" in hanging.reason
 
 
+@pytest.mark.usefixtures("quick_ranks")
 @pytest.mark.parametrize(
     ("function", "file", "status", "said"),
     [
@@ -46,6 +48,7 @@ def test_what_the_environment_lacks_is_not_wrong(function, file, status, said):
     assert said in found.reason
 
 
+@pytest.mark.usefixtures("quick_ranks")
 def test_ranks_that_find_no_network_are_not_wrong():
     wrapper = training("ddp", "interface", file="lacking/machine.py")
     found = verdict(check_ddp, wrapper, Processes(2, "gloo", "cpu", 60))

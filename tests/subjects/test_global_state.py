@@ -17,7 +17,7 @@ CHANGES = {
     "default_dtype": lambda: torch.set_default_dtype(torch.float64),
     "default_device": lambda: torch.set_default_device("meta"),
     "grad_enabled": lambda: torch.set_grad_enabled(False),
-    "autocast on cpu": lambda: torch.autocast("cpu").__enter__(),
+    "autocast on cpu": lambda: torch.set_autocast_enabled("cpu", True),  # entered, it would count as nested ever after
     "cudnn.benchmark": backends("benchmark", True),
     "cudnn.allow_tf32": backends("allow_tf32", False),
     "flash_sdp": lambda: torch.backends.cuda.enable_flash_sdp(False),

@@ -9,26 +9,42 @@ from .outside_files import ADAPTERS, training
 
 TWO_RANKS = Processes(2, "gloo", "cpu", timeout_s=60)
 OURS = "pipeline.parallel"
-AFTER = {"after_backward": f"{ADAPTERS}:fsdp_on_after_backward"}
+
+pytestmark = pytest.mark.usefixtures("quick_ranks")
 
 
-@pytest.mark.parametrize("name", ["NaiveDDP", "FlatDDP", "OverlapDDP"])
-def test_our_wrappers_pass(name):
-    assert verdict(check_ddp, Subject("ddp", "mine", f"{OURS}:{name}"), TWO_RANKS).status == "ok"
+INDIVIDUAL = f"{ADAPTERS}:ddp_individual_parameters"
 
 
-def test_a_wrapper_that_is_no_module_passes_with_its_own_function_after_backward():
-    subject = Subject(
-        "ddp", "mine", f"{ADAPTERS}:get_ddp_individual_parameters",
-        after_backward=f"{ADAPTERS}:ddp_individual_parameters_on_after_backward",
-    )  # fmt: skip
-    assert verdict(check_ddp, subject, TWO_RANKS).status == "ok"
-
-
-def test_a_wrapper_that_takes_a_bucket_size_says_so_and_may_have_nothing_to_do_before_a_batch():
-    before = f"{ADAPTERS}:ddp_bucketed_on_train_batch_start"
-    found = verdict(check_ddp, Subject("ddp", "mine", f"{ADAPTERS}:get_ddp_bucketed", before_batch=before), TWO_RANKS)
-    assert (found.status, found.way) == ("ok", BUCKETS)
+@pytest.mark.parametrize(
+    ("subject", "way"),
+    [
+        (Subject("ddp", "ours", f"{OURS}:OverlapDDP"), ""),
+        # No module, with its own function after backward; and with nothing to do before a batch.
+        (
+            Subject(
+                "ddp",
+                "adapted",
+                f"{ADAPTERS}:get_ddp_individual_parameters",
+                after_backward=f"{INDIVIDUAL}_on_after_backward",
+            ),
+            "",
+        ),
+        (
+            Subject(
+                "ddp",
+                "adapted",
+                f"{ADAPTERS}:get_ddp_bucketed",
+                before_batch=f"{ADAPTERS}:ddp_bucketed_on_train_batch_start",
+            ),
+            BUCKETS,
+        ),
+    ],
+    ids=lambda given: given.use.rpartition(":")[2] if isinstance(given, Subject) else given,
+)
+def test_right_wrappers_pass_and_one_that_takes_a_bucket_size_says_so(subject, way):
+    found = verdict(check_ddp, subject, TWO_RANKS)
+    assert (found.status, found.way) == ("ok", way)
 
 
 @pytest.mark.parametrize(
@@ -52,43 +68,51 @@ def test_a_wrapper_that_averages_wrongly_is_wrong_with_the_parameter(wrapper, sa
     assert "allowed is 1e-05" in found.reason
 
 
-def test_a_sharded_optimizer_is_compared_with_the_whole_one():
-    assert verdict(check_optimizer, training("optimizer", "Shards"), TWO_RANKS).status == "ok"
-    assert verdict(check_optimizer, Subject("optimizer", "mine", f"{OURS}:ShardedOptimizer"), TWO_RANKS).status == "ok"
-    found = verdict(check_optimizer, training("optimizer", "ForgetsTheLastParameter"), TWO_RANKS)
-    assert found.status == "wrong"
-    assert found.reason.startswith("rank ")
-    assert "after step 1 layers.9.down_proj.weight is off by" in found.reason
-    found = verdict(check_optimizer, training("optimizer", "DropsAShard"), TWO_RANKS)
-    assert " of 2: after step 5 " in found.reason
+@pytest.mark.parametrize(
+    ("optimizer", "said"),
+    [
+        (Subject("optimizer", "mine", f"{OURS}:ShardedOptimizer"), ""),
+        (training("optimizer", "ForgetsTheLastParameter"), "after step 1 layers.9.down_proj.weight is off by"),
+        (training("optimizer", "DropsAShard"), " of 2: after step 5 "),
+    ],
+)
+def test_a_sharded_optimizer_is_compared_with_the_whole_one(optimizer, said):
+    found = verdict(check_optimizer, optimizer, TWO_RANKS)
+    assert found.status == ("wrong" if said else "ok")
+    assert said in found.reason
 
 
 @pytest.mark.parametrize(
-    ("subject", "notes"),
+    ("subject", "compute_dtype", "notes"),
     [
-        (Subject("fsdp", "ours", f"{OURS}:FSDP"), ""),
-        (training("fsdp", "WholeFSDP", gather="gather"), NOT_SHARDED),
-        (training("fsdp", "by_torch", gather="gather_of_torch"), NOT_SENT),
-        (training("fsdp", "FSDP", "course/sharded.py"), NOT_SENT),
+        (Subject("fsdp", "ours", f"{OURS}:FSDP"), torch.bfloat16, ""),
+        (training("fsdp", "WholeFSDP", gather="gather"), None, NOT_SHARDED),
+        (training("fsdp", "by_torch", gather="gather_of_torch"), None, NOT_SENT),
+        (training("fsdp", "FSDP", "course/sharded.py"), None, NOT_SENT),
     ],
 )
-def test_right_fsdp_is_told_what_it_does_not_shard_or_send(subject, notes):
-    assert verdict(check_fsdp, subject, TWO_RANKS, torch.bfloat16) == Verdict("ok", notes)
+def test_right_fsdp_is_told_what_it_does_not_shard_or_send(subject, compute_dtype, notes):
+    assert verdict(check_fsdp, subject, TWO_RANKS, compute_dtype) == Verdict("ok", notes)
 
 
-def test_fsdp_that_stops_averaging_is_wrong():
-    found = verdict(check_fsdp, training("fsdp", "StopsAveraging", "course/sharded.py"), TWO_RANKS, None)
-    assert " of 2: after step 5 " in found.reason
-
-
-def test_fsdp_without_one_of_its_parameters_is_wrong():
-    found = verdict(check_fsdp, training("fsdp", "WholeFSDP", gather="gather_all_but_one"), TWO_RANKS, None)
-    assert "there is no full parameter embedding.weight of shape (32, 48)" in found.reason
-
-
-def test_fsdp_that_is_right_in_fp32_only_is_wrong_in_bf16():
-    subject = training("fsdp", "SumsInBf16", gather="gather")
-    assert verdict(check_fsdp, subject, TWO_RANKS, None).status == "ok"
-    found = verdict(check_fsdp, subject, TWO_RANKS, torch.bfloat16)
+@pytest.mark.parametrize(
+    ("subject", "compute_dtype", "said"),
+    [
+        (training("fsdp", "StopsAveraging", "course/sharded.py"), None, " of 2: after step 5 "),
+        (
+            training("fsdp", "WholeFSDP", gather="gather_all_but_one"),
+            None,
+            "there is no full parameter embedding.weight of shape (32, 48)",
+        ),
+        # Right in fp32.
+        (
+            training("fsdp", "SumsInBf16", gather="gather"),
+            torch.bfloat16,
+            "whole batch, computing in bfloat16, allowed is 0.2",
+        ),
+    ],
+)
+def test_wrong_fsdp_is_told_at_which_step_of_which_parameter_in_which_dtype(subject, compute_dtype, said):
+    found = verdict(check_fsdp, subject, TWO_RANKS, compute_dtype)
     assert found.status == "wrong"
-    assert "whole batch, computing in bfloat16, allowed is 0.2" in found.reason
+    assert said in found.reason

@@ -1,12 +1,12 @@
 """Turns of ways to train on real ranks: what is left of a turn, and what is done in which order."""
 
 import importlib
-import time
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from pipeline.parallel.processes.starting import run_ranks
@@ -14,24 +14,18 @@ from pipeline.ways import notes
 from pipeline.ways.cell import RanksCell, RanksSettings
 from pipeline.ways.turns import measure_in_turn
 
+from ..parallel.freed import still_there
+from ..ranks import on_ranks
+
 CELL = RanksCell(size="tiny", batch_size_per_rank=1, context_length=8)
 SETTINGS = RanksSettings(vocab_size=100, warmup_steps=2, steps=5, rounds=2)
 STAGES = ("ddp", "sharding", "fsdp")
-A_MOMENT_S = 30.0
 
 
 def experiment_of(stage):
     """Return what a stage measures, with one bucket size for each way that has several."""
     experiment = importlib.import_module(f"pipeline.stages.{stage}.measure").EXPERIMENT
     return replace(experiment, ways=[way for way in experiment.ways if way.columns.get("bucket_size_mb") in (None, 1)])
-
-
-def still_there(storages):
-    """Count those not freed; a thread of gloo's may hold the tensor of its last collective for a moment longer."""
-    deadline = time.monotonic() + A_MOMENT_S
-    while not all(storage.expired() for storage in storages) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return sum(not storage.expired() for storage in storages)
 
 
 def storage(tensor):
@@ -55,13 +49,14 @@ def alive_at_each_build(context, stage):
 
     experiment = experiment_of(stage)
     ways = [replace(way, build=partial(noting, way.build)) for way in experiment.ways]
-    measure_in_turn(context, CELL, SETTINGS, ways, experiment)
+    measure_in_turn(context, CELL, replace(SETTINGS, warmup_steps=1, steps=1), ways, experiment)
     return alive, len(former)
 
 
+@on_ranks(2)
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_model_and_state_of_a_turn_are_gone_when_the_next_is_built(stage):
-    alive, noted = run_ranks(alive_at_each_build, 2, backend="gloo", args=(stage,))[0]
+def test_the_model_and_state_of_a_turn_are_gone_when_the_next_is_built(context, stage):
+    alive, noted = alive_at_each_build(context, stage)
     assert len(alive) >= 2 * len(experiment_of(stage).ways)
     assert noted > 0
     assert not any(alive)
@@ -98,9 +93,10 @@ def test_what_the_collectives_of_a_turn_carried_does_not_count_for_the_next():
         assert max(after_the_first) - min(after_the_first) < 2**20
 
 
-def events_of_turns(context):
-    """Return what two ways of an experiment do, in order: steps count as what they do to the optimizer."""
-    events = []
+@on_ranks(2)
+def test_first_turns_make_room_and_note_and_others_only_time_and_profiles_come_last(context):
+    """Steps count as what they do to the optimizer."""
+    events, experiment = [], experiment_of("sharding")
 
     def noting(way, plain):
         events.append(f"build {way.name}")
@@ -108,22 +104,14 @@ def events_of_turns(context):
         step.optimizer.register_step_post_hook(lambda *_: events.append("step"))
         return step
 
-    def note(turn):
-        events.append(f"note {turn.way.name}")
-
-    experiment = replace(
-        experiment_of("sharding"),
-        first_turn=(notes.warm_up, note, notes.time_steps),
+    noted = replace(
+        experiment,
+        first_turn=(notes.warm_up, lambda turn: events.append(f"note {turn.way.name}"), notes.time_steps),
         make_room=lambda _device: events.append("make room"),
     )
-    first, second, _ = (replace(way, captured=True) for way in experiment.ways)
-    ways = [replace(way, build=partial(noting, way)) for way in (first, second)]
-    results = measure_in_turn(context, CELL, SETTINGS, ways, experiment)
-    return events, [len(sampling.timings["train_step"].host_ms) for result in results for sampling in result.samplings]
-
-
-def test_first_turns_make_room_and_note_and_others_only_time_and_profiles_come_last():
-    events, samples = run_ranks(events_of_turns, 2, backend="gloo")[0]
+    captured = [replace(way, captured=True) for way in experiment.ways[:2]]
+    ways = [replace(way, build=partial(noting, way)) for way in captured]
+    results = measure_in_turn(context, CELL, SETTINGS, ways, noted)
     first, second = "adamw", "sharded"
     timed, warm = 5 * ["step"], 2 * ["step"]
     assert events == [
@@ -134,4 +122,22 @@ def test_first_turns_make_room_and_note_and_others_only_time_and_profiles_come_l
         *(f"build {first}", *3 * ["step"]),  # one warms up, two are the capture's
         *(f"build {second}", *3 * ["step"]),
     ]
-    assert samples == [5, 5, 5, 5]
+    for result in results:
+        assert [len(sampling.timings["train_step"].host_ms) for sampling in result.samplings] == [5, 5]
+
+
+@on_ranks(2)
+def test_ranks_have_tokens_of_their_own_and_note_their_mean_loss(context):
+    seen = []
+
+    def note_own_loss(turn):
+        seen.append((turn.step.tokens.clone(), turn.step.forward().detach()))
+        turn.step.discard()
+
+    experiment = replace(experiment_of("ddp"), first_turn=(note_own_loss, notes.note_loss))
+    (result,) = measure_in_turn(context, CELL, replace(SETTINGS, rounds=1), experiment.ways[:1], experiment)
+    by_rank = [None, None]
+    dist.all_gather_object(by_rank, seen[0])
+    (tokens, loss), (others_tokens, others_loss) = by_rank
+    assert not torch.equal(tokens, others_tokens)
+    assert result.loss == pytest.approx((loss + others_loss).item() / 2)

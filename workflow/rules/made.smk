@@ -34,7 +34,7 @@ def tables(stage):
     )
 
 
-def asked():
+def to_show():
     """Return what the pages show: the records of this run, and which cells of the scale have none."""
     return Asked(
         [record for stage in WRITTEN for record in stage.records()],
@@ -47,7 +47,7 @@ def asked():
 
 def rendered(wildcards):
     """Return what the pages are made of; tables are there because they link to them."""
-    or_exit("snakemake", write_asked, asked(), ASKED)
+    or_exit("snakemake", write_asked, to_show(), ASKED)
     return {
         "records": [record for stage in WRITTEN for record in stage.records()],
         "cells": [f"{RESULTS}/{stage.name}/cells.csv" for stage in WRITTEN],

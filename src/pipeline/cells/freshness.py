@@ -11,6 +11,7 @@ the words of its command. Whether an input is newer is Snakemake's to see.
 """
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from pipeline.cells import sources
 from pipeline.cells.library_environment import library_environment
 from pipeline.cells.record import has_failed
 from pipeline.loaded_modules import loaded_modules
+from pipeline.peers import PEERS, versions
 from pipeline.subjects.naming import Subject, facts
 
 # What counts beside the stage's own modules: what is measured, and the instruments that read it. Not what runs a cell,
@@ -61,7 +63,7 @@ def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[st
     """Return the part of a record that tells which code measured: `modules`, a digest each, and one `digest` of all.
 
     And `environment`: what the variables that these modules name said, empty where they were not set; `libraries`: the
-    variables that libraries read when they are loaded.
+    variables that libraries read when they are loaded; `peers`: the versions of those that the stage's `cell` names.
 
     package: the stage's, `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds of the
     epoch. A module whose file was put there since has no digest, for which of the two was imported cannot be told: its
@@ -77,6 +79,7 @@ def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[st
         "modules": modules,
         "environment": environment,
         "libraries": library_environment(),
+        "peers": versions(getattr(sys.modules.get(f"{package}.cell"), "PACKAGES", ())),
     }
 
 
@@ -102,8 +105,8 @@ def why_stale(
         return "settings changed"
     if changed_subjects := _changed_subjects(record.get("subjects", []), subjects):
         return f"{', '.join(changed_subjects)} changed"
-    versions = record["machine"]["software"]
-    changed = [name for name, version in present.software.items() if versions.get(name) != version]
+    measured_with = record["machine"]["software"]
+    changed = [name for name, version in present.software.items() if measured_with.get(name) != version]
     if changed:
         return f"another version of {', '.join(changed)}"
     if min(gpus, present.gpus) > record["machine"].get("gpus_available", 0):
@@ -117,6 +120,9 @@ def why_stale(
     libraries, before = library_environment(present.environment), record["code"].get("libraries")
     if before is not None and before != libraries:
         return f"{', '.join(sorted(name for name, _ in before.items() ^ libraries.items()))} changed"
+    peers = record["code"].get("peers", {})  # of which older records do not tell
+    if changed := [name for name, found in versions(sorted(PEERS.keys() & peers)).items() if peers[name] != found]:
+        return f"another version of {', '.join(PEERS[name] for name in changed)}"
     return _changed_code(record["code"].get("modules", {}))
 
 

@@ -101,7 +101,8 @@ class PlannedStage:
         """Return the other words of the command: settings, implementations of the user's own, where files are kept."""
         settings = [f"--set={word}" for word in fields.words(self.of_stage.settings)]
         files = [f"--files={self.files_pattern.format(**wildcards)}"] if self.files_pattern else []
-        return [*settings, *naming.words(self.of_stage.subjects), *files]
+        subjects = self.declared.subjects_among(self.of_stage.subjects, self.cell(wildcards))
+        return [*settings, *naming.words(subjects), *files]
 
     def why_stale(self, wildcards: Mapping[str, str], present: freshness.Present) -> str | None:
         """Return what has changed since a cell was measured; None where nothing has, or there is no record."""
@@ -110,5 +111,7 @@ class PlannedStage:
             return None
         if is_empty(path):
             return "its record is empty"
-        head, gpus = read_head(path, {self.name: self.declared}), self.cell(wildcards).gpus
-        return freshness.why_stale(head, self.of_stage.settings, gpus, present, self.subjects)
+        head, cell = read_head(path, {self.name: self.declared}), self.cell(wildcards)
+        names = {subject.name for subject in self.declared.subjects_among(self.of_stage.subjects, cell)}
+        subjects = [facts for facts in self.subjects if facts["name"] in names]
+        return freshness.why_stale(head, self.of_stage.settings, cell.gpus, present, subjects)

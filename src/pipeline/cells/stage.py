@@ -81,10 +81,11 @@ class Stage:
         """How its cells measure implementations of the user's own beside the others; None where they measure none."""
         return getattr(self._cell, "SUBJECTS", None)
 
-    def subjects_among(self, subjects: Iterable[Subject]) -> tuple[Subject, ...]:
-        """Return those of the kind that it measures."""
-        measured = self.subjects
-        return tuple(subject for subject in subjects if measured is not None and subject.kind == measured.kind)
+    def subjects_among(self, subjects: Iterable[Subject], cell: Any = None) -> tuple[Subject, ...]:
+        """Return those of the kind that it measures; of a cell whose `takes(name)` chooses among them, its own."""
+        measured, takes = self.subjects, getattr(cell, "takes", lambda _name: True)
+        of_kind = (subject for subject in subjects if measured is not None and subject.kind == measured.kind)
+        return tuple(subject for subject in of_kind if takes(subject.name))
 
     @property
     def reads(self) -> tuple[str, ...]:

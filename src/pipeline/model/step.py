@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -90,6 +91,8 @@ def build_training_step(
     checkpoint_every: int = 0,
     checkpointing: str = "segments",
     weights_dtype: torch.dtype = torch.float32,
+    convert: Callable[[TransformerLM], object] | None = None,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     seed: int = 0,
 ) -> TrainingStep:
     """Build a model on `device`, AdamW, and a batch of random tokens.
@@ -99,6 +102,8 @@ def build_training_step(
 
     `compiled`: compile each block by itself. Equal blocks share one compilation (regional compilation, as torchtitan
     does it); embedding, last norm, head and loss stay eager.
+
+    `convert`: changes the model before it is compiled. `make_optimizer`: makes another optimizer than AdamW.
 
     `weights_dtype`: the dtype of parameters, gradients and optimizer state. Weights are drawn in fp32; the tables of
     angles stay in fp32.
@@ -119,6 +124,8 @@ def build_training_step(
         )
     for parameter in model.parameters():
         parameter.data = parameter.data.to(weights_dtype)
+    if convert is not None:
+        convert(model)
     if compiled:
         for layer in model.layers:
             layer.compile()
@@ -130,6 +137,7 @@ def build_training_step(
         precision=precision,
         device=device,
         fused_optimizer=fused_optimizer,
+        make_optimizer=make_optimizer,
         seed=seed,
     )
 
@@ -143,10 +151,13 @@ def step_of(
     precision: str,
     device: str | torch.device,
     fused_optimizer: bool = False,
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
     seed: int = 0,
 ) -> TrainingStep:
-    """Return the training step of a model on `device` with AdamW and a batch of random tokens."""
-    optimizer = torch.optim.AdamW(model.parameters(), fused=True if fused_optimizer else None)
+    """Return a model's training step on `device` with AdamW, or another optimizer, and a batch of random tokens."""
+    if make_optimizer is None:
+        make_optimizer = partial(_adamw, fused_optimizer)
+    optimizer = make_optimizer(model)
     tokens, targets = _random_batch(vocab_size, context_length, batch_size, seed)
     return TrainingStep(
         model=model,
@@ -155,6 +166,10 @@ def step_of(
         targets=targets.to(device),
         precision=precision,
     )
+
+
+def _adamw(is_fused: bool, model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), fused=True if is_fused else None)
 
 
 def _random_batch(vocab_size: int, seq_len: int, batch_size: int, seed: int) -> tuple[Tensor, Tensor]:

@@ -102,8 +102,8 @@ def _copy(writeup: Path, results: Path, folder: Path) -> None:
         _copy_files(writeup.parent, writeup.parent.glob(page), folder)
         _name_tables(folder / page)
     _copy_files(writeup.parent / "figures", files_below(writeup.parent / "figures", ".svg"), folder / "figures")
-    for page in (writeup, writeup.with_name("course.md")):
-        _require_images(page, folder)
+    for shown in (writeup, writeup.with_name("course.md")):
+        _require_images(shown, folder)
     _copy_files(results, results.glob("*/*.csv"), folder / "tables")
     with tarfile.open(
         folder / ARCHIVE, "w:xz", dereference=True

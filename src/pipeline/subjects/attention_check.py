@@ -38,13 +38,17 @@ ABOUT = 0.03
 POISON = re.compile(r"CUDA.*(illegal|misaligned|unspecified launch failure|device-side assert)", re.DOTALL)
 # How to call: with (batch · heads, length, head_dim), which is the course's way, or with (batch, heads, ...).
 WAYS = ("folded", "heads")
+# Where heads of queries share keys: with fewer heads of keys, else with a copy of them for every head of queries.
+SHARED = "shared"
+COPIES = "it takes as many heads of keys as of queries: its time holds the copies that are made of shared ones"
 
 
-def attention_of(subject: Subject, way: str, is_causal: bool) -> Attend:
+def attention_of(subject: Subject, way: str, is_causal: bool, group: int = 1) -> Attend:
     """Import a subject and return it as a function of q, k and v of shape (batch, heads, length, head_dim).
 
-    It is an autograd function or a function of (q, k, v, is_causal), whose is_causal may be keyword-only. Raises Wrong
-    where it is another class or takes other arguments.
+    It is an autograd function or a function of (q, k, v, is_causal), whose is_causal may be keyword-only. group: heads
+    of queries that share a head of keys and values; of those it gets copies, but in the way `shared`, with
+    `enable_gqa=True` where it takes that. Raises Wrong where it is another class or takes other arguments.
     """
     function = load(subject.use)
     if isinstance(function, type):
@@ -52,15 +56,30 @@ def attention_of(subject: Subject, way: str, is_causal: bool) -> Attend:
             raise Wrong(f"{function.__name__} is a class, but no torch.autograd.Function: name a function")
         function = function.apply
     by_name = _takes_mask_by_name(function)
+    options = {"enable_gqa": True} if way == SHARED and _takes(function, "enable_gqa") else {}
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return function(q, k, v, is_causal=is_causal) if by_name else function(q, k, v, is_causal)
+        if by_name:
+            return function(q, k, v, is_causal=is_causal, **options)
+        return function(q, k, v, is_causal, **options)
 
     def attend_folded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         output = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
         return output.view_as(q) if isinstance(output, Tensor) else output
 
-    return attend_folded if way == "folded" else attend
+    called = attend_folded if way == "folded" else attend
+
+    def attend_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return called(q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
+
+    return called if group == 1 or way == SHARED else attend_copies
+
+
+def _takes(function: Callable[..., Tensor], argument: str) -> bool:
+    try:
+        return argument in inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of builtins
+        return False
 
 
 def _takes_mask_by_name(function: Callable[..., Tensor]) -> bool:
@@ -82,29 +101,42 @@ def _takes_mask_by_name(function: Callable[..., Tensor]) -> bool:
 
 
 def check_attention(
-    context: RankContext, subject: Subject, dtype: torch.dtype, head_dim: int, is_causal: bool, seq_len: int = EVEN[0]
+    context: RankContext,
+    subject: Subject,
+    dtype: torch.dtype,
+    head_dim: int,
+    is_causal: bool,
+    seq_len: int = EVEN[0],
+    group: int = 1,
 ) -> Verdict:
-    """Check a subject for a cell: small problems of its dtype, head_dim, mask and kind of length.
+    """Check a subject for a cell: small problems of its dtype, head_dim, mask, kind of length and shared keys.
 
-    Raises Skipped where the subject refuses these.
+    group: heads of queries that share a head of keys and values. Raises Skipped where the subject refuses these.
     """
-    return check_lengths(context, subject, dtype, head_dim, is_causal, (*EVEN, *odd_lengths_like(seq_len)))
+    return check_lengths(context, subject, dtype, head_dim, is_causal, (*EVEN, *odd_lengths_like(seq_len)), group)
 
 
 def check_lengths(
-    context: RankContext, subject: Subject, dtype: torch.dtype, head_dim: int, is_causal: bool, lengths: Sequence[int]
+    context: RankContext,
+    subject: Subject,
+    dtype: torch.dtype,
+    head_dim: int,
+    is_causal: bool,
+    lengths: Sequence[int],
+    group: int = 1,
 ) -> Verdict:
-    """Check a subject at these lengths, folded and else by heads; raises Skipped where it refuses one of them."""
+    """Check a subject at these lengths, each of its ways until one is right; Skipped where it refuses a length."""
     complaints: list[Exception] = []
-    for way in WAYS:
-        attend = attention_of(subject, way, is_causal)
+    for way in (SHARED, *WAYS) if group > 1 else WAYS:
+        attend = attention_of(subject, way, is_causal, group)
         try:
             for length in lengths:
-                _check_length(attend, _inputs(length, head_dim, dtype, context.device), is_causal)
+                _check_length(attend, _inputs(length, head_dim, dtype, context.device, group), is_causal)
         except (Wrong, Skipped) as complaint:
-            complaints.append(complaint)
+            if way != SHARED:  # which none has to take
+                complaints.append(complaint)
         else:
-            return Verdict("ok", way=way)
+            return Verdict("ok", COPIES if group > 1 and way != SHARED else "", way)
     # A shape that it does not take says less than numbers that are off.
     told = next((each for each in complaints if isinstance(each, Wrong)), None)
     if told is None:
@@ -146,7 +178,7 @@ def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -
             raise
         if lacking := lacks(f"{type(error).__name__}: {error}"):
             raise Skipped(lacking) from error
-        if q.device.type == "cpu" and _is_of_triton(error):
+        if q.device.type == "cpu" and is_of_triton(error):
             raise Skipped("needs a CUDA GPU: it is a Triton kernel") from error
         if q.dtype == torch.bfloat16 and _is_interpreted(attend, inputs):
             raise Skipped("bf16 waits for a GPU: Triton's interpreter multiplies it wrongly") from error
@@ -187,10 +219,10 @@ def _is_interpreted(attend: Attend, inputs: tuple[Tensor, ...]) -> bool:
     return False
 
 
-def _inputs(length: int, head_dim: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
+def _inputs(length: int, head_dim: int, dtype: torch.dtype, device: torch.device, group: int = 1) -> tuple[Tensor, ...]:
     generator = torch.Generator(device).manual_seed(length)
-    shape = (BATCH, HEADS, length, head_dim)
-    return tuple(torch.randn(shape, generator=generator, device=device).to(dtype) for _ in range(4))
+    shapes = [(BATCH, heads, length, head_dim) for heads in (group * HEADS, HEADS, HEADS, group * HEADS)]
+    return tuple(torch.randn(shape, generator=generator, device=device).to(dtype) for shape in shapes)
 
 
 def _output_and_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Tensor]:
@@ -235,7 +267,7 @@ def _wrong(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -
     q, k, v, do = inputs
     exact = exact_attention(q, k, v, do, is_causal)
     eps = TF32_EPS if q.dtype == torch.float32 and q.device.type == "cuda" else None
-    allowed = allowed_errors(ROUNDINGS, q, k, v, do, is_causal, eps)
+    allowed = _allowed(inputs, is_causal, eps)
     for name, result, bound in zip(QUANTITIES, results, allowed, strict=True):
         if (result.shape, result.dtype) != (bound.shape, q.dtype):
             return f"{name} is {tuple(result.shape)} of {result.dtype}, must be {tuple(bound.shape)} of {q.dtype}"
@@ -250,6 +282,20 @@ def _wrong(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -
             shifted = _other_diagonal(result, inputs) if is_causal and name == "output" else ""
             return said + (scaled or shifted or _without_mask(name, result, inputs, is_causal, eps))
     return None
+
+
+def _allowed(inputs: tuple[Tensor, ...], is_causal: bool, eps: float | None) -> list[Tensor]:
+    """Bound the errors of output and gradients; those of shared keys and values add up over the heads of queries."""
+    q, k, v, do = _with_copies(inputs)
+    output, dq, *of_keys = allowed_errors(ROUNDINGS, q, k, v, do, is_causal, eps)
+    return [output, dq, *(bound.unflatten(1, (inputs[1].shape[1], -1)).sum(2) for bound in of_keys)]
+
+
+def _with_copies(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Give every head of queries keys and values of its own."""
+    q, k, v, do = inputs
+    group = q.shape[1] // k.shape[1]
+    return q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1), do
 
 
 def _multiple(result: Tensor, wanted: Tensor, bound: Tensor) -> str:
@@ -274,14 +320,14 @@ def _without_mask(name: str, result: Tensor, inputs: tuple[Tensor, ...], is_caus
         return ""
     q, k, v, do = inputs
     wanted = getattr(exact_attention(q, k, v, do, False), name)
-    allowed = allowed_errors(ROUNDINGS, q, k, v, do, False, eps)[QUANTITIES.index(name)]
+    allowed = _allowed(inputs, False, eps)[QUANTITIES.index(name)]
     is_right = ((result.double() - wanted).abs() <= allowed).all()
     return f"; {IGNORES_MASK}" if is_right else ""
 
 
 def _other_diagonal(output: Tensor, inputs: tuple[Tensor, ...]) -> str:
     """Say whether an output is about that of a causal mask which ends a key too early or too late."""
-    q, k, v = (tensor.double() for tensor in inputs[:3])
+    q, k, v = (tensor.double() for tensor in _with_copies(inputs)[:3])
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     sees = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device)
     for diagonal, words in ((1, "each query sees one key after its own"), (-1, "no query sees its own key")):
@@ -316,5 +362,6 @@ def _place(error: Exception) -> str:
     return f" ({Path(last.filename).name}:{last.lineno})"
 
 
-def _is_of_triton(error: Exception) -> bool:
+def is_of_triton(error: Exception) -> bool:
+    """Tell whether an error was raised in Triton."""
     return any("/triton/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))

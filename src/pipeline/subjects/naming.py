@@ -21,7 +21,10 @@ KINDS: dict[str, tuple[str, ...]] = {
     "fsdp": ("after_backward", "gather"),
     "optimizer": (),
     "model": (),
+    "op": (),
 }
+# What stands between the matrix products of a transformer: an implementation of the kind `op` is named after one.
+OPERATIONS = ("rms_norm", "rotary", "swiglu", "linear_cross_entropy", "adamw")
 # What a name may be: it becomes part of tables, figures and pages.
 NAME = re.compile(r"[a-z0-9_]{1,32}")
 ALLOWED_NAME = "text of at most 32 of a-z, 0-9 and _"
@@ -65,6 +68,11 @@ class Measured:
     first: Mapping[str, Any] = field(default_factory=dict)
     exercise: str = ""
     pipelines: str = ""
+
+
+def operation_of(name: str) -> str | None:
+    """Return the operation that an implementation is of: `rms_norm`, `rms_norm_v2`; None where it names none."""
+    return next((each for each in OPERATIONS if name == each or name.startswith(f"{each}_")), None)
 
 
 def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Subject, ...]:
@@ -122,6 +130,8 @@ def _of_kind(kind: Any, named: Any, where: str, taken: set[str]) -> Iterable[Sub
             elif isinstance(name, str) and ":" in name:
                 hint = "; is there no space after its colon?"
             raise UserError(f"{key}: a name must be {ALLOWED_NAME}{hint}")
+        if kind == "op" and operation_of(name) is None:
+            raise UserError(f"{key}: must be one of {', '.join(OPERATIONS)}, with more words behind a _ if need be")
         if name in taken:
             raise UserError(f"{key}: the pipeline's own has this name; taken are {', '.join(sorted(taken))}")
         yield Subject(kind, name, **_places(given, key, ("use", *KINDS[kind])))

@@ -16,6 +16,7 @@ from pipeline.subjects.checking import CHECK_LIMIT, Processes, Verdict, survivor
 from pipeline.subjects.marks import note_last
 from pipeline.subjects.model_check import check_model
 from pipeline.subjects.naming import Subject
+from pipeline.subjects.operation_check import check_operation
 from pipeline.subjects.training_check import check_ddp, check_fsdp, check_optimizer
 
 HEAD_DIMS = (64, 128)
@@ -61,6 +62,8 @@ def verdict_on(subject: Subject, timeout_s: float) -> Verdict:
             return verdict(check_fsdp, subject, ranks, torch.bfloat16)
         case "optimizer":
             return verdict(check_optimizer, subject, ranks)
+        case "op":
+            return _verdict_on_operation(subject, alone)
         case _:
             raise ValueError(f"no check for the kind {subject.kind}")
 
@@ -112,6 +115,22 @@ def _verdict_on_attention(subject: Subject, processes: Processes) -> Verdict:
         return next(iter(failed.values()))
     limits = tuple(f"{part.words}: {found.status}, {found.reason}" for part, found in failed.items())
     return Verdict("ok", f"in {_listed(right)}" if failed else "", limits=limits)
+
+
+def _verdict_on_operation(subject: Subject, processes: Processes) -> Verdict:
+    """Check an operation in fp32 and in bf16; right is what is right in one and refuses, or lacks, the other."""
+    words = {"fp32": torch.float32, "bf16": torch.bfloat16}
+    verdicts = {word: verdict(check_operation, subject, processes, dtype) for word, dtype in words.items()}
+    failed = {word: found for word, found in verdicts.items() if found.status != "ok"}
+    for word, found in failed.items():
+        if found.status == "wrong":
+            return replace(found, reason=f"in {word} {found.reason}")
+    if len(failed) == len(words):
+        return next(iter(failed.values()))
+    limits = tuple(f"{word}: {found.status}, {found.reason}" for word, found in failed.items())
+    return Verdict(
+        "ok", "" if not failed else f"in {_listed([word for word in words if word not in failed])}", limits=limits
+    )
 
 
 def _listed(words: Sequence[str]) -> str:

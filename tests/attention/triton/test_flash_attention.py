@@ -54,8 +54,9 @@ def test_masks_hide_what_their_definition_hides(way, mask):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(4, 2), (3, 1)])
-@pytest.mark.parametrize("is_causal", [False, True, "bottom_right"])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "is_causal"), [(4, 2, False), (4, 2, True), (4, 2, "bottom_right"), (3, 1, True)]
+)
 def test_query_heads_may_share_keys_and_values(heads, kv_heads, is_causal, way):
     inputs = inputs_of(33, 40, heads=heads, kv_heads=kv_heads, dtype=torch.float16)
     attend = partial(by_position, WAYS[way])
@@ -74,13 +75,13 @@ def test_shared_keys_are_not_copied_and_their_gradients_are_bitwise_repeatable()
 
 
 @pytest.mark.parametrize("way", ["as planned", "many tiles", "chunks"])
-@pytest.mark.parametrize("head_dim", [1, 7, 33, 100, 250])
+@pytest.mark.parametrize("head_dim", [1, 33, 250])
 def test_any_head_dimension_up_to_256_has_a_kernel(head_dim, way):
     inputs = inputs_of(33, 40, head_dim)
     assert_as_exact_as_the_formula(partial(by_position, WAYS[way]), *inputs, is_causal=True)
 
 
-@pytest.mark.parametrize("scale", [0.01, 0.5, 1])
+@pytest.mark.parametrize("scale", [0.01, 1])
 def test_scores_are_scaled_as_asked(scale):
     assert_as_exact_as_the_formula(flash_attention, *inputs_of(40, 70), is_causal=True, scale=scale)
 
@@ -129,7 +130,7 @@ def test_names_and_meaning_are_those_of_torchs_function():
     assert names == ["q", "k", "v", "is_causal", "scale", "enable_gqa", "window", "return_lse"]
 
 
-def test_under_autocast_attention_is_computed_in_its_dtype():
+def test_under_autocast_the_log_sum_exp_stays_in_fp32():
     q, k, v, _ = inputs_of(20, 20, heads=4, kv_heads=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output, lse = flash_attention(q, k, v, enable_gqa=True, return_lse=True)

@@ -1,14 +1,12 @@
 """The fused model beside the plain one, of the same parameters."""
 
 import copy
-from collections import Counter
 
 import pytest
 import torch
 from torch.nn import functional
 
 from pipeline.attention import ATTENTION
-from pipeline.compat.torch_private import TorchDispatchMode, operator_name
 from pipeline.formulas.fused_step import LEVELS, FusedStep
 from pipeline.formulas.sizes import ModelSize
 from pipeline.instruments.memory.saved_tensors import saved_bytes
@@ -16,6 +14,7 @@ from pipeline.model.fused.language_model import FusedLM
 from pipeline.model.fused.operations import in_torch, in_triton
 from pipeline.model.transformer import TransformerLM
 
+from ..executed import Executed
 from .reference import DEVICE, error
 
 VOCAB, SEQ, WIDTH, HEADS, D_FF, LAYERS = 101, 12, 24, 3, 40, 2
@@ -74,18 +73,6 @@ def test_a_layer_keeps_so_many_bytes_as_the_formula_says(model, batch):
     for level in ("qkv", "gate_up"):
         fused.keep([level] * LAYERS)
         assert saved_bytes(lambda: fused.layers[-1](x), inputs) == formula.kept_bytes(level) - x.nbytes
-
-
-class Executed(TorchDispatchMode):
-    """Counts the operators that run; one whose result a checkpoint kept does not."""
-
-    def __init__(self):
-        super().__init__()
-        self.counts = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.counts[operator_name(func)] += 1
-        return func(*args, **(kwargs or {}))
 
 
 # How often attention runs, and how many products, beside the least.

@@ -47,11 +47,22 @@ PATIENCE_S = 60  # for what should happen at once
 @pytest.fixture(params=["forked", "fresh"])
 def start(request, monkeypatch):
     """Start ranks in one of the two ways; forked ones use one thread, for this process may have used its pool."""
-    forked = request.param == "forked"
-    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: forked)
-    if forked:
-        monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
+    if request.param == "forked":
+        fork(monkeypatch)
+    else:
+        monkeypatch.setattr(starting, "_can_fork", lambda _device_type: False)
     return request.param
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Fork ranks, where the way that they start makes no difference."""
+    fork(monkeypatch)
+
+
+def fork(monkeypatch):
+    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: True)
+    monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
 
 
 @pytest.fixture(autouse=True)
@@ -73,14 +84,11 @@ def is_helper(process):
     return "resource_tracker" in words or ("forkserver" in words and process.ppid() == os.getpid())
 
 
-def sum_of_ranks(context, offset):
-    total = torch.tensor([float(context.rank + offset)])
-    dist.all_reduce(total)
-    return context.rank, total
-
-
 def describe(context):
-    return context, dist.get_backend(), torch.get_num_threads()
+    """Return where the rank is, and the sum over all ranks of 10 to the power of each."""
+    total = torch.tensor([10**context.rank])
+    dist.all_reduce(total)
+    return context, dist.get_backend(), torch.get_num_threads(), total.item()
 
 
 def raise_on_rank_1(context):
@@ -120,7 +128,7 @@ def return_what_cannot_be_pickled(context):
 
 def use_the_thread_pool(context):
     torch.set_num_threads(2)
-    return (torch.ones(2000, 2000) @ torch.ones(2000, 2000)).sum().item()
+    return (torch.ones(1000, 1000) @ torch.ones(1000, 1000)).sum().item()
 
 
 def wait_for(*paths):
@@ -158,28 +166,20 @@ def leave_a_daemon(_context, told, ending):
         os._exit(3)
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_results_come_in_the_order_of_ranks(start, world_size):
-    results = run_ranks(sum_of_ranks, world_size, backend="gloo", args=(1,))
-    assert [rank for rank, _ in results] == list(range(world_size))
-    assert {total.item() for _, total in results} == {sum(range(1, world_size + 1))}
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_results_come_in_the_order_of_ranks_which_know_their_place(start, monkeypatch, world_size):
+    threads = 1 if start == "forked" else 2
+    monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: threads)
+    results = run_ranks(describe, world_size, backend="gloo")
+    assert [context.rank for context, *_ in results] == list(range(world_size))
+    for context, *seen in results:
+        assert (context.world_size, context.backend, context.device) == (world_size, "gloo", torch.device("cpu"))
+        assert context.group_setup_ms > 0
+        assert seen == ["gloo", threads, sum(10**rank for rank in range(world_size))]
 
 
-def test_a_rank_knows_its_place(start):
-    results = run_ranks(describe, 2, backend="gloo")
-    contexts = [context for context, *_ in results]
-    assert [(context.rank, context.world_size, context.backend) for context in contexts] == [
-        (0, 2, "gloo"),
-        (1, 2, "gloo"),
-    ]
-    assert all(context.device == torch.device("cpu") and context.group_setup_ms > 0 for context in contexts)
-    assert [backend for _, backend, _ in results] == ["gloo", "gloo"]
-
-
-def test_no_rank_begins_before_all_have_joined(monkeypatch, tmp_path):
+def test_no_rank_begins_before_all_have_joined(forked, monkeypatch, tmp_path):
     """One that ended first would cut off those that still connect to it."""
-    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: True)
-    monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
     monkeypatch.setattr(dist, "init_process_group", partial(join_late_on_rank_0, tmp_path))
     assert run_ranks(joined, 2, backend="gloo", args=(tmp_path,)) == [["0", "1"]] * 2
 
@@ -187,30 +187,26 @@ def test_no_rank_begins_before_all_have_joined(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("cores", "threads"), [(5, 2), (2, 1), (1, 1)])
 def test_cores_are_shared_out_as_threads_and_each_rank_gets_at_least_one(monkeypatch, cores, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
-    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: False)
-    assert [given for *_, given in run_ranks(describe, 2, backend="gloo")] == [threads, threads]
+    assert starting.threads_per_rank(2) == threads
 
 
-def test_an_exception_is_raised_with_its_rank_and_its_traceback(start):
+def test_an_exception_is_raised_with_its_rank_and_its_traceback_and_nothing_is_left(start, monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(RankFailed, match="rank 1 of 2 raised ValueError: a bad weight") as failure:
         run_ranks(raise_on_rank_1, 2, backend="gloo")
     assert failure.value.rank == 1
     assert "in raise_on_rank_1" in str(failure.value)
+    assert not list(tmp_path.glob("ranks-*"))
     assert not ranks_alive()
 
 
 @pytest.mark.parametrize("error", [Skipped("no such thing"), torch.OutOfMemoryError("CUDA out of memory")])
-def test_an_outcome_keeps_its_type(start, error):
-    with pytest.raises(type(error), match=str(error)) as raised:
-        run_ranks(raise_on_rank_1_only, 2, backend="gloo", args=(error,))
-    assert raised.value.__cause__.rank == 1
-
-
-def test_one_failure_ends_the_others_at_once(start):
+def test_an_outcome_keeps_its_type_and_ends_the_others_at_once(forked, error):
     started = time.monotonic()
-    with pytest.raises(RankFailed):
-        run_ranks(raise_on_rank_1_only, 3, backend="gloo", args=(ValueError(),))
+    with pytest.raises(type(error), match=str(error)) as raised:
+        run_ranks(raise_on_rank_1_only, 3, backend="gloo", args=(error,))
     assert time.monotonic() - started < 30  # of the 60 s that they sleep
+    assert raised.value.__cause__.rank == 1
     assert not ranks_alive()
 
 
@@ -221,12 +217,10 @@ def test_a_killed_rank_is_named_with_its_signal_before_those_that_lost_it(start)
     assert not ranks_alive()
 
 
-def test_a_rank_that_exits_early_is_a_failure(start):
+@pytest.mark.usefixtures("forked")
+def test_a_rank_that_exits_early_or_sends_what_cannot_be_pickled_is_a_failure():
     with pytest.raises(RankFailed, match="rank 0 of 2 ended with exit code 3"):
         run_ranks(exit_on_rank_0, 2, backend="gloo")
-
-
-def test_a_result_that_cannot_be_pickled_is_the_ranks_failure(start):
     with pytest.raises(RankFailed, match=r"of 2 raised .*pickle"):
         run_ranks(return_what_cannot_be_pickled, 2, backend="gloo")
 
@@ -269,25 +263,14 @@ def test_cuda_counts_as_started_once_its_driver_is_open_but_not_for_nvml(monkeyp
 
 
 def test_a_used_thread_pool_does_not_hang_the_ranks():
-    ones = torch.ones(2000, 2000)
-    torch.set_num_threads(2)
-    assert (ones @ ones).sum() == 8e9
-    assert run_ranks(use_the_thread_pool, 2, backend="gloo") == [8e9, 8e9]
+    assert use_the_thread_pool(None) == 1e9
+    assert run_ranks(use_the_thread_pool, 2, backend="gloo") == [1e9, 1e9]
 
 
 def test_ranks_have_the_environment_of_now(start, monkeypatch):
     for greeting in ("hello", "good evening"):
         monkeypatch.setenv("GREETING", greeting)
         assert run_ranks(tell_environment, 1, backend="gloo") == [greeting]
-
-
-def test_nothing_is_left_behind(start, monkeypatch, tmp_path):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    run_ranks(sum_of_ranks, 2, backend="gloo", args=(0,))
-    with pytest.raises(RankFailed):
-        run_ranks(raise_on_rank_1, 2, backend="gloo")
-    assert not list(tmp_path.glob("ranks-*"))
-    assert not ranks_alive()
 
 
 @pytest.mark.parametrize("way", ["forked", "fresh"])
@@ -333,12 +316,10 @@ def test_a_temporary_folder_whose_name_is_long_and_not_utf_8_serves(tmp_path):
         (None, "no network interface reaches 127.0.0.1: Network is unreachable"),
     ],
 )
-def test_without_a_network_interface_ranks_are_skipped_with_the_reason(monkeypatch, named, reason):
+def test_without_a_network_interface_ranks_are_skipped_with_the_reason(forked, monkeypatch, named, reason):
     def unreachable(_socket, _address):
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
 
-    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: True)
-    monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
     monkeypatch.setattr(rank.socket, "socket", type("Socket", (socket.socket,), {"connect": unreachable}))
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     if named:
@@ -386,7 +367,3 @@ def test_what_ranks_imported_is_known_to_the_caller_also_of_those_that_fail(monk
     with pytest.raises(Skipped):
         run_ranks(import_alone, 2, backend="gloo")
     assert {"pipeline.of_rank_0", "pipeline.of_rank_1"} <= loaded_modules.loaded_modules()
-
-
-def world(context):
-    return context.world_size

@@ -3,6 +3,7 @@ import itertools
 import math
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from pipeline.attention.eager import eager_attention
 from pipeline.attention.triton import forward_plan
 from pipeline.attention.triton.gpu import Gpu
+from pipeline.errors import Skipped
 from pipeline.formulas.attention import Shape, pass_flops
 from pipeline.instruments.sampling import step_timing, sustained
 from pipeline.instruments.sampling.interleaving import Taken, Work
@@ -17,7 +19,7 @@ from pipeline.instruments.sampling.kernel_timing import KernelSampler, latency_s
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.sustained import Sustained
 from pipeline.stages.flash import implementations, together, trial
-from pipeline.stages.flash.cell import COMPILED, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
+from pipeline.stages.flash.cell import COMPILED, FA4, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
 from pipeline.stages.flash.measure import measure
 
 from ...records import attention_row, derived, rows_read
@@ -102,6 +104,57 @@ def test_a_wrong_implementation_shows_in_its_errors(measured):
     rows = measured(["tiled", "eager"], tiled=wrong)
     assert rows["tiled", "forward"]["output_rel_error"] > 0.1
     assert rows["eager", "forward"]["output_rel_error"] < 1e-6
+
+
+def laid_out_by_token(q, k, v, causal):
+    """Compute attention of contiguous (batch, length, heads, head_dim), with an LSE beside the output."""
+    assert q.is_contiguous(), "q must be contiguous"
+    assert k.is_contiguous(), "k must be contiguous"
+    group = q.shape[2] // k.shape[2]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    return eager_attention(q, *(x.repeat_interleave(group, 1) for x in (k, v)), causal).transpose(1, 2), None
+
+
+@pytest.fixture
+def fa4(measured, monkeypatch):
+    """Measure a cell with FlashAttention-4 on the CPU, whose function is another."""
+
+    def run(function, cell):
+        peer = SimpleNamespace(flash_attn_func=function)
+        monkeypatch.setattr(implementations, "GPU_ONLY", ())
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
+        monkeypatch.setattr(implementations, "load", lambda _name, _module: peer)
+        monkeypatch.setattr(together, "version_of", lambda _name: "4.0")
+        return measured([FA4, "eager"], cell=cell)
+
+    return run
+
+
+@pytest.mark.parametrize("group", [1, 2])
+def test_flash_attention_4_is_called_and_checked_in_its_own_layout(fa4, group):
+    rows = fa4(laid_out_by_token, dataclasses.replace(CELL, num_heads=4, query_heads_per_kv_head=group))
+    assert all(rows[FA4, phase]["n"] == 3 for phase in PHASES)
+    assert 0 < rows[FA4, "forward"]["output_rel_error"] < 1e-6
+    assert all(0 < rows[FA4, "backward"][f"{name}_rel_error"] < 1e-6 for name in ("dq", "dk", "dv"))
+    assert rows[FA4, "forward"]["package_version"] == "4.0"
+    assert "package_version" not in rows["eager", "forward"]
+
+
+def test_whatever_flash_attention_4_raises_costs_its_own_rows(fa4):
+    def refuse(*_inputs, causal):
+        raise AssertionError("inputs must be float16 or bfloat16")
+
+    rows = fa4(refuse, CELL)
+    assert {rows[FA4, phase]["status"] for phase in PHASES} == {"skipped"}
+    reason = "flash-attn-4 raises AssertionError: inputs must be float16 or bfloat16"
+    assert rows[FA4, "forward"]["reason"] == reason
+    assert rows["eager", "forward"]["n"] == 3
+
+
+def test_a_gpu_before_hopper_has_no_flash_attention_4(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (8, 9))
+    with pytest.raises(Skipped, match="needs a Hopper or Blackwell GPU"):
+        implementations.build(FA4, CELL.shape, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(("call", "failing"), [(1, PHASES), (3, PHASES[1:]), (5, PHASES[2:])])
@@ -287,7 +340,8 @@ def held(monkeypatch):
 
     def run(cell=SEVERAL, settings=ASKED, device=CUDA, failed=(), **works):
         works = {
-            key: works.get(key[0], Work(key)) for key in itertools.product(("triton", "sdpa_cudnn", "flex"), PHASES)
+            key: works.get(key[0], Work(key))
+            for key in itertools.product(("triton", "sdpa_cudnn", "fa4", "flex"), PHASES)
         }
         taken = {key: Taken({"device": [2.0]}, out_of_memory="no" if key in failed else None) for key in works}
         return together._held(cell, works, taken, settings, device), asked
@@ -319,7 +373,7 @@ def test_what_ran_out_of_memory_or_runs_out_now_is_left_out(held):
 
     failed = ("sdpa_cudnn", "forward_backward")
     found, _ = held(failed=[failed], triton=Work(None, prepare=out_of_memory))
-    assert list(found) == [("sdpa_cudnn", "forward")]
+    assert list(found) == [("sdpa_cudnn", "forward"), *(("fa4", phase) for phase in ("forward", "forward_backward"))]
 
 
 def test_the_rate_that_is_held_counts_the_flops_of_the_phase():
@@ -348,7 +402,7 @@ def test_what_torch_compiles_for_every_shape_is_measured_at_several_heads_only()
 def test_a_cpu_skips_what_needs_a_gpu_and_has_torch_s_own_choice(measured):
     cpu = torch.device("cpu")
     several_heads = dataclasses.replace(CELL, num_heads=2)
-    assert implementations.names(several_heads, cpu) == [*OURS, *PEERS]
+    assert implementations.names(several_heads, cpu) == [*OURS, *PEERS, FA4]
     assert "sdpa" not in implementations.names(several_heads, torch.device("cuda"))
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -372,6 +426,9 @@ def test_every_implementation_on_a_gpu_is_right_or_says_why_not(gpu, dtype, is_c
     refused = {"sdpa_flash", "sdpa_cudnn"} if dtype == "fp32" else set()
     for impl in implementations.names(cell, gpu):
         row = rows[impl, "forward"]
+        if impl == FA4 and row["status"] == "skipped":  # its extra is not installed, or it is fp32
+            assert row["reason"]
+            continue
         if impl in refused:
             assert row["status"] == "skipped"
             assert "dtype" in row["reason"]

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from pipeline.stages.flash import needs
 from pipeline.stages.flash.cell import SUSTAINED, Cell, Settings
 from pipeline.stages.flash.needs import expected_s, needed_bytes
 
@@ -10,9 +11,17 @@ OFF = dataclasses.replace(SETTINGS, sustained_s=0.0)
 
 
 @pytest.mark.parametrize(
-    ("num_heads", "on_gpu", "held"), [(16, True, len(SUSTAINED)), (1, True, 0), (16, False, 0), (1, False, 0)]
+    ("num_heads", "on_gpu", "version", "held"),
+    [
+        (16, True, "4.0", len(SUSTAINED)),
+        (16, True, None, len(SUSTAINED) - 2),
+        *((1, True, "4.0", 0), (16, False, "4.0", 0), (1, False, None, 0)),
+    ],
 )
-def test_only_several_heads_on_a_gpu_take_the_time_of_running_back_to_back(num_heads, on_gpu, held):
+def test_only_several_heads_on_a_gpu_take_the_time_of_running_back_to_back(
+    monkeypatch, num_heads, on_gpu, version, held
+):
+    monkeypatch.setattr(needs, "version_of", lambda _peer: version)
     cell = Cell(num_heads=num_heads)
     assert expected_s(cell, SETTINGS, on_gpu) - expected_s(cell, OFF, on_gpu) == held * 2.0
 

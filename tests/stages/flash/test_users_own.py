@@ -15,6 +15,7 @@ from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PHASES, Cell, Settings
 from pipeline.stages.flash.measure import measure
 from pipeline.subjects import measuring
+from pipeline.subjects.attention_check import COPIES
 from pipeline.subjects.checking import Processes, Verdict
 from pipeline.subjects.naming import Subject
 
@@ -70,17 +71,24 @@ def test_one_row_of_many_that_is_wrong_beyond_the_lengths_of_the_check_is_wrong(
     assert found["one_row_left_out"] == {"wrong"}
 
 
-def test_where_queries_share_keys_they_are_skipped_with_the_reason_and_the_others_measured(monkeypatch):
+@pytest.mark.parametrize(("name", "reason"), [("Right", COPIES), ("shares_keys", None), ("shares_when_asked", None)])
+def test_where_queries_share_keys_it_gets_fewer_heads_of_keys_or_copies_and_its_rows_say_so(monkeypatch, name, reason):
     monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager"])
     cell = replace(CELL, num_heads=4, query_heads_per_kv_head=2)
-    rows = rows_read(measure, cell, SETTINGS, Stopwatch(), [Subject("attention", "mine", f"{FILE}:Right")])
+    rows = rows_read(measure, cell, SETTINGS, Stopwatch(), [Subject("attention", "mine", f"{FILE}:{name}")])
     own = [row for row in rows if row["impl"] == "mine"]
     assert [row["phase"] for row in own] == list(PHASES)
-    assert {row["status"] for row in own} == {"skipped"}
-    assert {row["reason"] for row in own} == {
-        "implementations of your own are measured where query_heads_per_kv_head is 1"
-    }
-    assert {row["status"] for row in rows if row["impl"] == "eager"} <= {"ok", "unstable"}
+    assert {row["status"] for row in own} <= {"ok", "unstable"}
+    assert own[0]["output_rel_error"] < 1e-6
+    if own[0]["status"] == "ok":
+        assert own[0].get("reason") == reason
+
+
+def test_one_that_is_wrong_both_ways_where_queries_share_keys_is_wrong(monkeypatch):
+    monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager"])
+    cell = replace(CELL, num_heads=4, query_heads_per_kv_head=2)
+    rows = rows_read(measure, cell, SETTINGS, Stopwatch(), [Subject("attention", "mine", f"{FILE}:off_by_one")])
+    assert {row["status"] for row in rows if row["impl"] == "mine"} == {"wrong"}
 
 
 @pytest.fixture

@@ -55,6 +55,8 @@ _DATASHEET_GB_PER_S: dict[str, float] = {
 _GPU_SIZE, _GPU_SAMPLES = 8192, 10
 _CPU_SIZES, _CPU_SAMPLES = (1024, 512, 256, 128), 5
 _CPU_PRODUCT_MS = 100.0
+# Bytes of a copy: more than caches hold.
+_GPU_COPIED, _CPU_COPIED = 2**29, 2**27
 
 
 def peak_to_measure(device: torch.device | str, precision: str) -> float | None:
@@ -83,6 +85,28 @@ def datasheet_peak_tflops(gpu_name: str, dtype: str) -> float | None:
 def datasheet_gb_per_s(gpu_name: str) -> float | None:
     """Look up a GPU's datasheet memory bandwidth in 10^9 bytes/s by its exact name; None where it is not known."""
     return _DATASHEET_GB_PER_S.get(gpu_name)
+
+
+def bandwidth_to_measure(device: torch.device | str) -> float | None:
+    """Measure the memory bandwidth of a torch device in 10^9 bytes/s where no data sheet is known for it, else None.
+
+    That of the best of a few large copies, read and written bytes together.
+    """
+    import torch
+
+    device = torch.device(device)
+    on_gpu = device.type == "cuda"
+    if on_gpu and datasheet_gb_per_s(torch.cuda.get_device_name(device)) is not None:
+        return None
+    source = torch.ones(_GPU_COPIED if on_gpu else _CPU_COPIED, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    samples, time_ms = (_GPU_SAMPLES, _gpu_times_ms) if on_gpu else (_CPU_SAMPLES, _host_times_ms)
+
+    def copy() -> None:
+        target.copy_(source)
+
+    copy()
+    return 2 * source.nbytes / min(time_ms(copy, samples)) / 1e6
 
 
 def measured_peak_tflops(device: torch.device | str, precision: str) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -47,3 +48,8 @@ def in_torch() -> Operations:
         cross_entropy=plain.cross_entropy,
         scale=plain.scale,
     )
+
+
+def best_operations(device: torch.device) -> Operations:
+    """Return those of Triton where there is a GPU."""
+    return in_triton() if device.type == "cuda" else in_torch()

@@ -18,18 +18,20 @@ PHASES = ("forward", "backward", BOTH_PHASES)
 GROUP_AXIS = "query_heads_per_kv_head"
 # The assignment's leaderboard: 16 heads of 64, causal.
 LEADERBOARD = {"batch_size": 1, "num_heads": 16, GROUP_AXIS: 1, "seq_len": 16384, "head_dim": 64, "is_causal": True}
-# The user's own are ranked where every head of queries has its own keys: they are skipped elsewhere (users_own.py).
-SUBJECTS = Measured("attention", {"phase": BOTH_PHASES, GROUP_AXIS: 1}, first=LEADERBOARD, exercise="leaderboard")
+SUBJECTS = Measured("attention", {"phase": BOTH_PHASES}, first=LEADERBOARD, exercise="leaderboard")
 OURS = ("triton", "tiled")
 SDPA_BACKENDS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
 # On a CPU `sdpa`, torch's own choice, replaces the GPU backends.
 PEERS = ("eager", "compiled_eager", "sdpa", *SDPA_BACKENDS, "flex")
-GPU_ONLY = ("triton", *SDPA_BACKENDS, "flex")
-# torch compiles these for every shape anew, which takes longer than timing all: only at several heads, as models have.
+FA4 = "fa4"
+GPU_ONLY = ("triton", *SDPA_BACKENDS, "flex", FA4)
+# Peers that are packages of their own (pipeline.peers): another version makes a cell stale.
+PACKAGES = (FA4,)
+# These are compiled for every shape anew, which takes longer than timing all: only at several heads, as models have.
 # The stage `attention` has compiled attention at one head.
-COMPILED = ("compiled_eager", "flex")
+COMPILED = ("compiled_eager", "flex", FA4)
 # What also runs back to back for `sustained_s`, on a GPU at the shapes of real models: implementation and phase.
-SUSTAINED = tuple(product(("triton", "sdpa_cudnn"), ("forward", BOTH_PHASES)))
+SUSTAINED = tuple(product(("triton", "sdpa_cudnn", FA4), ("forward", BOTH_PHASES)))
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class Cell:
     @property
     def impls(self) -> tuple[str, ...]:
         """The implementations to compare, on any device."""
-        return tuple(impl for impl in (*OURS, *PEERS) if self.num_heads > 1 or impl not in COMPILED)
+        return tuple(impl for impl in (*OURS, *PEERS, FA4) if self.num_heads > 1 or impl not in COMPILED)
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return the keys of the rows of a cell that could not be measured: every row."""
@@ -91,8 +93,8 @@ class Cell:
 class Settings:
     """Shared by all cells: the stop rule of each row, the limit above which a call is too slow to be sampled.
 
-    sustained_s: how long our Triton kernels and cuDNN run back to back, forward and forward + backward each, on a GPU
-    at several heads; 0 for not at all.
+    sustained_s: how long our Triton kernels, cuDNN and FlashAttention-4 run back to back, forward and forward +
+    backward each, on a GPU at several heads; 0 for not at all.
     check_timeout_s and timeout_s end the check of an implementation of the user's own, and the measurement with it.
     """
 

@@ -17,7 +17,9 @@ from pipeline.compat.torch_private import sdpa_choice
 from pipeline.errors import Skipped
 from pipeline.formulas.attention import Shape
 from pipeline.instruments.machine.toolchain import require_compiler
-from pipeline.stages.flash.cell import GPU_ONLY, OURS, Cell
+from pipeline.instruments.sampling.trying import peer_errors_as_skipped
+from pipeline.peers import load
+from pipeline.stages.flash.cell import FA4, GPU_ONLY, OURS, Cell
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -39,14 +41,20 @@ REFUSALS = ("No available kernel", "No viable backend", "cuDNN", "CUDNN", "out o
 LONGEST_TILED = 1024
 # FlexAttention's own choice of block, in queries and in keys.
 FLEX_BLOCK = 128
+# Of NVIDIA's GPUs: from Hopper on FlashAttention-4 has kernels.
+FA4_CAPABILITY = (9, 0)
 
 
 @dataclass(frozen=True)
 class Implementation:
-    """A function (q, k, v) -> output, and the context in which it and its backward pass run."""
+    """A function (q, k, v) -> output, and the context in which it and its backward pass run.
+
+    by_token: whether its tensors are (batch, length, heads, head_dim), contiguous, instead of (batch, heads, ...).
+    """
 
     attend: Attend
     within: Callable[[], AbstractContextManager] = nullcontext
+    by_token: bool = False
 
 
 def names(cell: Cell, device: torch.device) -> list[str]:
@@ -76,6 +84,8 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
         return Implementation(_sdpa(shape))
     if name == "triton":
         return Implementation(_triton(shape))
+    if name == FA4:
+        return Implementation(_fa4(shape, device), by_token=True)
     return Implementation(_plain(FUNCTIONS[name], shape))
 
 
@@ -84,6 +94,18 @@ def _triton(shape: Shape) -> Attend:
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return function(q, k, v, is_causal, None, enable_gqa)
+
+    return attend
+
+
+def _fa4(shape: Shape, device: torch.device) -> Attend:
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < FA4_CAPABILITY:
+        raise Skipped("FlashAttention-4 needs a Hopper or Blackwell GPU")
+    function, is_causal = load(FA4, "flash_attn.cute.interface").flash_attn_func, shape.is_causal
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        found = function(q, k, v, causal=is_causal)
+        return found[0] if isinstance(found, tuple) else found  # some of its versions return the LSE too
 
     return attend
 
@@ -157,15 +179,21 @@ def refusals_as_skipped(name: str) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
-            yield
-        except ValueError as error:
-            if name not in OURS:
+            with peer_errors_as_skipped(name):
+                yield
+        except Exception as error:
+            reason = _refusal(name, error, [str(warning.message) for warning in warned])
+            if reason is None:
                 raise
-            raise Skipped(str(error)) from None
-        except RuntimeError as error:
-            if not any(text in str(error) for text in REFUSALS):
-                raise
-            raise Skipped(_reason(error, [str(warning.message) for warning in warned])) from None
+            raise Skipped(reason) from None
+
+
+def _refusal(name: str, error: Exception, warned: list[str]) -> str | None:
+    if name in OURS and isinstance(error, ValueError):
+        return str(error)
+    if isinstance(error, RuntimeError) and any(text in str(error) for text in REFUSALS):
+        return _reason(error, warned)
+    return None
 
 
 def _reason(error: RuntimeError, warned: list[str]) -> str:

@@ -14,11 +14,20 @@ from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Change, Part, Section, say
 from pipeline.report.table import Columns, Table
 from pipeline.report.versus import FASTER, SLOWER, judge, side_by_side, versus
-from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, GROUP_AXIS, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32
+from pipeline.stages.flash.cell import (
+    BOTH_PHASES,
+    DTYPES,
+    FA4,
+    GROUP_AXIS,
+    LEADERBOARD,
+    OURS,
+    PEERS,
+    PHASES,
+    THREE_TF32,
+)
 
 PROBLEM = ["dtype", "is_causal", "batch_size", "num_heads", GROUP_AXIS, "head_dim", "seq_len"]
 SHAPE_HEAD = "batch×heads×length×head_dim"
-FA4 = "fa4"
 WORDS = {
     "triton": "ours",
     "tiled": "ours, in PyTorch",

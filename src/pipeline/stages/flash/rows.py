@@ -8,7 +8,7 @@ from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.cells.timed_rows import GpuTimedRow
 from pipeline.formulas.attention import pass_flops
 from pipeline.instruments.machine.peaks import datasheet_peak_tflops
-from pipeline.stages.flash.cell import OURS, PEERS, PHASES, SDPA_BACKENDS, THREE_TF32
+from pipeline.stages.flash.cell import FA4, OURS, PEERS, PHASES, SDPA_BACKENDS, THREE_TF32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,9 @@ class ImplementationTime(GpuTimedRow):
     # On a CPU it is what is compared: Triton needs a GPU.
     REFERENCE: ClassVar = {"impl": "tiled", "clock": "device"}
 
-    impl: str = column("implementation: ours, then torch's", allowed=(*OURS, *PEERS), or_subject=True)
+    impl: str = column(
+        "implementation: ours, then torch's, then FlashAttention-4", allowed=(*OURS, *PEERS, FA4), or_subject=True
+    )
     phase: str = column(
         "forward: the output; backward: the gradients of q, k and v; forward_backward: one after the other",
         allowed=PHASES,
@@ -40,6 +42,7 @@ class ImplementationTime(GpuTimedRow):
     dv_max_error: float | None = column(
         "largest absolute error of the gradient of v, backward, against fp64", minimum=0
     )
+    package_version: str | None = column("version of a peer that is a package of its own")
     clock: str = column(
         "device: CUDA events, L2 flushed, launches queued ahead; host: a CPU", allowed=("device", "host")
     )
@@ -56,7 +59,7 @@ class ImplementationTime(GpuTimedRow):
     )
     sustained_ms: float | None = column(
         "run back to back for sustained_s on a GPU, L2 not flushed: median over the second half; only of our Triton "
-        "kernels and cuDNN at several heads, and empty where the GPU waited for its host",
+        "kernels, cuDNN and FlashAttention-4 at several heads, and empty where the GPU waited for its host",
         positive=True,
     )
     sustained_tflops_per_s: float | None = derived("FLOPs of the phase over sustained_ms", positive=True)

@@ -15,8 +15,9 @@ from pipeline.instruments.sampling.kernel_timing import kernel_sampler, latency_
 from pipeline.instruments.sampling.step_timing import StopRule
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import quartiles
+from pipeline.peers import version_of
 from pipeline.stages.flash import implementations
-from pipeline.stages.flash.cell import PHASES, SUSTAINED, Cell, Settings
+from pipeline.stages.flash.cell import PACKAGES, PHASES, SUSTAINED, Cell, Settings
 from pipeline.stages.flash.trial import Inputs, Trial, try_again, try_implementation, with_other_numbers
 
 if TYPE_CHECKING:
@@ -154,7 +155,8 @@ def _row(
     shared: Row,
 ) -> Row:
     name, phase = key
-    row = {"impl": name, "phase": phase, **trial.columns[phase]}
+    version = {"package_version": version_of(name)} if name in PACKAGES else {}
+    row = {"impl": name, "phase": phase, **version, **trial.columns[phase]}
     if phase in trial.failures:
         return row | trial.failures[phase]
     taken = timed.taken[key]

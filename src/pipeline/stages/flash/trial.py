@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from typing import Any, TypeVar, cast
 
 import torch
@@ -12,7 +11,7 @@ from pipeline.attention.reference import ExactAttention, exact_attention
 from pipeline.errors import Skipped
 from pipeline.instruments.memory.out_of_memory import attempt, free_memory
 from pipeline.instruments.sampling.interleaving import Work
-from pipeline.instruments.sampling.step_timing import time_call_ms
+from pipeline.instruments.sampling.trying import measured_call, timed_call
 from pipeline.stages.flash import implementations
 from pipeline.stages.flash.cell import PHASES, Settings
 
@@ -28,6 +27,7 @@ class Inputs:
         self.qkv, self.output_gradient = qkv, output_gradient
         self._is_causal = is_causal
         self._exact: ExactAttention | None = None
+        self._by_token: tuple[Tensor, ...] = ()
 
     @property
     def device(self) -> torch.device:
@@ -48,6 +48,21 @@ class Inputs:
             tensor.copy_(torch.randn(tensor.shape, generator=generator, device=self.device))
         self._exact = None  # before the next takes as much memory
         self._exact = exact_attention(*self.qkv, self.output_gradient, self._is_causal)
+        for tensor, numbers in zip(self._by_token, (*self.qkv, self.output_gradient), strict=False):
+            tensor.copy_(numbers.transpose(1, 2))
+
+    def laid_out(self, by_token: bool) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return q, k and v, and the output's gradient; by_token: as (batch, length, heads, head_dim), contiguous.
+
+        The latter are other tensors with the same numbers, which are there from the first time on that they are asked
+        for.
+        """
+        if not by_token:
+            return self.qkv, self.output_gradient
+        if not self._by_token:
+            *qkv, gradient = (x.detach().transpose(1, 2).contiguous() for x in (*self.qkv, self.output_gradient))
+            self._by_token = (*(x.requires_grad_() for x in qkv), gradient)
+        return self._by_token[:3], self._by_token[3]
 
     @torch.no_grad()
     def change_signs(self) -> None:
@@ -71,15 +86,6 @@ class Trial:
     failures: dict[str, Row] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class _Called:
-    """One call: its milliseconds by the host clock, its seconds with preparation, and its result."""
-
-    call_ms: float
-    sample_s: float
-    result: Any
-
-
 class _OutOfMemory(Exception):
     """A call ran out of memory; the message is the reason to record."""
 
@@ -90,9 +96,10 @@ def try_implementation(
     """Try forward, then backward, then both; after a failure the remaining phases fail with the same reason."""
     trial, status = Trial(), ""
     try:
-        works = _or_raise(name, lambda: _works(build(), inputs))
+        built = _or_raise(name, build)
+        works = _or_raise(name, lambda: _works(built, inputs))
         for phase, work in works.items():
-            _try_phase(name, phase, work, trial, inputs, settings)
+            _try_phase(name, phase, work, trial, inputs, settings, built.by_token)
     except Skipped as skipped:
         status, reason = "skipped", str(skipped)
     except _OutOfMemory as failed:
@@ -126,11 +133,13 @@ def with_other_numbers(work: Work, inputs: Inputs) -> Work:
 def _works(implementation: implementations.Implementation, inputs: Inputs) -> dict[str, Work]:
     """Return each phase as work to time. Each backward sample makes a new graph: none is kept between samples."""
 
+    (q, k, v), output_gradient = inputs.laid_out(implementation.by_token)
+
     def forward(_nothing: None) -> Tensor:
-        return implementation.attend(*inputs.qkv)
+        return implementation.attend(q, k, v)
 
     def backward(output: Tensor) -> tuple[Tensor, ...]:
-        return torch.autograd.grad(output, inputs.qkv, inputs.output_gradient)
+        return torch.autograd.grad(output, (q, k, v), output_gradient)
 
     within = implementation.within
     return {
@@ -140,20 +149,22 @@ def _works(implementation: implementations.Implementation, inputs: Inputs) -> di
     }
 
 
-def _try_phase(name: str, phase: str, work: Work, trial: Trial, inputs: Inputs, settings: Settings) -> None:
+def _try_phase(
+    name: str, phase: str, work: Work, trial: Trial, inputs: Inputs, settings: Settings, by_token: bool
+) -> None:
     """Run one phase twice: the first call compiles and loads, the second shows its time and memory.
 
     One that is too slow is called once more: a busy host may have been the cause. Raises Skipped if the implementation
     refuses the problem or is too slow, _OutOfMemory if memory runs out.
     """
-    trial.columns[phase] |= _or_raise(name, lambda: _first_call(phase, work, inputs))
+    trial.columns[phase] |= _or_raise(name, lambda: _first_call(phase, work, inputs, by_token))
     if phase == PHASES[0]:
         free_memory()  # reference cycles left by compiling and by the previous implementation; once, because it is slow
-    second, extra = _or_raise(name, lambda: _second_call(work, inputs.device))
+    second, extra = _or_raise(name, lambda: measured_call(work, inputs.device))
     trial.columns[phase] |= extra
     called = second
     if called.call_ms / 1e3 > settings.call_limit_s:
-        third = _or_raise(name, lambda: _timed_call(work, inputs.device))
+        third = _or_raise(name, lambda: timed_call(work, inputs.device))
         called = min(second, third, key=lambda each: each.call_ms)
     call_s = called.call_ms / 1e3
     if call_s > settings.call_limit_s:
@@ -172,32 +183,12 @@ def _or_raise(name: str, function: Callable[[], T]) -> T:
     return cast(T, value)  # None without a reason is the function's own result
 
 
-def _first_call(phase: str, work: Work, inputs: Inputs) -> Row:
-    first = _timed_call(work, inputs.device)
-    return {"first_call_ms": first.call_ms, **_errors(phase, first.result, inputs.exact)}
+def _first_call(phase: str, work: Work, inputs: Inputs, by_token: bool) -> Row:
+    first = timed_call(work, inputs.device)
+    return {"first_call_ms": first.call_ms, **_errors(phase, first.result, inputs.exact, by_token)}
 
 
-def _second_call(work: Work, device: torch.device) -> tuple[_Called, Row]:
-    """Make a call; on a GPU also return the peak bytes that it and its preparation need in addition to the inputs."""
-    if device.type != "cuda":
-        return _timed_call(work, device), {}
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    called = _timed_call(work, device)
-    return called, {"extra_bytes": torch.cuda.max_memory_allocated(device) - before}
-
-
-def _timed_call(work: Work, device: torch.device) -> _Called:
-    """Run one sample of the work."""
-    kept: list[Any] = []
-    started = perf_counter()
-    with work.within():
-        argument = work.prepare()
-        call_ms = time_call_ms(lambda: kept.append(work.call(argument)), device)
-    return _Called(call_ms, perf_counter() - started, kept[0])
-
-
-def _errors(phase: str, result: Any, exact: ExactAttention) -> Row:
+def _errors(phase: str, result: Any, exact: ExactAttention, by_token: bool = False) -> Row:
     """Return relative (L2) and largest absolute errors of the output or of each gradient; nothing for both phases."""
     if phase == "forward":
         results = {"output": result}
@@ -207,6 +198,7 @@ def _errors(phase: str, result: Any, exact: ExactAttention) -> Row:
         return {}
     columns = {}
     for quantity, tensor in results.items():
+        exact_tensor, tensor = getattr(exact, quantity), tensor.transpose(1, 2) if by_token else tensor
         columns[f"{quantity}_rel_error"] = exact.relative_error(quantity, tensor)
-        columns[f"{quantity}_max_error"] = (tensor.detach().double() - getattr(exact, quantity)).abs().max().item()
+        columns[f"{quantity}_max_error"] = (tensor.detach().double() - exact_tensor).abs().max().item()
     return columns

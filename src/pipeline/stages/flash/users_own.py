@@ -3,8 +3,8 @@
 What the small problems of the check do not show, the errors of the cell's own problem may: one far off is wrong too.
 So is one that is far off when it is called again after the timing: it has remembered results, or spoilt its buffers.
 
-Where heads of queries share keys and values it is skipped: a function of (q, k, v, is_causal) does not say whether it
-knows of them, and copies made for it would count in its time.
+Where heads of queries share keys and values it gets fewer heads of keys if it is right with these, else copies, which
+count in its time as they do in a model; its rows say so.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ import torch
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.stages.flash.cell import GROUP_AXIS, PHASES, Cell, Settings
+from pipeline.stages.flash.cell import PHASES, Cell, Settings
 from pipeline.stages.flash.implementations import Implementation
 from pipeline.stages.flash.together import TORCH_DTYPES, Measured, Row, measure_together
 from pipeline.subjects.attention_check import QUANTITIES, TF32_EPS, attention_of, check_attention
@@ -43,16 +43,11 @@ AT_FIRST = (
     "right at first, but not when it is called after the timing with other numbers in the same tensors, as of one that "
     "remembers results or forgets to clear a buffer: "
 )
-NO_GQA = f"implementations of your own are measured where {GROUP_AXIS} is 1"
 
 
 def measure_beside(subjects: Sequence[Subject], cell: Cell, settings: Settings) -> list[Row]:
     """Return the rows of a cell with the user's own implementations; one that fails costs its own rows."""
     keys = [{"phase": phase} for phase in PHASES]
-    if cell.shape.has_shared_keys:
-        skipped = Verdict("skipped", NO_GQA).outcome
-        rows = measure_together(cell, settings, Stopwatch(), {}).rows
-        return rows + [{"impl": subject.name, **key, **skipped} for subject in subjects for key in keys]
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     checked, measured = (
         Processes(1, "gloo", device_type, limit_s) for limit_s in (settings.check_timeout_s, settings.timeout_s)
@@ -73,7 +68,8 @@ def measure_beside(subjects: Sequence[Subject], cell: Cell, settings: Settings) 
             return Verdict("wrong", AT_FIRST + said)
         return None
 
-    check = check_attention, TORCH_DTYPES[cell.dtype], cell.head_dim, cell.is_causal, cell.seq_len
+    of_cell = cell.head_dim, cell.is_causal, cell.seq_len, cell.query_heads_per_kv_head
+    check = check_attention, TORCH_DTYPES[cell.dtype], *of_cell
     return measure_with(subjects, check, checked, measure, keys, judge)
 
 
@@ -83,7 +79,7 @@ def _measure(
     turns, built = Turns([subject for subject, _way in own], mark), {}
     for subject, way in own:
         with turns.of(subject.name):
-            attend = attention_of(subject, way, cell.is_causal)
+            attend = attention_of(subject, way, cell.is_causal, cell.query_heads_per_kv_head)
         built[subject.name] = Implementation(attend, within=partial(turns.of, subject.name))
     return measure_together(cell, settings, Stopwatch(), built)
 

@@ -9,13 +9,38 @@ from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "size"
 # In the order in which names join them.
-LEVERS = ("fused", "flash", "sdpa", "compile", "graph", "bf16_weights", "checkpointing")
+LEVERS = (
+    *("fused", "muon", "flash", "sdpa", "blocks", "compile", "fp8", "fp8_rowwise", "graph"),
+    *("bf16_moments", "bf16_weights", "checkpointing"),
+)
+# Pairs that one step cannot have, and why.
+EXCLUSIVE = {
+    ("flash", "sdpa"): "both are attention",
+    ("blocks", "compile"): "both stand for a block's operations",
+    ("blocks", "checkpointing"): "blocks keep what they need by themselves",
+    ("fp8", "fp8_rowwise"): "both are fp8",
+    ("fused", "bf16_moments"): "both are AdamW",
+    ("muon", "bf16_moments"): "both are the optimizer",
+    ("bf16_moments", "bf16_weights"): "with weights in bf16 moments are in bf16 too",
+}
+# Without torch.compile every cast to fp8 is a kernel of its own, which costs more than the products gain.
+OF_COMPILED = ("fp8", "fp8_rowwise")
+# What a few steps say little of: how they train in the long run.
+UNPROVEN = ("muon", "fp8", "fp8_rowwise", "bf16_moments", "bf16_weights")
+# Peers that are packages of their own (pipeline.peers): another version makes a cell stale.
+PACKAGES = ("torchao",)
 # The step without levers, first and once more at the end.
 EAGER, EAGER_AGAIN = "eager", "eager_again"
 # Each lever alone, both kinds of attention on top of one, and a ladder in which one more joins at a time.
 LADDER = ("fused", "sdpa", "compile", "graph", "bf16_weights", "checkpointing")
 ALL = "all"
-OF_ALL = (*LEVERS, "fused+flash", *("+".join(LADDER[:count]) for count in range(2, len(LADDER) + 1)))
+OF_ALL = (
+    *(name for name in LEVERS if name not in OF_COMPILED),
+    "fused+flash",
+    *("+".join(LADDER[:count]) for count in range(2, len(LADDER) + 1)),
+    *(f"fused+sdpa+compile+{name}" for name in OF_COMPILED),
+    "fused+flash+blocks",
+)
 # Of every step.
 PRECISION = "bf16"
 
@@ -32,9 +57,12 @@ class Cell:
     combinations: `all`, or some, joined by colons, of levers joined by +. repeat: the number of a cell that measures
     the same again.
 
-    fused: AdamW in one kernel for many tensors; flash, sdpa: attention by our Triton kernels or by PyTorch's; compile:
-    torch.compile, block by block; graph: the step as one CUDA graph; bf16_weights: parameters, gradients and optimizer
-    state in bf16; checkpointing: every block runs again in the backward pass.
+    fused: AdamW in one kernel for many tensors; muon: torch.optim.Muon for the blocks' matrices, AdamW for the rest;
+    flash, sdpa: attention by our Triton kernels or by PyTorch's; blocks: each block in few passes over memory, head and
+    loss in one, as in step8b; compile: torch.compile, block by block; fp8, fp8_rowwise: the blocks' products in fp8 by
+    torchao, with a scale for each tensor or each row, in what torch.compile compiles; graph: the step as one CUDA
+    graph; bf16_moments: AdamW's moments alone in bf16; bf16_weights: parameters, gradients and optimizer state in bf16;
+    checkpointing: every block runs again in the backward pass.
     """
 
     size: str = axis("medium", allowed=SIZES)
@@ -44,13 +72,13 @@ class Cell:
 
     def __post_init__(self) -> None:
         """Raise UserError, one line, for levers that are unknown, out of order or given twice."""
-        asked = self._asked
-        wrong = [levers for levers in asked if not _is_combination(levers) or asked.count(levers) > 1]
-        if wrong:
-            raise UserError(
-                f"combinations must be {ALL} or, joined by : and each once, levers joined by + in this order: "
-                f"{', '.join(LEVERS)}, with flash or sdpa and not both, got '{wrong[0]}'"
-            )
+        for levers in self._asked:
+            why = _why_no_combination(levers)
+            if why is not None or self._asked.count(levers) > 1:
+                raise UserError(
+                    f"combinations must be {ALL} or, joined by : and each once, levers joined by + in this order: "
+                    f"{', '.join(LEVERS)}{f'; {why}' if why else ''}, got '{levers}'"
+                )
 
     @property
     def _asked(self) -> Sequence[str]:
@@ -71,9 +99,16 @@ class Cell:
         return [{"levers": levers} for levers in self.turns]
 
 
-def _is_combination(levers: str) -> bool:
+def _why_no_combination(levers: str) -> str | None:
+    """Say why levers are no combination, empty where they are unknown or out of order; None where they are one."""
     found = levers.split("+")
-    return found == [name for name in LEVERS if name in found] and not {"flash", "sdpa"} <= {*found}
+    if found != [name for name in LEVERS if name in found]:
+        return ""
+    for pair, why in EXCLUSIVE.items():
+        if {*pair} <= {*found}:
+            return f"{' and '.join(pair)} exclude each other ({why})"
+    lacking = [name for name in OF_COMPILED if name in found and "compile" not in found]
+    return f"{lacking[0]} needs compile, without which its casts cost more than it gains" if lacking else None
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Measure a cell of levers: each is built, its first losses are held against the eager model's, and steps are timed."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pipeline.attention.functions import why_not
 from pipeline.errors import Skipped
@@ -22,6 +22,8 @@ from pipeline.instruments.sampling.cuda_graph import WARMUP_CALLS, captured, mak
 from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.step_timing import StopRule, time_call_ms, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.model.float8 import convert_blocks, require_float8
+from pipeline.model.optimizers import Bf16MomentsAdamW, muon
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel.processes.starting import RankContext, run_ranks
 from pipeline.stages.levers.cell import PRECISION, Cell, Settings, names
@@ -29,7 +31,9 @@ from pipeline.stages.levers.cell import PRECISION, Cell, Settings, names
 Row = dict[str, Any]
 # Of the first step and of the last one that is checked.
 Losses = tuple[float, float]
-ROUNDS_UPDATES = "bf16_weights"
+# Their updates are others than AdamW's in fp32: the loss after some steps is another, too.
+OTHER_UPDATES = {"bf16_weights", "muon"}
+RECIPES = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
 # Energy is then known to 2%.
 ENERGY_S = 2 * LEAST_ENERGY_S
 
@@ -101,10 +105,14 @@ def _require(levers: str, device: torch.device) -> None:
         require_graphs(device)
     if "flash" in asked and (lack := why_not("flash", device)):
         raise Skipped(lack)
+    for recipe in _recipes(asked):
+        require_float8(recipe, device)
 
 
 def _build(levers: str, cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
     asked = names(levers)
+    attention = next((name for name in ("flash", "sdpa") if name in asked), "eager")
+    conversions = [partial(convert_blocks, recipe=recipe) for recipe in _recipes(asked)]
     step = build_training_step(
         SIZES[cell.size],
         vocab_size=settings.vocab_size,
@@ -114,13 +122,29 @@ def _build(levers: str, cell: Cell, settings: Settings, device: torch.device) ->
         device=device,
         compiled="compile" in asked,
         fused_optimizer="fused" in asked,
-        attention=next((name for name in ("flash", "sdpa") if name in asked), "eager"),
+        attention=attention,
         checkpoint_every=1 if "checkpointing" in asked else 0,
         weights_dtype=torch.bfloat16 if "bf16_weights" in asked else torch.float32,
+        convert=next(iter(conversions), None),
+        make_optimizer=_optimizer(asked),
     )
+    if "blocks" in asked:
+        from pipeline.model.fused.step import fused_step
+
+        step = fused_step(step, attention, torch.bfloat16)
     for group in step.optimizer.param_groups:
         group["lr"] = settings.learning_rate
     return step
+
+
+def _recipes(asked: Sequence[str]) -> list[str]:
+    return [recipe for name, recipe in RECIPES.items() if name in asked]
+
+
+def _optimizer(asked: Sequence[str]) -> Callable[[nn.Module], torch.optim.Optimizer] | None:
+    if "muon" in asked:
+        return partial(muon, fused="fused" in asked)
+    return (lambda model: Bf16MomentsAdamW(model.parameters())) if "bf16_moments" in asked else None
 
 
 def _loss_after(run: Callable[[], Tensor], steps: int) -> float:
@@ -152,13 +176,16 @@ def _number(loss: float | None) -> float:
 def _why_wrong(losses: Losses, eager: Losses, levers: str, settings: Settings) -> str:
     """Say how the first or the last loss differs from the eager one by more than allowed; empty where neither does.
 
-    Weights in bf16 are held to the first loss alone: they round small updates away, and the last loss tells how many.
+    Other updates than AdamW's are held to the first loss alone, for the last tells how they differ: weights in bf16
+    round small ones away. Muon's must lower it.
     """
-    steps = (1,) if ROUNDS_UPDATES in names(levers) else (1, settings.checked_steps)
+    steps = (1,) if OTHER_UPDATES & {*names(levers)} else (1, settings.checked_steps)
     allowed = settings.first_loss_tolerance * eager[0], settings.loss_tolerance * abs(eager[0] - eager[1])
     for number, loss, other, most in zip(steps, losses, eager, allowed, strict=False):
         if not abs(loss - other) <= most:  # also for what is not finite
             return f"loss {loss:.5g} in step {number}, {other:.5g} of the eager model"
+    if "muon" in names(levers) and not losses[1] < losses[0]:
+        return f"loss {losses[1]:.5g} in step {settings.checked_steps}, {losses[0]:.5g} in the first"
     return ""
 
 

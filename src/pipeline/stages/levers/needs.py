@@ -8,7 +8,7 @@ from pipeline.stages.levers.cell import Cell, Settings, names
 COMPILING_S = 15.0
 # What a GPU does for a parameter and token a second, about.
 EAGER_RATE = 4e13
-GPU_ONLY = {"flash", "graph"}
+GPU_ONLY = {"flash", "fp8", "fp8_rowwise", "graph"}
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:

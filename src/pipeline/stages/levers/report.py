@@ -26,11 +26,11 @@ from pipeline.report.frame import with_figures
 from pipeline.report.section import Change, FirstScreen, Part, Section, say
 from pipeline.report.table import Columns, Table, filled
 from pipeline.report.versus import COLUMNS, FASTER, versus
-from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, names
+from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
 
 ON = ["size", "context_length"]
 # Change what is trained, or only make room: they tune no model.
-NO_TUNING = ("bf16_weights", "checkpointing", "fp8")
+NO_TUNING = (*UNPROVEN, "checkpointing")
 PEAK_WORDS = {"datasheet": "data sheet", "measured": "measured"}
 # Two ways to the same end: of these the faster is a change to make.
 ALTERNATIVES = ("flash", "sdpa")
@@ -40,7 +40,12 @@ WORDS = {
     "fused": "fused AdamW",
     "flash": "our flash attention",
     "sdpa": "SDPA",
+    "muon": "Muon",
+    "blocks": "our fused blocks",
     "compile": "torch.compile",
+    "fp8": "fp8 products",
+    "fp8_rowwise": "fp8 products, scaled by row",
+    "bf16_moments": "bf16 moments",
     "graph": "CUDA graph",
     "bf16_weights": "bf16 weights",
     "checkpointing": "checkpoints",
@@ -298,7 +303,7 @@ def _changes(duel: pd.DataFrame, size: str) -> list[Change]:
     tuned = tuned[tuned["levers"].str.contains("+", regex=False)].nsmallest(1, "median_ms")
     return [
         Change(
-            row["name"] + (" (changes training)" if row["levers"] == "bf16_weights" else ""),
+            row["name"] + (" (changes training)" if row["levers"] in UNPROVEN else ""),
             f"{size}, batch {row['setting_batch_size']:.0f}, context {row['context_length']:.0f}{_host_limited(row)}",
             _cost(row, "_peer"),
             _cost(row, ""),

@@ -9,7 +9,7 @@ from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count, gb, mib, number, text, times
 from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Part
-from pipeline.report.table import Table
+from pipeline.report.table import Columns, Table
 from pipeline.stages.memory.report_recordings import (
     ATTENTION_WORDS,
     GAIN,
@@ -73,7 +73,7 @@ def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, shown: pd.DataFrame, lea
 
 def _phases(rows: pd.DataFrame, lead: pd.Series) -> Table:
     peaks = of_cell(rows, "peak", lead)
-    columns = [
+    columns: Columns = [
         ("step", "step", count),
         ("phase", "phase", text),
         ("starts after", "begin_event", count),
@@ -96,7 +96,7 @@ def _all_peaks(plain: pd.DataFrame) -> Table:
     both = sides[0].merge(sides[1], "outer", keys, suffixes=("_fp32", "_bf16"))
     both = in_order(both, keys, ORDERS).assign(way=lambda rows: rows["mode"].map(MODE_WORDS))
     both = both.assign(ratio_bytes=both["peak_bytes_bf16"] / both["peak_bytes_fp32"])
-    columns = [
+    columns: Columns = [
         ("what", "way", text),
         ("context", "context_length", count),
         ("fp32, GB", "peak_bytes_fp32", gb),
@@ -122,7 +122,7 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
                 | {"formula_bytes": residual_stream_bytes(work), "d_model": work.size.d_model}
                 | {"recorded_bytes": seen["size_bytes"], "count": seen["count"], "blocks": work.size.num_layers}
             )
-    columns = [
+    columns: Columns = [
         ("model", "size", text),
         ("precision", "precision", text),
         ("batch", "setting_batch_size", count),
@@ -141,7 +141,7 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     cells = with_figures(plain[plain["mode"] != STEP] if (plain["mode"] != STEP).any() else plain)
     first = in_order(cells, ["precision"], ORDERS).groupby("precision", sort=False).tail(1).head(1)
     found = pd.concat([of_cell(rows, "largest", cell) for _, cell in first.iterrows()]) if len(first) else rows.head(0)
-    columns = [
+    columns: Columns = [
         ("MiB each", "size_bytes", mib),
         ("how many", "count", count),
         ("kind", "category", text),
@@ -167,7 +167,7 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Table]:
         name=saved["module"].fillna("").replace("", "block") + " " + saved["operation"].astype(str),
         form=["×".join(f"{each:.0f}" for each in shape) for shape in saved["shape"]],
     )
-    tensors = [
+    tensors: Columns = [
         ("attention", "words", text),
         ("precision", "precision", text),
         ("context", "context_length", count),
@@ -176,7 +176,7 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Table]:
         ("shape", "form", text),
         ("MB", "size_bytes", _mb),
     ]
-    sums = [
+    sums: Columns = [
         ("precision", "precision", text),
         ("context", "context_length", count),
         ("attention", "words", text),
@@ -208,7 +208,7 @@ def _depth(deep: pd.DataFrame) -> Table:
         # What checkpoints can lower: all but parameters and moments.
         lowered_bytes=shown["before_update_bytes"] - shown["parameters_bytes"] - shown["optimizer_state_bytes"],
     )
-    columns = [
+    columns: Columns = [
         ("blocks", "num_layers", count),
         ("checkpoints", "kept", text),
         ("inputs alive, most", "inputs", count),
@@ -236,7 +236,7 @@ def _intervals(variants: pd.DataFrame) -> Table:
                 moments = predict_peaks(workload(pd.Series(row)), STEP)
                 formula = max(moments[phase].total_bytes for phase in ("forward", "backward"))
                 lines.append(row | found | {"attention": attention, "formula_bytes": formula})
-    columns = [
+    columns: Columns = [
         ("context", "context_length", count),
         ("attention", "words", text),
         ("blocks between", "checkpoint_every", count),

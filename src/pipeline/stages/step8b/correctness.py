@@ -10,9 +10,10 @@ from torch.nn import functional
 
 from pipeline.formulas.sizes import SIZES
 from pipeline.model.fused.language_model import FusedLM
+from pipeline.model.fused.operations import best_operations
 from pipeline.model.transformer import TransformerLM
 from pipeline.stages.step8b.cell import Cell, Settings
-from pipeline.stages.step8b.models import COMPUTE_DTYPE, best_attention, best_operations, plain_model, random_batch
+from pipeline.stages.step8b.models import COMPUTE_DTYPE, best_attention, plain_model, random_batch
 
 
 @dataclass(frozen=True)

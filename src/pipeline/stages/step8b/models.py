@@ -14,7 +14,7 @@ from pipeline.attention.functions import why_not
 from pipeline.formulas.sizes import SIZES, ModelSize
 from pipeline.model.checkpointing import keeping_attention
 from pipeline.model.fused.language_model import FusedBlock, FusedLM, LossHead
-from pipeline.model.fused.operations import Operations, in_torch, in_triton
+from pipeline.model.fused.operations import best_operations
 from pipeline.model.transformer import TransformerLM
 from pipeline.parallel import FSDP
 from pipeline.stages.step8b.cell import OURS, Cell, Settings
@@ -144,11 +144,6 @@ def random_batch(vocab_size: int, seq_len: int, device: torch.device, seed: int)
     generator = torch.Generator().manual_seed(seed)
     sequence = torch.randint(vocab_size, (1, seq_len + 1), generator=generator).to(device)
     return sequence[:, :-1].contiguous(), sequence[:, 1:].contiguous()
-
-
-def best_operations(device: torch.device) -> Operations:
-    """Return the fused operations where there is a GPU."""
-    return in_triton() if device.type == "cuda" else in_torch()
 
 
 def best_attention(device: torch.device) -> AttentionFunction:

@@ -40,7 +40,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         return Section("No whole step as written has figures.", for_course=[_all_phases(warm), *compiled])
     setting = _main_setting(steps)
     here = alike(eager, setting)
-    gains = _gains(eager, setting["precision"])
+    gains = _gains(eager, str(setting["precision"]))
     return Section(
         _answer(alike(steps, setting)),
         [

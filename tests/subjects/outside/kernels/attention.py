@@ -45,6 +45,20 @@ def by_name_alone(q, k, v, *, is_causal=False):
     return Right.apply(q, k, v, is_causal)
 
 
+def shares_keys(q, k, v, is_causal):
+    """For heads of queries that share fewer heads of keys, and for others."""
+    _batch, kv_heads, length, head_dim = k.shape
+    group = q.shape[1] // kv_heads
+    folded = (tensor.reshape(-1, length, head_dim) for tensor in (q, *(x.repeat_interleave(group, 1) for x in (k, v))))
+    return Right.apply(*folded, is_causal).view_as(q)
+
+
+def shares_when_asked(q, k, v, is_causal, enable_gqa=False):
+    if q.shape[1] != k.shape[1] and not enable_gqa:
+        raise ValueError("keys have fewer heads")
+    return shares_keys(q, k, v, is_causal)
+
+
 def off_by_one(q, k, v, is_causal):
     """Each query of a block on the diagonal also sees the next key of that block."""
     scores = q @ k.mT / math.sqrt(q.shape[-1])

@@ -1,0 +1,59 @@
+"""Try a call alone, before it is timed in turn with others: about how long it takes, and with how much memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from pipeline.errors import Skipped
+from pipeline.instruments.memory.out_of_memory import is_out_of_memory
+from pipeline.instruments.sampling.interleaving import Work
+from pipeline.instruments.sampling.step_timing import time_call_ms
+from pipeline.peers import PEERS
+
+
+@dataclass(frozen=True)
+class Called:
+    """One call: its milliseconds by the host clock, its seconds with preparation, and its result."""
+
+    call_ms: float
+    sample_s: float
+    result: Any
+
+
+def timed_call(work: Work, device: torch.device) -> Called:
+    """Run one sample of the work."""
+    kept: list[Any] = []
+    started = perf_counter()
+    with work.within():
+        argument = work.prepare()
+        call_ms = time_call_ms(lambda: kept.append(work.call(argument)), device)
+    return Called(call_ms, perf_counter() - started, kept[0])
+
+
+def measured_call(work: Work, device: torch.device) -> tuple[Called, dict[str, int]]:
+    """Make a call; on a GPU also return, as `extra_bytes`, the peak that it needs in addition to what is there."""
+    if device.type != "cuda":
+        return timed_call(work, device), {}
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    called = timed_call(work, device)
+    return called, {"extra_bytes": torch.cuda.max_memory_allocated(device) - before}
+
+
+@contextmanager
+def peer_errors_as_skipped(name: str) -> Iterator[None]:
+    """Turn whatever a peer raises into Skipped; let pass lack of memory and what ends all work on the GPU.
+
+    A peer refuses problems by assertions and by errors of its compiler, which nothing else tells from bugs of its own.
+    """
+    try:
+        yield
+    except Exception as error:
+        if name not in PEERS or isinstance(error, Skipped | torch.AcceleratorError) or is_out_of_memory(error):
+            raise
+        said = str(error).partition("\n")[0]
+        raise Skipped(f"{PEERS[name]} raises {type(error).__name__}: {said}") from None

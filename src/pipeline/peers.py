@@ -1,0 +1,46 @@
+"""The peers that are measured beside ours where they are installed: FlashAttention-4, Liger-Kernel and torchao.
+
+They are an extra, never a dependency. Nothing here imports one before it is asked for, nor torch.
+"""
+
+import importlib
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from pipeline.errors import Skipped
+
+EXTRA = "-e '.[peers]'"
+INSTALL = f"pip install {EXTRA}"
+
+
+# By their names in registries.
+PEERS = {"fa4": "flash-attn-4", "liger": "liger-kernel", "torchao": "torchao"}
+
+
+def version_of(name: str) -> str | None:
+    """Return the installed version of a peer, None where it is not installed."""
+    try:
+        return version(PEERS[name])
+    except PackageNotFoundError:
+        return None
+
+
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the version of each peer by name, `absent` where it is not installed."""
+    return {name: version_of(name) or "absent" for name in names}
+
+
+def load(name: str, module: str) -> Any:
+    """Import a module of a peer.
+
+    Raises Skipped where the peer is not installed, with the line that installs it, or cannot be imported here.
+    """
+    package, installed = PEERS[name], version_of(name)
+    if installed is None:
+        raise Skipped(f"{package} is not installed: {INSTALL}")
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError) as error:
+        said = str(error).partition("\n")[0]
+        raise Skipped(f"{package} {installed} cannot be imported: {said}") from error

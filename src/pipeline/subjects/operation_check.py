@@ -1,0 +1,174 @@
+"""Check an operation between matrix products against float64: results, gradients, and numbers that are hard for it."""
+
+import copy
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pipeline.errors import Skipped
+from pipeline.formulas.operations import Widths
+from pipeline.formulas.sizes import OwnSize
+from pipeline.model.operation_problems import ADAMW, Errors, Problem, as_tuple
+from pipeline.model.operations import DIFFERENTIABLE
+from pipeline.parallel.processes.starting import RankContext
+from pipeline.subjects.attention_check import TF32_EPS, is_of_triton
+from pipeline.subjects.checking import REFUSALS, Verdict, Wrong
+from pipeline.subjects.loading import load
+from pipeline.subjects.naming import Subject, operation_of
+
+
+class Limit(NamedTuple):
+    """What an error may be: so many times that of the plain way, or so many units of rounding, whichever is more."""
+
+    words: str
+    times: float
+    units: float
+
+
+LIMITS = (Limit("a relative error", 3, 2), Limit("an error somewhere", 4, 16))
+FINE_EPS = 2.0**-20  # of fp32 numbers that are summed in another order
+VOCAB_SIZE = 250
+SIZES = {"widths of powers of two": OwnSize(64, 128, 1, 4, 4), "other widths": OwnSize(96, 160, 1, 6, 2)}
+SEQUENCES = ((2, 16), (1, 37))
+# Numbers that an implementation meets seldom: as `Problem.draw` takes them, and the words for them.
+HARD = {
+    "rms_norm": (("numbers so small that eps counts", {"scale": 1e-3}), ("a token of zeros", {"zeros": True})),
+    "swiglu": (("large numbers", {"scale": 50.0}),),
+    "linear_cross_entropy": (("large logits", {"scale": 1000.0}),),
+}
+STEPS = 12
+# So strong that bf16 does not round it away.
+OPTIONS = {**ADAMW, "weight_decay": 10.0}
+
+
+def function_of(subject: Subject) -> Callable[..., Any]:
+    """Import a subject: a function or an autograd function of the operation's arguments; of AdamW an optimizer."""
+    found = load(subject.use)
+    is_function = isinstance(found, type) and issubclass(found, torch.autograd.Function)
+    return found.apply if is_function else found
+
+
+def check_operation(context: RankContext, subject: Subject, dtype: torch.dtype) -> Verdict:
+    """Check a subject in a dtype; raises Wrong where a result is off, and Skipped where it refuses the problem."""
+    operation, function = operation_of(subject.name), function_of(subject)
+    assert operation is not None  # by its name
+    for words, problem in _problems(operation, dtype, context.device):
+        try:
+            check = _check_steps if operation == "adamw" else _check_calls
+            check(function, problem, words)
+        except Exception as error:
+            if isinstance(error, REFUSALS):
+                raise Skipped(f"refuses {words}: {str(error).partition(chr(10))[0]}") from error
+            if context.device.type == "cpu" and is_of_triton(error):
+                raise Skipped("needs a CUDA GPU: it is a Triton kernel") from error
+            raise
+    return Verdict("ok")
+
+
+def _problems(operation: str, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Problem]]:
+    """Yield small problems with their numbers, and words for each; the hard ones come last."""
+    for seed, ((widths, size), (batch, length)) in enumerate(itertools.product(SIZES.items(), SEQUENCES)):
+        problem = Problem(operation, Widths(size, batch, length, VOCAB_SIZE), dtype, device)
+        problem.draw(seed)
+        yield f"{widths}, {batch} × {length} tokens", problem
+    for words, numbers in HARD.get(operation, ()):
+        problem.draw(seed, **numbers)
+        yield words, problem
+
+
+def _check_calls(function: Callable[..., Any], problem: Problem, words: str) -> None:
+    """Call forward and backward, the second time with other numbers in the same tensors."""
+    problem.change_signs()
+    problem.restore()
+    call(function, problem)
+    problem.change_signs()
+    problem.restore()
+    outputs, gradients = call(function, problem)
+    problem.restore()  # which the call may have used up
+    usual = errors_of(*call(DIFFERENTIABLE[problem.operation], problem), problem)
+    for what, error in errors_of(outputs, gradients, problem).items():
+        if said := far_off(what, error, usual[what], problem):
+            raise Wrong(f"{said} ({words})")
+
+
+def call(function: Callable[..., Any], problem: Problem) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """Return outputs and gradients of a call; raises Wrong where these are not what the operation gives."""
+    outputs = as_tuple(function(*problem.inputs, *problem.constants))
+    wanted = problem.exact.outputs
+    shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in outputs]
+    if shapes != [tuple(each.shape) for each in wanted]:
+        raise Wrong(f"returns {shapes}, must return tensors of {[tuple(each.shape) for each in wanted]}")
+    if not all(each.requires_grad for each in outputs):
+        raise Wrong("its output has no gradient: it is detached from its inputs, or made without autograd")
+    kept = tuple(each.detach().clone() for each in outputs)
+    weights = [gradient.to(output.dtype) for gradient, output in zip(problem.gradients, outputs, strict=True)]
+    found = torch.autograd.grad(outputs, problem.inputs, weights, allow_unused=True)
+    if any(each is None for each in found):
+        raise Wrong("backward gives no gradient of one of its inputs")
+    return kept, found
+
+
+def errors_of(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], problem: Problem) -> dict[str, Errors]:
+    """Return the errors of outputs and of gradients by name."""
+    return {"output": problem.output_errors(outputs), "gradient": problem.gradient_errors(gradients)}
+
+
+def far_off(what: str, error: Errors, usual: Errors | None, problem: Problem) -> str | None:
+    """Say which error is far above that of the plain way, or NaN; None where none is.
+
+    usual: None where the plain way gave none.
+    """
+    has_products = problem.operation == "linear_cross_entropy" and problem.device.type == "cuda"
+    eps = {torch.float32: TF32_EPS if has_products else FINE_EPS}.get(problem.dtype, torch.finfo(problem.dtype).eps)
+    for limit, found, plain in zip(LIMITS, error, usual or (0.0, 0.0), strict=True):
+        allowed = max(limit.times * plain, limit.units * eps)
+        if not found <= allowed:  # nor where it is NaN
+            return f"{what} has {limit.words} of {found:.2g}, the plain way {plain:.2g}, allowed is {allowed:.2g}"
+    return None
+
+
+def _check_steps(make: Callable[..., Any], problem: Problem, words: str) -> None:
+    """Take steps beside AdamW in fp64 and, for what rounding does, in the dtype; a schedule halves the rate midway.
+
+    The last parameter has no gradient, as one that is frozen.
+    """
+    start = [tensor.detach().clone() for tensor in problem.inputs]
+    exact = _after_steps(torch.optim.AdamW, [tensor.double() for tensor in start], problem)
+    usual, found = (_after_steps(each, copy.deepcopy(start), problem) for each in (torch.optim.AdamW, make))
+    if not torch.equal(found[-1], start[-1]):
+        raise Wrong("changes a parameter that has no gradient")
+    moved = [(wanted - before.double()) for wanted, before in zip(exact, start, strict=True)][:-1]
+    off = _relative(found[:-1], exact, moved), _relative(usual[:-1], exact, moved)
+    allowed = max(LIMITS[0].times * off[1], LIMITS[0].units * FINE_EPS)
+    if not off[0] <= allowed:
+        raise Wrong(
+            f"after {STEPS} steps weights are off by {off[0]:.2g} of how far they move, torch's AdamW by {off[1]:.2g}, "
+            f"allowed is {allowed:.2g} ({words})"
+        )
+
+
+def _after_steps(make: Callable[..., Any], weights: list[Tensor], problem: Problem) -> list[Tensor]:
+    generator = torch.Generator(problem.device).manual_seed(0)
+    for weight in weights:
+        weight.requires_grad_()
+    optimizer = make(weights, **OPTIONS)
+    for step in range(STEPS):
+        if step == STEPS // 2:
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+        for weight in weights[:-1]:
+            drawn = torch.randn(weight.shape, generator=generator, device=problem.device)
+            weight.grad = drawn.to(problem.dtype).to(weight.dtype)
+        optimizer.step()
+    return [weight.detach() for weight in weights]
+
+
+def _relative(found: list[Tensor], exact: list[Tensor], moved: list[Tensor]) -> float:
+    shares = [
+        ((each.double() - wanted).norm() / move.norm()).nan_to_num(nan=float("inf")).item()
+        for each, wanted, move in zip(found, exact, moved, strict=False)
+    ]
+    return max(shares)

@@ -1,0 +1,63 @@
+"""What the fused implementations, in Triton and in PyTorch operations, have in common."""
+
+import math
+
+import pytest
+import torch
+
+from pipeline.attention import ATTENTION, FlashAttentionTiled, FlashAttentionTriton
+
+from .reference import assert_rounded_at_most, errors, output_and_gradients, random_inputs
+
+NAMES = {"tiled": FlashAttentionTiled, "flash": FlashAttentionTriton}
+either = pytest.mark.parametrize("name", NAMES)
+
+
+@either
+def test_only_the_inputs_the_output_and_the_log_sum_exp_are_kept(name):
+    q, k, v, _ = random_inputs((2, 3, 40, 16), 60, torch.float16)
+    output = NAMES[name].apply(*(tensor.requires_grad_() for tensor in (q, k, v)), False)
+    kept = output.grad_fn.saved_tensors
+    (lse,) = [tensor for tensor in kept if tensor.shape == q.shape[:-1]]
+    assert len(kept) == 5
+    scores = q.double() @ k.double().transpose(-2, -1) / math.sqrt(16)
+    torch.testing.assert_close(lse, scores.logsumexp(-1).float())
+
+
+@either
+@pytest.mark.parametrize("loss", [torch.sum, torch.norm])
+def test_gradients_cannot_be_differentiated_again(name, loss):
+    q, k, v, _ = random_inputs((2, 8, 16), 8, torch.float32)
+    output = NAMES[name].apply(q.requires_grad_(), k, v, True)
+    (dq,) = torch.autograd.grad(loss(output), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        dq.sum().backward()
+
+
+@either
+def test_three_dimensions_are_four_with_one_head(name):
+    q, k, v, do = random_inputs((2, 1, 40, 16), 50, torch.float32)
+    four = output_and_gradients(NAMES[name].apply, q, k, v, do, True)
+    three = output_and_gradients(NAMES[name].apply, q[:, 0], k[:, 0], v[:, 0], do[:, 0], True)
+    for a, b in zip(three, four, strict=True):
+        torch.testing.assert_close(a, b[:, 0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "sdpa"])
+def test_under_autocast_attention_is_computed_in_its_dtype(name):
+    q, k, v, _ = random_inputs((1, 2, 20, 16), 20, torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = ATTENTION[name](q, k, v, True)
+    assert output.dtype == torch.bfloat16
+    assert errors([output], [ATTENTION["eager"](q.double(), k.double(), v.double(), True)]) < 0.05
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_torchs_own_is_causal_too(is_causal):
+    q, k, v, _ = random_inputs((1, 2, 20, 16), 20, torch.float32)
+    torch.testing.assert_close(ATTENTION["sdpa"](q, k, v, is_causal), ATTENTION["eager"](q, k, v, is_causal))
+
+
+def test_large_logits_overflow_nothing():
+    inputs = random_inputs((1, 2, 150, 16), 150, torch.float32, scale=20.0)
+    assert_rounded_at_most(1, FlashAttentionTiled.apply, *inputs, True)

@@ -1,0 +1,50 @@
+"""Small models and their training steps, of which tests count what formulas say."""
+
+from dataclasses import asdict
+
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from pipeline.formulas.sizes import ModelSize
+from pipeline.model import TransformerLM
+from pipeline.model.step import build_training_step
+
+ODD_SIZE = ModelSize(d_model=24, d_ff=56, num_layers=3, num_heads=2)
+
+
+def build_model(size, vocab_size, context_length=24):
+    return TransformerLM(vocab_size=vocab_size, context_length=context_length, **asdict(size))
+
+
+def step_of(workload):
+    """Build the training step of a workload."""
+    return build_training_step(
+        workload.size,
+        vocab_size=workload.vocab_size,
+        context_length=workload.seq_len,
+        batch_size=workload.batch_size,
+        precision=workload.precision,
+        device=torch.device(workload.device_type),
+        attention=workload.attention,
+        checkpoint_every=workload.checkpoint_every,
+        checkpointing=workload.checkpointing,
+    )
+
+
+def given(step):
+    """Return the tensors that are there before a step."""
+    return [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets]
+
+
+def saved_by(forward):
+    """Run a forward pass; return the tensors that it saves by the address of their storages."""
+    kept = {}
+
+    def pack(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that no address is used again
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = forward()
+    assert result.requires_grad
+    return kept

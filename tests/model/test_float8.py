@@ -1,0 +1,32 @@
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.model import float8
+from pipeline.model.transformer import TransformerLM
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_the_blocks_and_nothing_else_are_converted_by_the_recipe(monkeypatch, recipe):
+    converted = []
+    peer = SimpleNamespace(
+        Float8LinearConfig=SimpleNamespace(from_recipe_name=lambda name: name),
+        convert_to_float8_training=lambda module, config: converted.append((module, config)),
+    )
+    monkeypatch.setattr(float8, "load", lambda _name, _module: peer)
+    model = TransformerLM(50, 8, d_model=16, num_layers=2, num_heads=2, d_ff=32)
+    float8.convert_blocks(model, recipe)
+    assert converted == [(model.layers, recipe)]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_torchao_converts_the_linear_layers_of_blocks_and_keeps_their_weights():
+    pytest.importorskip("torchao")
+    model = TransformerLM(64, 16, d_model=32, num_layers=2, num_heads=2, d_ff=64)
+    weights = {id(each) for each in model.parameters()}
+    float8.convert_blocks(model, "tensorwise")
+    linear = [type(each).__name__ for each in model.modules() if isinstance(each, torch.nn.Linear)]
+    assert (linear.count("Float8Linear"), type(model.lm_head).__name__) == (14, "Linear")
+    assert {id(each) for each in model.parameters()} == weights

@@ -1,0 +1,82 @@
+"""Optimizers beside PyTorch's AdamW."""
+
+import pytest
+import torch
+
+from pipeline.model.fused.triton.adamw import update
+from pipeline.model.optimizers import Bf16MomentsAdamW, Several, muon
+from pipeline.model.transformer import TransformerLM
+
+STEPS = 12
+OPTIONS = {"lr": 1e-2, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 1.0}
+
+
+def after_steps(make, weights):
+    generator = torch.Generator().manual_seed(1)
+    weights = [weight.clone().requires_grad_() for weight in weights]
+    optimizer = make(weights, **OPTIONS)
+    for _ in range(STEPS):
+        for weight in weights[:-1]:
+            weight.grad = torch.randn(weight.shape, generator=generator, dtype=torch.float64).to(weight)
+        optimizer.step()
+    return [weight.detach().double().cpu() for weight in weights], optimizer
+
+
+def in_triton(weights, **options):
+    """The same optimizer by Triton's kernel, in its interpreter where there is no GPU."""
+    optimizer = Bf16MomentsAdamW(weights, **options)
+
+    def step():
+        (group,) = optimizer.param_groups
+        count = group.setdefault("count", torch.zeros((), device=weights[0].device))
+        count += 1
+        for weight in weights[:-1]:
+            moments = optimizer._moments(weight)
+            update(weight, *moments, count, *settings(group))
+
+    optimizer.step = torch.no_grad()(step)
+    return optimizer
+
+
+def settings(group):
+    return group["lr"], *group["betas"], group["eps"], group["weight_decay"]
+
+
+@pytest.mark.parametrize("make", [Bf16MomentsAdamW, in_triton])
+def test_moments_in_bf16_move_weights_as_fp32_ones_do_but_for_their_rounding(make):
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    start = [torch.randn(shape, dtype=torch.float64) for shape in ((37, 40), (5,), (3,))]
+    exact, _ = after_steps(torch.optim.AdamW, start)
+    found, optimizer = after_steps(make, [weight.float().to(device) for weight in start])
+    for before, wanted, weight in list(zip(start, exact, found, strict=True))[:-1]:
+        off = (weight - wanted).norm() / (wanted - before).norm()
+        assert 1e-6 < off < 2.0**-7
+    assert torch.equal(found[-1].float(), start[-1].float())
+    kept = [each for state in optimizer.state.values() for each in state.values()]
+    assert {each.dtype for each in kept} == {torch.bfloat16}
+
+
+def test_muon_takes_the_matrices_of_blocks_and_adamw_all_else_once():
+    model = TransformerLM(50, 8, d_model=16, num_layers=2, num_heads=2, d_ff=32)
+    optimizer = muon(model, fused=False)
+    assert isinstance(optimizer, Several)
+    of_muon, others = (
+        [parameter for group in each.param_groups for parameter in group["params"]] for each in optimizer.optimizers
+    )
+    assert len(of_muon) == 2 * 7
+    assert {id(each) for each in others} == {
+        *map(id, (model.token_embedding.weight, model.lm_head.weight, model.final_norm.weight)),
+        *(id(norm.weight) for layer in model.layers for norm in (layer.attention_norm, layer.feed_forward_norm)),
+    }
+
+
+def test_several_optimizers_step_as_one():
+    first, second = (torch.ones(3, requires_grad=True) for _ in range(2))
+    both = Several(torch.optim.SGD([first], lr=1.0), torch.optim.SGD([second], lr=1.0))
+    for group in both.param_groups:
+        group["lr"] = 0.5
+    (first.sum() + 2 * second.sum()).backward()
+    both.step()
+    both.zero_grad()
+    assert (first[0].item(), second[0].item()) == (0.5, 0.0)
+    assert first.grad is second.grad is None

@@ -1,0 +1,38 @@
+"""The ways of data-parallel training, and what their tests compare."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
+
+NAMES = ("naive", "flat", "overlap", "bucketed")
+OVERLAPPING = ("overlap", "bucketed")
+
+
+def every_way(bucket_bytes, names=NAMES):
+    """Give a test each of these ways, buckets of a size, as its argument `way`."""
+    bucketed = partial(BucketedDDP, bucket_size_mb=bucket_bytes / 1024**2)
+    ways = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": bucketed}
+    return pytest.mark.parametrize("way", [ways[name] for name in names], ids=names)
+
+
+def gradients(module):
+    return {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+def assert_same(actual, wanted, rtol=1e-9, atol=1e-12):
+    """Compare tensors by name, of which some may be None."""
+    actual, wanted = ({name: _or_nothing(tensor) for name, tensor in each.items()} for each in (actual, wanted))
+    torch.testing.assert_close(actual, wanted, rtol=rtol, atol=atol)
+
+
+def _or_nothing(tensor):
+    return torch.empty(0) if tensor is None else tensor
+
+
+def synchronize(ddp, loss):
+    """Go backward, and average the gradients."""
+    loss.backward()
+    ddp.finish_gradient_synchronization()

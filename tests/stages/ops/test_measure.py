@@ -1,0 +1,222 @@
+import dataclasses
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline import peers
+from pipeline.formulas.operations import BACKWARD, FORWARD, WHOLE, moved_bytes, product_flops
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.model import operations
+from pipeline.model.fused.operations import in_torch
+from pipeline.model.operation_problems import Problem, as_tuple
+from pipeline.stages.ops import implementations
+from pipeline.stages.ops.cell import ADAMW, IMPLS, PHASES, Cell, Settings
+from pipeline.stages.ops.measure import measure
+from pipeline.subjects.naming import OPERATIONS, Subject
+
+from ...records import derived, rows_read
+
+CELL = Cell(op="rms_norm", dtype="fp32", size="tiny", batch_size=2, context_length=16, vocab_size=70)
+QUICK = Settings(min_samples=3, max_samples=3, budget_s=5.0, compiled=False, check_timeout_s=60, timeout_s=120)
+OWN = Path(__file__).parents[2] / "subjects/outside/operations.py"
+OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Measure a cell on the CPU, with other functions in the place of ours or of a peer."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    build = implementations.build
+
+    def run(op, settings=QUICK, cell=CELL, **replaced):
+        def built(name, *arguments):
+            return replaced[name] if name in replaced else build(name, *arguments)
+
+        monkeypatch.setattr(implementations, "build", built)
+        rows = rows_read(measure, dataclasses.replace(cell, op=op), settings, Stopwatch())
+        return {(row["impl"], row["phase"]): row for row in rows}
+
+    return run
+
+
+@pytest.mark.parametrize("op", [op for op in OPERATIONS if op != ADAMW])
+def test_every_phase_has_a_time_its_rates_and_the_errors_that_it_makes(measured, op):
+    rows = measured(op, ours=implementations.ours(op, in_torch()))
+    widths = CELL.widths
+    for impl in ("ours", "eager"):
+        for phase in PHASES:
+            row = rows[impl, phase]
+            assert row["n"] == 3
+            assert row["moved_bytes"] == moved_bytes(op, phase, widths, 4)
+            assert row["gb_per_s"] == pytest.approx(row["moved_bytes"] / row["median_ms"] / 1e6)
+            assert row["floor_share_pct"] == pytest.approx(100 * row["floor_ms"] / row["median_ms"])
+            assert row["floor_ms"] >= row["moved_bytes"] / row["bandwidth_gb_per_s"] / 1e6 * 0.999
+            assert ("tflops_per_s" in row) == (product_flops(op, phase, widths) > 0)
+        assert 0 < rows[impl, FORWARD]["output_rel_error"] < 1e-5
+        assert 0 < rows[impl, BACKWARD]["gradient_rel_error"] < 1e-5
+        assert "gradient_rel_error" not in rows[impl, FORWARD]
+
+
+def test_an_optimizer_has_one_phase_and_errors_over_how_far_it_moves(measured):
+    rows = measured(ADAMW)
+    assert set(rows) == {(impl, WHOLE) for impl in ("eager", "compile", "fused")}
+    assert all(rows[impl, WHOLE]["output_rel_error"] < 1e-4 for impl in ("eager", "fused"))
+
+
+def test_without_a_gpu_a_peer_or_compiling_rows_are_skipped_and_say_why(measured):
+    rows = measured("swiglu")
+    assert {impl for impl, _ in rows} == {*IMPLS} - {"fused"}
+    assert {rows[impl, WHOLE]["status"] for impl in ("ours", "liger", "compile")} == {"skipped"}
+    assert rows["compile", WHOLE]["reason"] == "the setting compiled is false"
+    assert "GPU" in rows["liger", WHOLE]["reason"]
+    assert "GPU" in rows["ours", WHOLE]["reason"]
+
+
+def test_a_missing_liger_says_the_line_that_installs_it(monkeypatch):
+    def absent(package):
+        raise peers.PackageNotFoundError(package)
+
+    monkeypatch.setattr(peers, "version", absent)
+    with pytest.raises(implementations.Skipped, match=r"^liger-kernel is not installed: pip install -e '\.\[peers\]'$"):
+        implementations.build("liger", "swiglu", QUICK, torch.device("cuda"))
+
+
+def test_liger_is_called_by_its_own_arguments(monkeypatch):
+    functions = SimpleNamespace(
+        liger_fused_add_rms_norm=operations.rms_norm,
+        liger_swiglu=operations.swiglu,
+        liger_rope=lambda q, k, cos, sin: operations.rotary(q, k, *(each[0].chunk(2, -1)[1] for each in (cos, sin))),
+        liger_fused_linear_cross_entropy=lambda x, weight, targets, ignore_index: operations.linear_cross_entropy(
+            x, weight, targets, ignore_index
+        ),
+    )
+    monkeypatch.setattr(implementations, "load", lambda _name, _module: functions)
+    for op in (op for op in OPERATIONS if op != ADAMW):
+        problem = Problem(op, CELL.widths, torch.float32, torch.device("cpu"))
+        problem.draw(0)
+        outputs = implementations.build("liger", op, QUICK, torch.device("cuda"))(*problem.inputs, *problem.constants)
+        assert problem.output_errors(as_tuple(outputs)).rel < 1e-5
+
+
+def without_eps(x, residual, weight, eps):
+    return operations.rms_norm(x, residual, weight, 0.1)
+
+
+def test_what_is_wrong_has_no_times_and_the_others_have(measured):
+    rows = measured("rms_norm", ours=without_eps)
+    assert {rows["ours", phase]["status"] for phase in PHASES} == {"wrong"}
+    assert rows["ours", WHOLE]["reason"].startswith("output has a relative error of ")
+    assert "median_ms" not in rows["ours", WHOLE]
+    assert rows["eager", WHOLE]["n"] == 3
+
+
+def test_what_writes_in_its_inputs_place_gets_them_back_before_each_call(measured):
+    seen = set()
+
+    class InPlace(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, gate, up):
+            seen.add((float(gate.double().sum()), float(up.double().sum())))
+            ctx.save_for_backward(gate, up)
+            return operations.swiglu(gate, up)
+
+        @staticmethod
+        def backward(ctx, dh):
+            gate, up = ctx.saved_tensors
+            sigmoid = gate.sigmoid()
+            dgate, dup = dh * up * sigmoid * (1 + gate * (1 - sigmoid)), dh * gate * sigmoid
+            return gate.data.copy_(dgate), up.data.copy_(dup)
+
+    rows = measured("swiglu", ours=InPlace.apply)
+    for impl in ("ours", "eager"):
+        assert rows[impl, WHOLE]["n"] == 3
+        assert rows[impl, BACKWARD]["gradient_rel_error"] < 1e-6
+    assert len(seen) == 2  # of all calls: the numbers before and while it was timed, and those after it
+
+
+def test_what_is_right_in_its_first_calls_alone_is_wrong(measured):
+    seen = []
+
+    def remembers(gate, up):
+        if len(seen) < 4:
+            seen.append(operations.swiglu(gate, up).detach())
+            return operations.swiglu(gate, up)
+        live = operations.swiglu(gate, up)
+        return live + (seen[0] - live).detach()
+
+    rows = measured("swiglu", ours=remembers)
+    assert rows["ours", WHOLE]["status"] == "wrong"
+    assert rows["ours", WHOLE]["reason"].startswith("right at first, but not when it is called after the timing ")
+
+
+def test_memory_that_runs_out_and_slow_calls_cost_their_own_rows(measured):
+    def out_of_memory(_gate, _up):
+        raise OOM
+
+    rows = measured("swiglu", ours=out_of_memory)
+    assert {rows["ours", phase]["status"] for phase in PHASES} == {"oom"}
+    assert rows["eager", WHOLE]["n"] == 3
+
+    def slow(gate, up):
+        time.sleep(0.06)
+        return operations.swiglu(gate, up)
+
+    rows = measured("swiglu", dataclasses.replace(QUICK, call_limit_s=0.05), ours=slow)
+    assert rows["ours", FORWARD]["status"] == "skipped"
+    assert "above the limit of 0.05 s (call_limit_s)" in rows["ours", FORWARD]["reason"]
+
+
+def test_any_error_of_ours_is_a_bug_and_of_a_peer_its_own(measured):
+    def raises(_gate, _up):
+        raise RuntimeError("an assertion of the compiler")
+
+    rows = measured("swiglu", liger=raises)
+    assert rows["liger", WHOLE]["reason"] == "liger-kernel raises RuntimeError: an assertion of the compiler"
+    with pytest.raises(RuntimeError, match="assertion of the compiler"):
+        measured("swiglu", ours=raises)
+
+
+def test_the_head_s_floor_is_that_of_its_products():
+    cell = Cell(op="linear_cross_entropy", size="8B", batch_size=1, context_length=16384, vocab_size=151_936)
+    row = {"impl": "ours", "phase": WHOLE, "status": "ok", "clock": "device", "first_call_ms": 1.0}
+    row |= {"exposed_samples": 0, "samples_ms": [90.0, 90.0, 90.0]}
+    (read,) = derived(cell, Settings(), [row], {"gpus": [{"name": "NVIDIA H200"}]})
+    assert read["floor_ms"] == pytest.approx(6 * 16384 * 4096 * 151_936 / 989.4e9)
+    assert read["floor_share_pct"] == pytest.approx(100 * read["floor_ms"] / 90)
+    assert (read["bandwidth_source"], read["peak_source"]) == ("datasheet", "datasheet")
+
+
+def test_own_operations_are_checked_first_and_timed_with_the_rest():
+    subjects = [
+        Subject("op", name, f"{OWN}:{place}")
+        for name, place in (("rms_norm", "norm"), ("rms_norm_bad", "norm_without_eps"))
+    ]
+    rows = rows_read(measure, CELL, QUICK, Stopwatch(), subjects)
+    by_name = {name: [row for row in rows if row["impl"] == name] for name in ("rms_norm", "rms_norm_bad", "eager")}
+    assert [len(group) for group in by_name.values()] == [len(PHASES)] * 3
+    assert {row["status"] for row in by_name["rms_norm"] + by_name["eager"]} <= {"ok", "unstable"}
+    assert {row["status"] for row in by_name["rms_norm_bad"]} == {"wrong"}
+
+
+def test_a_cell_takes_the_own_operations_of_its_kind_alone():
+    cells = {op: dataclasses.replace(CELL, op=op) for op in OPERATIONS}
+    assert [op for op, cell in cells.items() if cell.takes("swiglu_v2")] == ["swiglu"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_every_implementation_on_a_gpu_is_right_or_says_why_not(op, dtype):
+    cell = dataclasses.replace(
+        CELL, op=op, dtype=dtype, size="small", batch_size=2, context_length=256, vocab_size=1000
+    )
+    for row in rows_read(measure, cell, dataclasses.replace(QUICK, compiled=True), Stopwatch()):
+        if row["status"] == "skipped":
+            assert "is not installed" in row["reason"], row
+            continue
+        assert row["status"] in ("ok", "unstable"), row
+        assert row["clock"] == "device"

@@ -1,0 +1,66 @@
+import subprocess
+import sys
+
+import pytest
+
+from pipeline import doctor, peers
+from pipeline.errors import Skipped
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Return a function that installs a package of a peer whose module holds this text."""
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+
+    def install(name, module, text):
+        (tmp_path / f"{module}.py").write_text(text)
+        folder = tmp_path / f"{peers.PEERS[name].replace('-', '_')}-9.9.dist-info"
+        folder.mkdir(exist_ok=True)
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {peers.PEERS[name]}\nVersion: 9.9\n")
+
+    return install
+
+
+@pytest.fixture
+def bare(monkeypatch):
+    """Hide whatever peers are installed."""
+
+    def absent(package):
+        raise peers.PackageNotFoundError(package)
+
+    monkeypatch.setattr(peers, "version", absent)
+
+
+def test_what_is_not_installed_says_the_line_that_installs_it(bare):
+    for name, package in peers.PEERS.items():
+        with pytest.raises(Skipped, match=rf"^{package} is not installed: pip install -e '\.\[peers\]'$"):
+            peers.load(name, "os")
+    assert peers.versions(peers.PEERS) == dict.fromkeys(peers.PEERS, "absent")
+
+
+def test_what_is_installed_is_imported_when_it_is_asked_for(installed):
+    installed("liger", "a_peer_that_works", "VALUE = 3")
+    assert peers.version_of("liger") == "9.9"
+    assert "a_peer_that_works" not in sys.modules
+    assert peers.load("liger", "a_peer_that_works").VALUE == 3
+
+
+def test_what_is_installed_and_cannot_be_imported_is_skipped_with_its_version_and_cause(installed):
+    installed("torchao", "a_peer_that_fails", "raise ImportError('libcuda.so.1: no such file\\nmore')")
+    with pytest.raises(Skipped, match=r"^torchao 9\.9 cannot be imported: libcuda\.so\.1: no such file$"):
+        peers.load("torchao", "a_peer_that_fails")
+
+
+def test_doctor_lists_each_with_its_version_and_the_line_that_installs_what_is_missing(monkeypatch):
+    monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "torchao": "0.18", "flash-attn-4": "4"}.get)
+    whole = next(check for check in doctor.findings() if check.name == "peers")
+    assert (whole.ok, whole.detail, whole.remedy) == (True, "flash-attn-4 4, liger-kernel 9.9, torchao 0.18", "")
+    monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "flash-attn-4": "4"}.get)
+    lacking = next(check for check in doctor.findings() if check.name == "peers")
+    assert (lacking.ok, lacking.detail) == (False, "flash-attn-4 4, liger-kernel 9.9, torchao not installed")
+    assert lacking.remedy.endswith("install -e '.[peers]'")
+
+
+def test_the_list_brings_neither_torch_nor_a_peer():
+    code = "import sys, pipeline.peers; pipeline.peers.versions(pipeline.peers.PEERS); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
