@@ -37,7 +37,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     timed = with_figures(whole if len(with_figures(whole)) else rows)
     closest = timed.loc[timed["floor_share_pct"].idxmax()]
     answer = say(
-        "{what} ({who}, {size}, {dtype}) comes closest to what memory or products allow: {share} of it, at {rate} GB/s.",
+        "{what} ({who}, {size}, {dtype}) comes closest to what memory or products allow: {share}, at {rate} GB/s.",
         what=closest["what"],
         size=closest["size"],
         dtype=closest["dtype"],
