@@ -16,6 +16,11 @@ def test_a_part_takes_its_place_and_the_words_stay():
     assert written.endswith("More.")
 
 
+def test_a_part_right_below_a_paragraph_goes_on_with_it():
+    written = filled("Words\nof a problem.\n[[times]]", "flash", {"times": TABLE})
+    assert written.startswith("Words of a problem. Times:\n\n| a |")
+
+
 def test_a_part_that_was_not_measured_is_told_with_its_command():
     assert "snakemake results/flash/cells.csv" in filled("[[times]]", "flash", {})
 

@@ -41,5 +41,20 @@ def test_a_long_table_is_cut_and_says_so():
     assert len(lines(rows, all_rows=True)) == 2 + MOST_ROWS + 5
 
 
+def test_a_column_that_goes_across_makes_a_line_a_name_and_a_cell_a_value():
+    columns = [*COLUMNS[:1], ("context", "context", count), *COLUMNS[1:]]
+    rows = [
+        {"name": "a", "context": 1024, "status": "oom", "status_peer": "oom"},
+        {"name": "a", "context": 128, "median_ms": 1.0, "median_ms_peer": 1.0},
+        {"name": "b", "context": 1024, "median_ms": 3.0, "status_peer": "oom"},
+    ]
+    assert lines(rows, columns, all_rows=True, across="context") == [
+        "| name | context 128 | context 1,024 |",
+        "| :-- | --: | --: |",
+        "| a | 1.00 / 1.00 | OOM |",
+        "| b | – | 3.00 / OOM |",
+    ]
+
+
 def test_what_a_record_holds_is_text_in_a_cell():
     assert lines([{"name": "a | **b** <script>", "median_ms": 1.0}])[2].count("|") == 4

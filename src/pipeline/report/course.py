@@ -12,15 +12,17 @@ from pipeline.errors import UserError
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Part
 from pipeline.report.told import Told, is_empty
-from pipeline.report.writeup import part_markdown
+from pipeline.report.writeup import part_markdown, row_links
 
 PLACE = re.compile(r"^\[\[([a-z0-9_]+)\]\]$", re.MULTILINE)
 HEAD = """\
 # The course's problems, answered on this machine
 
-Stanford's CS336, assignment 2 (systems), editions 2025 and 2026: each problem with what it asks for. The words are
-written by hand and true on any machine; the values are this one's. [The write-up](writeup.md) says how they were
-measured and how far to trust them."""
+Stanford's CS336, assignment 2 (systems), editions 2025 and 2026: each problem with the table or figure it asks for, and
+why it comes out so. The words are written by hand and hold on any machine; the values are this one's. Tables show the
+rows that answer a problem; the links lead to all. A cell with several values has them in the order that the line above
+the table names, and `~` marks unstable times. The course's xl of 2026 is 2.7B here. [The write-up](writeup.md) says how
+all was measured and how far to trust it."""
 NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures what this scale has of it.*"
 
 
@@ -36,17 +38,21 @@ def _answers(told: Told) -> str:
         return ""
     parts = (*told.parts, *(told.section.for_course if told.section else ()))
     shown = {part.name: part for part in parts if not is_empty(part)}
-    return filled(unwrapped(file.read_text(encoding="utf-8").strip()), told.stage.name, shown)
+    words = file.read_text(encoding="utf-8").strip().replace("\n\n", f"\n\n(All rows: {row_links(told)}.) ", 1)
+    return filled(words, told.stage.name, shown)
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
-    """Put parts in the places of a text; one that was not measured is told to be so."""
+    """Put parts in the places of a text; one that was not measured is told to be so.
+
+    What stands right below a paragraph, without an empty line, goes on with it: a caption is its last sentence.
+    """
 
     def part(place: re.Match[str]) -> str:
         found = parts.get(place[1])
         return part_markdown(stage, found) if found is not None else NOT_HERE.format(stage=stage)
 
-    return PLACE.sub(part, text)
+    return unwrapped(PLACE.sub(part, text))
 
 
 def places(text: str) -> list[str]:

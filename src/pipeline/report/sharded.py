@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import count, data_size, gb, ms, percent, text
+from pipeline.report.formats import data_size, gb, ms
 from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Change, say
-from pipeline.report.table import Table
 from pipeline.report.versus import FASTER
 
 KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
@@ -41,26 +40,6 @@ def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
     drawn = drawn.assign(gb=drawn["bytes"].clip(lower=0) / 1e9)
     title = "Memory of the fullest rank at its peak, by what it holds; other: activations, temporaries"
     return Chart("memory", title, drawn, "stack", Axis("gb", "GB"), Axis("way"), "name", panel="case")
-
-
-def by_formula(rows: pd.DataFrame) -> Table:
-    """Write the bytes that a rank holds and its collectives carry beside those by formula, of the first case."""
-    counted = rows[rows["predicted_bytes"].notna() & (rows["case"] == rows["case"].iloc[0])]
-    counted = counted[counted["kind"].isin([*KINDS, "peak"]) | counted["collective"].notna()]
-    counted = counted[counted["measured_bytes"].gt(0) | counted["predicted_bytes"].gt(0)]
-    counted = counted.assign(
-        what=counted["kind"].map(KINDS).fillna(counted["kind"]).fillna(counted["collective"].replace(COLLECTIVES)),
-        off_pct=100 * (counted["measured_bytes"] / counted["predicted_bytes"] - 1).abs(),
-    )
-    columns = [
-        ("way", "way", text),
-        ("bytes of", "what", text),
-        ("calls", "calls", count),
-        ("GB", "measured_bytes", gb),
-        ("GB by formula", "predicted_bytes", gb),
-        ("off by", "off_pct", percent),
-    ]
-    return Table("by_formula", "Bytes in memory and in collectives, measured and by formula:", counted, columns, True)
 
 
 def answer(steps: pd.DataFrame, what: str, ours: str, base: str) -> str:

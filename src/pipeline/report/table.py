@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from pipeline.report.formats import Form, code, text
 from pipeline.report.markup import Markdown
@@ -23,7 +24,8 @@ class Table:
 
     columns: header, column of `rows`, and how its values are written. What has no value shows the outcome of its row,
     by the column `status`; a column such as `median_ms_peer` has its own in `status_peer`. `~` leads the values of an
-    unstable row in columns of times and rates. all_rows: every row is written, however many.
+    unstable row in columns of times and rates. all_rows: every row is written, however many. across: the header of a
+    column whose values become headers: those before it name a row, those behind it share a cell, in their order.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Table:
     rows: pd.DataFrame
     columns: Sequence[Column]
     all_rows: bool = False
+    across: str | None = None
 
     def markdown(self) -> Markdown:
         """Write the table as Markdown under its caption."""
@@ -38,6 +41,15 @@ class Table:
         lines = [[_cell(row, name, form) for _, name, form in self.columns] for row in shown.to_dict("records")]
         heads: list[str] = [Markdown.escape(head) for head, _, _ in self.columns]
         rule = [":--" if form in TO_THE_LEFT else "--:" for _, _, form in self.columns]
+        if self.across is not None:
+            place = [head for head, _, _ in self.columns].index(self.across)
+            _, name, form = self.columns[place]
+            order = shown[name].drop_duplicates()
+            order = order.sort_values() if is_numeric_dtype(order) else order
+            values: list[str] = [Markdown.escape(form(value)) for value in order]
+            lines = _spread(lines, place, values)
+            heads, rule = [*heads[:place], *(f"{heads[place]} {value}".strip() for value in values)], rule[:place]
+            rule += ["--:"] * len(values)
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
         more = len(self.rows) - len(shown)
         rest = f"\n\n… and {more:,} more rows in the tables below." if more else ""
@@ -47,6 +59,18 @@ class Table:
 def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
     """Keep the columns that have a value in any row: a machine without a GPU has no clock and no data sheet."""
     return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
+
+
+def _spread(lines: list[list[str]], place: int, values: list[str]) -> list[list[str]]:
+    """Make a line of each name, which is the cells before `place`, and in it a cell of each value at `place`."""
+    cells: dict[tuple[str, ...], dict[str, str]] = {}
+    for line in lines:
+        found = line[place + 1 :]
+        outcomes = [each for each in found if each in OUTCOME_WORDS.values()]
+        without_value = len(outcomes) + found.count(NOTHING) == len(found)
+        shared = " / ".join(found) if not without_value else outcomes[0] if outcomes else NOTHING
+        cells.setdefault(tuple(line[:place]), {})[line[place]] = shared
+    return [[*name, *(own.get(value, NOTHING) for value in values)] for name, own in cells.items()]
 
 
 def _cell(row: dict[Any, Any], name: str, form: Form) -> str:

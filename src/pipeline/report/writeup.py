@@ -128,11 +128,11 @@ def _mostly_noise(told: Told, unstable: int, times: int) -> str:
         "{unstable} of {times} times are unstable here: a table of them would show noise. All rows: {links}.",
         unstable=count(unstable),
         times=count(times),
-        links=_links(told),
+        links=row_links(told),
     )
 
 
-def _links(told: Told) -> Markdown:
+def row_links(told: Told) -> Markdown:
     """Return links to the tables with all rows of a stage."""
     return Markdown(", ").join(
         say("[{name}](../results/{stage}/{name}.csv)", name=name, stage=told.stage.name) for name in told.tables
@@ -191,7 +191,7 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
 
 def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame]) -> list[str]:
     by_stage = facts.by_stage(cells, frames)
-    by_stage = by_stage.assign(rows=by_stage["stage"].map({each.stage.name: _links(each) for each in told}))
+    by_stage = by_stage.assign(rows=by_stage["stage"].map({each.stage.name: row_links(each) for each in told}))
     stages: Columns = [
         ("stage", "stage", text),
         ("cells", "cells", count),

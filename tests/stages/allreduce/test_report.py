@@ -25,10 +25,11 @@ def test_a_call_alone_stands_beside_the_same_call_back_to_back(make_rows):
 
 def test_single_calls_are_timed_by_the_host_for_its_launch_is_part_of_them(make_rows):
     rows = make_rows("h200")
-    told = parts(build(rows, {}))["singles"].rows
+    told = parts(build(rows, {}))["by_size"].rows
     own = rows[(rows["backend"] == "nccl") & (rows["world_size"] == 2) & (rows["timing"] == "single")]
     by_host = own[(own["clock"] == "host") & (own["size_bytes"] == 1e6)]["median_ms"].item()
-    assert told.loc[(told["backend"] == "nccl") & (told["ranks"] == "2 ranks"), "median_ms 1 MB"].item() == by_host
+    here = (told["backend"] == "nccl") & (told["ranks"] == "2 ranks") & (told["size"] == "1 MB")
+    assert told.loc[here, "median_ms_alone"].item() == by_host
 
 
 def test_the_cost_of_a_call_is_that_of_the_model_that_made_the_times(make_rows):
@@ -57,7 +58,7 @@ def test_an_unstable_time_is_marked_in_its_own_column_alone(make_rows):
 
 def test_what_was_skipped_is_named(make_rows):
     found = parts(build(make_rows("h200"), {}))
-    for name in ("groups", "bursts"):
+    for name in ("groups", "by_size"):
         assert any("| 8 | skipped" in line for line in found[name].markdown().splitlines())
 
 

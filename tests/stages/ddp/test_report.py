@@ -33,13 +33,14 @@ def test_without_the_stage_of_all_reduces_only_the_formula_is_missing(h200, allr
     with_cost, without = (build(h200, beside) for beside in ({"allreduce": allreduce}, {}))
     assert faults(without, tmp_path) == {}
     empty = {name for name, part in parts(without).items() if part.rows.empty}
-    assert empty == {"bucket_sizes", "best_bucket", "sweep"}
+    assert empty == {"best_bucket", "sweep"}
     assert not any(part.rows.empty for part in parts(with_cost).values())
 
 
 def test_the_overhead_by_formula_has_the_cost_of_this_machines_calls_and_the_real_number_of_them(h200, allreduce):
     found = parts(build(h200, {"allreduce": allreduce}))
-    for row in found["bucket_sizes"].rows.to_dict("records"):
+    drawn = found["sweep"].rows
+    for row in drawn[drawn["kind"] == "predicted"].to_dict("records"):
         expected_s = row["all_reduces"] * CALL_S + GRADIENT_BYTES / row["all_reduces"] / BANDWIDTH
         assert row["formula_ms"] == pytest.approx(1e3 * expected_s, rel=1e-3)
     best = best_bucket_bytes(GRADIENT_BYTES, LinearCost(CALL_S, BANDWIDTH)) / 2**20
@@ -70,7 +71,7 @@ def test_a_variant_without_memory_is_shown_by_its_outcome(small_gpu):
 
 
 def test_weights_that_no_communication_brought_together_do_not_agree(h200):
-    agree = parts(build(h200, {}))["weights"].rows.set_index("way")["agree"]
+    agree = parts(build(h200, {}))["beside_naive"].rows.set_index("way")["agree"]
     assert agree.pop(NONE) == "no"
     assert set(agree) == {"yes"}
 

@@ -102,6 +102,26 @@ def test_the_course_s_tables_have_every_width_and_length_and_what_failed():
     assert table.markdown().count("| OOM | OOM | OOM | – | – |") == 2
 
 
+def test_the_course_s_table_has_the_lengths_of_every_width_and_type_and_each_its_verdict():
+    common = [(64, 128), (64, 256), (128, 128)]
+    sizes = [("bf16", 128, 512), *((dtype, *size) for dtype in ("bf16", "fp32") for size in common)]
+    rows = [
+        timed(
+            2.0 if (dtype, impl) == ("fp32", "triton") else 1.0,
+            **SHARED | {"impl": impl, "phase": phase},
+            **HEAD | {"dtype": dtype, "head_dim": width, "seq_len": length},
+        )
+        for dtype, width, length in sizes
+        for impl in ("triton", "eager")
+        for phase in ("forward", "backward", "forward_backward")
+    ]
+    grid = shown(told(*rows))["grid"].rows
+    assert list(zip(grid["head_dim"], grid["seq_len"], strict=True)) == [(64, 128), (128, 128)]
+    assert set(grid["verdict_fp32"]) == {"slower"}
+    assert set(grid["verdict_bf16"]) == {"same"}
+    assert grid["ours_fp32"].iloc[0] == "2.00 / 2.00 / 2.00"
+
+
 def test_the_share_of_a_matrix_product_is_of_the_same_precision():
     products = frame_of("ceilings", [timed(1.0, what="matmul", dtype="bf16", tflops_per_s=800.0)])
     tf32 = frame_of("ceilings", [timed(1.0, what="matmul", dtype="tf32", tflops_per_s=300.0)])

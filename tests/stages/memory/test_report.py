@@ -96,10 +96,10 @@ def test_checkpoints_by_depth_tell_what_runs_again_and_what_they_lower(section_o
     rows = part(section_of(*cells, cell_of(**BF16)), "depth").rows.set_index("kept")
     assert rows["again"].tolist() == [
         0,
-        *(blocks_run_again(16, 1, kind) for kind in ("segments", "selective", "recursive")),
+        *(blocks_run_again(16, 1, kind) for kind in ("segments", "recursive")),
     ]
     assert rows["lowered_bytes"].idxmin() == "every 1, recursive"
-    assert rows["verdict"].fillna("").tolist() == ["", "slower", "slower", "slower"]
+    assert rows["verdict"].fillna("").tolist() == ["", "slower", "slower"]
 
 
 def test_measured_intervals_stand_beside_those_by_formula_at_the_longest_context(section_of, cell_of):

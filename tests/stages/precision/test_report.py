@@ -13,7 +13,7 @@ OF_EXPERIMENT = {
     "accumulation": {"sums", "sums_told", "sums_table"},
     "autocast": {"dtypes"},
     "layer_norm": {"layer_norm", "widths"},
-    "layer_norm_eps": {"eps"},
+    "layer_norm_eps": set(),
 }
 STEP = {"warmup_steps": 5, "batch_size": 4, "mode": "eager", "clock": "host", "setting_vocab_size": 10_000}
 KEYS = ("precision", "size", "context_length", "batch_size", "warmup_steps", "mode", "phase", "clock")

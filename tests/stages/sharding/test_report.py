@@ -29,7 +29,7 @@ def test_a_ranks_memory_is_the_highest_of_all_moments_and_its_state_that_after_a
 
 
 def test_ours_sends_gradients_once_and_parameters_once_where_zero_sends_one_all_reduce(h200):
-    traffic = parts(build(h200, {}))["traffic"].rows.set_index("way")
+    traffic = parts(build(h200, {}))["asked"].rows.set_index("way")
     assert traffic.loc[PLAIN, "times"] == 1
     assert traffic.loc[OURS, "times"] == pytest.approx(1.5)
 

@@ -1,4 +1,3 @@
-import pandas as pd
 import pytest
 
 from pipeline.report.versus import FASTER, UNDECIDED
@@ -54,18 +53,6 @@ def test_the_budgets_kinds_add_up_to_the_profiled_step(h200):
     assert drawn.to_dict() == pytest.approx(
         {"torch_compiled": 6000, "ours": 4700, "ours_fully_shard": 4750, "torch_eager": 6200}
     )
-
-
-def test_a_loss_that_jumps_is_told_with_its_step_and_what_it_is_a_step_later(h200):
-    found = parts(build(with_losses(h200, "ours", [12.0, 9.0, 11.5, 8.0]), {}))["descents"].rows.set_index("impl")
-    assert found.loc["ours", ["rise", "rise_step", "after"]].tolist() == [2.5, 3, 8.0]
-    assert found.loc["torch_eager", "rise"] == 0
-    assert pd.isna(found.loc["torch_eager", "rise_step"])
-
-
-def test_a_jump_in_the_last_step_has_no_later_one(h200):
-    found = parts(build(with_losses(h200, "ours", [12.0, 9.0, 11.5]), {}))["descents"].rows.set_index("impl")
-    assert pd.isna(found.loc["ours", "after"])
 
 
 def test_the_losses_are_drawn_from_the_first_step_on(h200):

@@ -114,6 +114,10 @@ def given_mesh(rows: pd.DataFrame) -> pd.Series:
 def _mesh(rows: pd.DataFrame) -> Table:
     given = given_mesh(rows)
     cases = rows[rows["case"] != "batch"].sort_values("tokens", kind="stable")
+    # Of the other splits the best one, and the first that no batch makes compute bound.
+    splits = cases[cases["case"] == "split"]
+    kept = [*splits.index[:1], *splits.index[splits["tokens"].isna()][:1]]
+    cases = cases[(cases["case"] != "split") | cases.index.isin(kept)]
     cases = pd.concat([cases[cases["case"] == "given"], cases[cases["case"] != "given"]])
     cases = cases.assign(
         mesh=cases["case"].map(MESHES),

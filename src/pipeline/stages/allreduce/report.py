@@ -33,8 +33,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             *drawn[1:],
             _beside_nccl(calls),
-            _by_size("bursts", "back to back", bursts),
-            _by_size("singles", "one call alone", singles),
+            _by_size(bursts, singles),
             _times(bursts),
         ],
     )
@@ -166,23 +165,22 @@ def _times(bursts: pd.DataFrame) -> Chart:
     return Chart("times", "Time of a call back to back over its size", bursts, "line", *axes, "ranks", panel="backend")
 
 
-def _by_size(name: str, how: str, calls: pd.DataFrame) -> Table:
-    """Write the time of a call of each size, a row per backend and ranks."""
-    found = []
-    for _, own in calls.groupby(CELL, sort=False):
-        row = own[["backend", "ranks", "of", "status"]].iloc[0].to_dict()
-        for call in own.dropna(subset="size").to_dict("records"):
-            row |= {f"median_ms {call['size']}": call["median_ms"], f"status {call['size']}": call["status"]}
-        found.append(row)
-    sizes = calls.dropna(subset="size").sort_values("size_bytes")["size"].unique()
-    found = [{f"status {size}": row["status"] for size in sizes} | row for row in found]
+def _by_size(bursts: pd.DataFrame, singles: pd.DataFrame) -> Table:
+    """Write the time of a call of each size back to back and alone, a row per backend and ranks."""
+    on = [*CELL, "size_bytes"]
+    both = bursts.merge(singles[[*on, "median_ms", "status"]], "left", on, suffixes=("", "_alone"))
+    # What did not run says so at every size.
+    sizes = both.dropna(subset="size").sort_values("size_bytes")["size"].unique()
+    both = both.assign(size=[[each] if pd.notna(each) else list(sizes) for each in both["size"]]).explode("size")
     columns = [
         ("backend", "backend", text),
         ("ranks", "of", text),
-        *((f"{size} (ms)", f"median_ms {size}", number) for size in sizes),
+        ("", "size", text),
+        ("back to back, ms", "median_ms", number),
+        ("alone, ms", "median_ms_alone", number),
     ]
-    caption = f"Time of an all-reduce, {how}, median of the slowest rank:"
-    return Table(name, caption, pd.DataFrame(found), columns, all_rows=True)
+    caption = "Time of an all-reduce back to back / of one alone, ms, median of the slowest rank:"
+    return Table("by_size", caption, both, columns, all_rows=True, across="")
 
 
 def _beside_nccl(calls: pd.DataFrame) -> Table:

@@ -9,7 +9,7 @@ from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
 from pipeline.formulas.units import FP32_BYTES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, data_size, intervals, ms, number, text
+from pipeline.report.formats import count, data_size, intervals, ms, number, text, times
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Part, Section, say
 from pipeline.report.table import Columns, Table
@@ -19,6 +19,7 @@ from pipeline.stages.attention.cell import PHASES
 ON = ["head_dim", "seq_len", "phase"]
 USUAL_HEAD_DIM = 64
 MOST_LENGTHS = 4
+UNTESTED = "is untested"
 COUNTED = ("before_backward_bytes", "peak_bytes")
 
 
@@ -32,8 +33,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     usual = _usual_head_dim(rows)
     here, limits = both[both["head_dim"] == usual], _limits(rows)
     parts: list[Part] = [_memory(rows[rows["head_dim"] == usual], usual), _lengths(here, usual)]
-    for_course = [_grid(both), limits, _accounting(rows), _compiled(both)]
-    return Section(_answer(here, limits.rows, usual), parts, for_course=for_course)
+    for_course = [_grid(both), _accounting(rows, limits), _compiled(both)]
+    return Section(_answer(here, limits, usual), parts, for_course=for_course)
 
 
 def _usual_head_dim(rows: pd.DataFrame) -> int:
@@ -113,28 +114,27 @@ def _grid(both: pd.DataFrame) -> Table:
         ("head_dim", "head_dim", count),
         ("length", "seq_len", count),
         ("forward, ms", "median_ms_peer_forward", number),
-        ("± std", "std_ms_peer_forward", number),
         ("backward, ms", "median_ms_peer_backward", number),
-        ("± std", "std_ms_peer_backward", number),
-        ("saved for backward", "saved_bytes_peer_forward", data_size),
         ("in use before backward", "before_backward_bytes_peer_forward", data_size),
         ("peak", "peak_bytes_peer_forward", data_size),
-        ("by formula", "model_peak_bytes_peer_forward", data_size),
     ]
-    return Table("grid", "Eager attention, medians of the timed passes:", grid, columns, all_rows=True)
+    passes = known(both, "n_peer")["n_peer"].max()
+    how_many = "" if pd.isna(passes) else f" of {passes:.0f} passes"
+    caption = f"Eager attention: forward / backward (medians{how_many}, ms) / memory in use before backward / peak:"
+    return Table("grid", caption, grid, columns, all_rows=True, across="length")
 
 
 def _compiled(both: pd.DataFrame) -> Table:
     columns: Columns = [
         ("head_dim", "head_dim", count),
-        ("length", "seq_len", count),
         ("phase", "phase", text),
-        ("eager, ms", "median_ms_peer", number),
+        ("length", "seq_len", count),
         ("compiled, ms", "median_ms", number),
-        ("compiled: times as fast (interval)", "gain", text),
+        ("times as fast", "ratio", times),
         ("verdict", "verdict", text),
     ]
-    return Table("compiled", "Compiled beside eager attention:", both, columns, all_rows=True)
+    caption = "Compiled attention: ms / times as fast as eager / verdict:"
+    return Table("compiled", caption, both, columns, all_rows=True, across="length")
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ def _problem(rows: pd.DataFrame, seq_len: int) -> _Problem | None:
     return _Problem(shape, row["device_type"], float(said["memory_bytes"].max()))
 
 
-def _limits(rows: pd.DataFrame) -> Table:
+def _limits(rows: pd.DataFrame) -> pd.DataFrame:
     """Put the longest sequence that fits by formula beside what fitted and what ran out."""
     found = []
     for head_dim, group in rows[rows["mode"] == "eager"].groupby("head_dim"):
@@ -169,21 +169,13 @@ def _limits(rows: pd.DataFrame) -> Table:
         found.append(
             {
                 **{"head_dim": head_dim, "memory_bytes": problem.memory_bytes, "fits": fits, "done": done, "out": out},
-                "verdict": ("agrees" if agrees else "contradicts") if tried else "untested",
+                "verdict": ("agrees" if agrees else "is wrong") if tried else UNTESTED,
             }
         )
-    columns: Columns = [
-        ("head_dim", "head_dim", count),
-        ("memory", "memory_bytes", data_size),
-        ("longest by formula", "fits", count),
-        ("longest that ran", "done", count),
-        ("shortest out of memory", "out", count),
-        ("formula", "verdict", text),
-    ]
-    return Table("limits", "Where memory ends, eager, forward and backward:", pd.DataFrame(found), columns)
+    return pd.DataFrame(found)
 
 
-def _accounting(rows: pd.DataFrame) -> Table:
+def _accounting(rows: pd.DataFrame, limits: pd.DataFrame) -> Table:
     """Account for the peak of the smallest problem that does not fit, tensor by tensor."""
     eager = rows[rows["mode"] == "eager"] if (rows["mode"] == "eager").any() else rows
     out = eager[eager["status"] == "oom"]
@@ -193,9 +185,15 @@ def _accounting(rows: pd.DataFrame) -> Table:
     parts = _tensors(problem.shape, problem.device_type) if problem else []
     at = f"batch {row['setting_batch_size']}, head_dim {row['head_dim']}, length {row['seq_len']}"
     columns = [("tensor", "tensor", text), ("elements", "elements", text), ("bytes", "bytes", data_size)]
+    said = [
+        f"; {data_size(limit['memory_bytes'])} hold up to length {limit['fits']:,.0f} by it (longest that ran: "
+        f"{limit['done']:,.0f}, shortest out of memory: {limit['out']:,.0f}, so the formula {limit['verdict']})"
+        for _, limit in limits.iterrows()
+        if limit["head_dim"] == row["head_dim"] and limit["verdict"] != UNTESTED
+    ]
     return Table(
         "accounting",
-        f"The peak at {at}, by formula:",
+        f"The peak at {at}, by formula{''.join(said)}:",
         pd.DataFrame(parts, columns=["tensor", "elements", "bytes"]),
         columns,
     )

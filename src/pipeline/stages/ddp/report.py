@@ -53,12 +53,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         [*tables[:MOST_TABLES], _added(steps)],
         _changes(lead),
         for_course=[
-            ways.table("beside_naive", _told(ways.whole_steps(own, ORDER, NAIVE)), NAIVE, COLUMNS),
-            phases.phases(own),
-            _weights(lead),
+            _beside_naive(own),
             _captures(lead, captured),
             phases.lanes("capture", title, captured, ("computation", "communication")),
-            _buckets(sizes),
             _best(sizes),
             _sweep(sizes),
         ],
@@ -144,16 +141,21 @@ def _changes(steps: pd.DataFrame) -> list[Change]:
     ]
 
 
-def _weights(steps: pd.DataFrame) -> Table:
-    """Write how far the weights of each way are apart after the timed steps."""
-    columns = [
-        ("way", "way", text),
-        ("between ranks, at most", "rank_difference", number),
-        ("from the first way's, at most", "variant_difference", number),
-        ("rounding allows", "weight_tolerance", number),
-        ("weights agree", "agree", text),
+def _beside_naive(rows: pd.DataFrame) -> Table:
+    """Write every way of one case beside the naive one: its phases, and how far its weights are apart."""
+    steps = _told(ways.whole_steps(rows, ORDER, NAIVE)).drop(columns="communication_ms", errors="ignore")
+    parts = phases.phases(rows).rows[["way", "backward", "communication", "share_pct"]]
+    columns: ways.Columns = [
+        ("backward (ms)", "backward", number),
+        ("wait after backward (ms)", "communication", number),
+        ("wait's share of the step", "share_pct", percent),
+        *COLUMNS[:2],
+        ("weights of ranks apart by at most", "rank_difference", number),
+        COLUMNS[2],
     ]
-    return Table("weights", f"{steps['case'].iloc[0]}: weights after the timed steps.", steps, columns)
+    # Of torch's the sizes that it takes by itself.
+    steps = steps[(steps["impl"] != "torch") | (steps["way"] == TORCH)]
+    return ways.table("beside_naive", steps.merge(parts, "left", "way"), NAIVE, columns)
 
 
 def _captures(steps: pd.DataFrame, captured: pd.DataFrame) -> Table:
@@ -168,18 +170,6 @@ def _captures(steps: pd.DataFrame, captured: pd.DataFrame) -> Table:
         ("share of communication hidden", "hidden_pct", percent),
     ]
     return Table("captures", f"{steps['case'].iloc[0]}: one captured step each.", captured, columns)
-
-
-def _buckets(sizes: pd.DataFrame) -> Table:
-    columns = [
-        ("case", "case", text),
-        ("buckets of (MB)", "bucket_size_mb", count),
-        ("all-reduces", "all_reduces", count),
-        ("overhead by formula (ms)", "formula_ms", number),
-        ("step beyond no communication (ms)", "added_ms", number),
-        ("exposed communication (ms)", "exposed_communication_ms", number),
-    ]
-    return Table("bucket_sizes", "Overhead by bucket size, by formula and measured:", sizes, columns, all_rows=True)
 
 
 def _best(sizes: pd.DataFrame) -> Table:

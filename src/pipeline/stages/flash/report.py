@@ -12,7 +12,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import count, data_size, intervals, ms, number, percent, significant, text, times
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Change, Part, Section, say
-from pipeline.report.table import Columns, Table
+from pipeline.report.table import NOTHING, OUTCOME_WORDS, Columns, Table
 from pipeline.report.versus import FASTER, SLOWER, judge, side_by_side, versus
 from pipeline.stages.flash.cell import (
     BOTH_PHASES,
@@ -56,7 +56,13 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     beside_fa4, errors = _shapes("fa4", "FlashAttention-4", fa4_s), _errors(rows, ours)
     first: list[Part] = [_rates(models, ours, torch_s, products), beside_torch] if len(torch_s) else list(grids[:1])
     parts: list[Part] = [*first, beside_fa4 if len(fa4_s) else errors]
-    course: list[Part] = [errors, _memory(heads, ours), _gains(heads, ours), *grids, _leaderboard(rows, ours)]
+    course: list[Part] = [
+        errors,
+        _memory(heads, ours),
+        _gains(heads, ours),
+        _both_grids(grids),
+        _leaderboard(rows, ours),
+    ]
     return Section(
         _answer(torch_s, _duel(heads, ours, PEERS, products)),
         parts,
@@ -240,6 +246,36 @@ def _grid(heads: pd.DataFrame, ours: str) -> Table:
     return Table(f"grid_{dtype}", f"One causal head in {dtype}{_queued(heads)}:", grid, columns, all_rows=True)
 
 
+def _both_grids(grids: Sequence[Table]) -> Table:
+    """Put the assignment's tables of all dtypes beside each other, at the widths and lengths that all of them have."""
+    on, columns = ["head_dim", "seq_len"], [("head_dim", "head_dim", count), ("length", "seq_len", count)]
+    both = pd.DataFrame(columns=on)
+    for place, grid in enumerate(grids):
+        dtype = grid.name.removeprefix("grid_")
+        own = grid.rows[on].assign(**{f"gain_{dtype}": grid.rows["gain"]})
+        for who, suffix in (("ours", ""), ("plain", "_peer")):
+            own[f"{who}_{dtype}"] = [_three(row, suffix) for _, row in grid.rows.iterrows()]
+        own[f"verdict_{dtype}"] = grid.rows[f"verdict_{BOTH_PHASES}"]
+        both = both.merge(own, "inner" if place else "right", on)
+        heads = {"ours": "ours", "plain": "plain", "gain": "times as fast, both (interval)", "verdict": "verdict"}
+        columns += [(f"{dtype}: {head}", f"{name}_{dtype}", text) for name, head in heads.items()]
+    widths = both.groupby("seq_len")["head_dim"].transform("nunique")
+    both = both[widths == both["head_dim"].nunique()]
+    queued = grids[0].caption.rstrip(":").partition(", ")[2] if grids else ""
+    caption = f"One causal head{queued and ', ' + queued}: forward / backward / both, ms:"
+    return Table("grid", caption, both, columns, all_rows=True)
+
+
+def _three(row: pd.Series, suffix: str) -> str:
+    """Write the times of all phases of a side, or what came of it."""
+    values = [row[f"median_ms{suffix}_{phase}"] for phase in PHASES]
+    outcomes = [OUTCOME_WORDS.get(row[f"status{suffix}_{phase}"], NOTHING) for phase in PHASES]
+    if pd.isna(values).all() and len(set(outcomes)) == 1:
+        return outcomes[0]
+    found = zip(values, outcomes, strict=True)
+    return " / ".join(outcome if pd.isna(value) else number(value) for value, outcome in found)
+
+
 def _queued(rows: pd.DataFrame) -> str:
     """Say of device times that the host's part is left out."""
     return ", launches queued" if (rows["clock"] == "device").any() else ""
@@ -309,7 +345,8 @@ def _memory(heads: pd.DataFrame, ours: str) -> Table:
         ("ours", "extra_bytes", data_size),
         ("plain", "extra_bytes_peer", data_size),
     ]
-    return Table("memory", "Peak memory of forward + backward beside its inputs, one causal head:", both, columns)
+    caption = "Peak memory of forward + backward beside its inputs, one causal head, ours / plain:"
+    return Table("memory", caption, both, columns, all_rows=True, across="length")
 
 
 def _leaderboard(rows: pd.DataFrame, ours: str) -> Table:

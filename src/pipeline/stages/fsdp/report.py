@@ -43,8 +43,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             *tables[MOST_TABLES:],
             _saved(steps),
-            sharded.by_formula(own),
-            _captures(lead, captured),
+            _captures(lead, captured[captured["way"].isin([OURS, TORCHS])]),
             phases.lanes(
                 "capture",
                 "One captured step: when it computes, gathers parameters, scatters gradients",
@@ -63,13 +62,14 @@ def _saved(steps: pd.DataFrame) -> Table:
     after = after.assign(saved=after["before"] - after["rank_bytes"], times=after["before"] / after["rank_bytes"])
     columns = [
         ("case", "case", text),
-        ("way", "way", text),
+        ("optimizer's state alone sharded, GB", "before", gb),
+        ("", "way", text),
         ("GB a rank", "rank_bytes", gb),
-        ("GB with the optimizer alone sharded", "before", gb),
         ("saved GB", "saved", gb),
         ("times less", "times", times),
     ]
-    return Table("saved", "Memory of the fullest rank, with everything sharded:", after, columns, all_rows=True)
+    caption = "Peak memory of the fullest rank with everything sharded, GB / saved, GB / times less:"
+    return Table("saved", caption, after, columns, all_rows=True, across="")
 
 
 def _captures(steps: pd.DataFrame, captured: pd.DataFrame) -> Table:

@@ -24,7 +24,7 @@ from pipeline.stages.memory.report_recordings import (
     workload,
 )
 
-LARGEST_SAVED = 5
+LARGEST, LARGEST_SAVED = 5, 5
 INTERVALS = (1, 2, 3, 4, 6, 8, 16, 32)
 
 
@@ -45,7 +45,7 @@ def course_parts(
     return [
         *_timelines(rows, plain, shown, lead),
         _phases(rows, lead),
-        _all_peaks(plain),
+        _all_peaks(shown[shown["checkpoint_every"] == 0]),
         _residual_stream(rows, plain),
         _largest(rows, plain),
         *_block(rows, shown),
@@ -73,28 +73,31 @@ def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, shown: pd.DataFrame, lea
 
 def _phases(rows: pd.DataFrame, lead: pd.Series) -> Table:
     peaks = of_cell(rows, "peak", lead)
+    peaks = peaks[peaks["step"] == peaks["step"].max()]
     columns: Columns = [
-        ("step", "step", count),
         ("phase", "phase", text),
         ("starts after", "begin_event", count),
         ("peak GB", "peak_bytes", gb),
         *((words(name), f"{name}_bytes", gb) for name in CATEGORIES),
     ]
     caption = (
-        f"The highest moment of each phase ({setting_words(lead)}), its start on the timeline's axis, and GB by kind:"
+        f"The highest moment of each phase of the last step ({setting_words(lead)}), its start on the timeline's axis, "
+        "and GB by kind:"
     )
     return Table("phases", caption, peaks, columns, all_rows=True)
 
 
-def _all_peaks(plain: pd.DataFrame) -> Table:
+def _all_peaks(cells: pd.DataFrame) -> Table:
     """Write the peak of each way to run and context, fp32 and bf16 beside each other."""
-    keys = ["mode", "context_length"]
+    keys = ["mode", "attention", "context_length"]
     sides = [
-        plain.loc[plain["precision"] == each, [*keys, "peak_bytes", "status", "formula"]]
+        cells.loc[cells["precision"] == each, [*keys, "peak_bytes", "status", "formula"]]
         for each in ORDERS["precision"]
     ]
     both = sides[0].merge(sides[1], "outer", keys, suffixes=("_fp32", "_bf16"))
-    both = in_order(both, keys, ORDERS).assign(way=lambda rows: rows["mode"].map(MODE_WORDS))
+    both = in_order(both, keys, ORDERS).assign(
+        way=lambda rows: rows["mode"].map(MODE_WORDS) + ", " + rows["attention"].map(ATTENTION_WORDS)
+    )
     both = both.assign(ratio_bytes=both["peak_bytes_bf16"] / both["peak_bytes_fp32"])
     columns: Columns = [
         ("what", "way", text),
@@ -105,8 +108,11 @@ def _all_peaks(plain: pd.DataFrame) -> Table:
         ("formula over fp32", "formula_fp32", times),
         ("formula over bf16", "formula_bf16", times),
     ]
-    size = plain["size"].iloc[0] if len(plain) else ""
-    return Table("peaks", f"Peaks of {size}, plain attention, measured and by formula:", both, columns, all_rows=True)
+    caption = (
+        f"Peaks of {cells['size'].iloc[0] if len(cells) else ''}: fp32, GB / bf16, GB / bf16 over "
+        "fp32 / the formula over what was measured in fp32 / in bf16:"
+    )
+    return Table("peaks", caption, both, columns, all_rows=True, across="context")
 
 
 def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
@@ -126,14 +132,15 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
         ("model", "size", text),
         ("precision", "precision", text),
         ("batch", "setting_batch_size", count),
-        ("context", "context_length", count),
         ("d_model", "d_model", count),
+        ("blocks", "blocks", count),
+        ("context", "context_length", count),
         ("by formula, MiB", "formula_bytes", mib),
         ("recorded, MiB", "recorded_bytes", mib),
-        ("blocks", "blocks", count),
         ("such tensors", "count", count),
     ]
-    return Table("residual", "One tensor of the residual stream:", pd.DataFrame(lines), columns, all_rows=True)
+    caption = "One tensor of the residual stream: by formula, MiB / as recorded, MiB / how many were:"
+    return Table("residual", caption, pd.DataFrame(lines), columns, all_rows=True, across="context")
 
 
 def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
@@ -149,8 +156,11 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
         ("line", "code", code),
     ]
     found = found.assign(place=found["location"].map(lambda place: place.partition(",")[0]))
+    alike = ["size_bytes", "category", "place", "code"]
+    found = found.sort_values("rank")
+    found = found.assign(count=found.groupby(alike)["count"].transform("sum")).drop_duplicates(alike)
     setting = setting_words(first.iloc[0]) if len(first) else ""
-    return Table("largest", f"The largest allocations ({setting}):", found.sort_values("rank"), columns)
+    return Table("largest", f"The largest allocations ({setting}):", found.head(LARGEST), columns)
 
 
 def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Table]:
@@ -163,30 +173,37 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> list[Table]:
     ]
     saved = pd.concat(largest or [rows.head(0)])
     saved = saved.assign(
-        words=saved["attention"].map(ATTENTION_WORDS),
+        setting=[
+            f"{ATTENTION_WORDS[row['attention']]}, {row['precision']}, {row['context_length']:,.0f}"
+            for _, row in saved.iterrows()
+        ],
+        place=saved.groupby("attention", sort=False).cumcount() + 1,
         name=saved["module"].fillna("").replace("", "block") + " " + saved["operation"].astype(str),
         form=["×".join(f"{each:.0f}" for each in shape) for shape in saved["shape"]],
     )
     tensors: Columns = [
-        ("attention", "words", text),
-        ("precision", "precision", text),
-        ("context", "context_length", count),
+        ("largest", "place", count),
+        ("", "setting", text),
         ("tensor", "name", code),
         ("type", "dtype", text),
         ("shape", "form", text),
         ("MB", "size_bytes", _mb),
     ]
     sums: Columns = [
-        ("precision", "precision", text),
-        ("context", "context_length", count),
         ("attention", "words", text),
+        ("precision", "precision", text),
+        ("gradients of a block's parameters, MB", "gradients_bytes", _mb),
+        ("context", "context_length", count),
         ("saved, MB", "saved_bytes", _mb),
-        ("gradients of parameters, MB", "gradients_bytes", _mb),
         ("gradient of its input, MB", "input_gradient_bytes", _mb),
     ]
+    largest_words = (
+        "The largest tensors that one block saves, by attention, precision, context: name / type / shape / MB:"
+    )
+    all_words = "All that one block saves for backward / the gradient of its input, MB:"
     return [
-        Table("block_saved", "The largest tensors that one block saves:", saved, tensors, all_rows=True),
-        Table("block", "What one block saves, and the gradients of its backward pass:", blocks, sums, all_rows=True),
+        Table("block_saved", largest_words, saved, tensors, all_rows=True, across=""),
+        Table("block", all_words, blocks, sums, all_rows=True, across="context"),
     ]
 
 
@@ -201,6 +218,7 @@ def _depth(deep: pd.DataFrame) -> Table:
         for _, group in deep.groupby(["size", "precision", "context_length", "num_layers"], sort=True)
     ]
     shown = pd.concat(groups) if groups else deep.assign(kept=None, gain=None, verdict=None)
+    shown = shown[shown["checkpointing"] != "selective"]
     of = [(int(row["num_layers"]), int(row["checkpoint_every"]), row["checkpointing"]) for _, row in shown.iterrows()]
     shown = shown.assign(
         inputs=[1 + max(rerun.inputs for rerun in reruns(*each)) if each[1] else None for each in of],
@@ -208,17 +226,20 @@ def _depth(deep: pd.DataFrame) -> Table:
         # What checkpoints can lower: all but parameters and moments.
         lowered_bytes=shown["before_update_bytes"] - shown["parameters_bytes"] - shown["optimizer_state_bytes"],
     )
-    columns: Columns = [
-        ("blocks", "num_layers", count),
+    columns = [
         ("checkpoints", "kept", text),
+        ("blocks", "num_layers", count),
         ("inputs alive, most", "inputs", count),
         ("blocks run again", "again", count),
         ("peak GB beside those", "lowered_bytes", gb),
         ("step, ms", "median_ms", number),
         *GAIN,
     ]
-    caption = "Checkpoints by depth, times beside none; memory of forward and backward beside parameters and moments:"
-    return Table("depth", caption, shown, columns, all_rows=True)
+    caption = (
+        "Inputs alive at most / blocks run again / peak of forward and backward without parameters and moments, GB / "
+        "step, ms / times as fast as with none (interval) / verdict, by number of blocks:"
+    )
+    return Table("depth", caption, shown, columns, all_rows=True, across="blocks")
 
 
 def _intervals(variants: pd.DataFrame) -> Table:
@@ -239,10 +260,12 @@ def _intervals(variants: pd.DataFrame) -> Table:
     columns: Columns = [
         ("context", "context_length", count),
         ("attention", "words", text),
-        ("blocks between", "checkpoint_every", count),
+        ("blocks between:", "checkpoint_every", count),
         ("by formula, GB", "formula_bytes", gb),
         ("measured, GB", "before_update_bytes", gb),
         ("step, ms", "median_ms", number),
     ]
-    caption = "The peak of forward and backward by the number of blocks between two checkpoints:"
-    return Table("intervals", caption, pd.DataFrame(lines), columns, all_rows=True)
+    caption = (
+        "The peak of forward and backward, GB, by formula / measured / the step, ms, by blocks between checkpoints:"
+    )
+    return Table("intervals", caption, pd.DataFrame(lines), columns, all_rows=True, across="blocks between:")

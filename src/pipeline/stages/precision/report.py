@@ -41,8 +41,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _sums_table("sums_table", sums),
             _norms_table(_norms(norms)),
             _dtypes_table(with_figures(rows[rows["experiment"] == "autocast"])),
-            _widths_table(norms),
-            _eps_table(eps),
+            _widths_table(norms, eps),
             *(by_size_parts(beside["timing"]) if "timing" in beside else []),
         ],
     )
@@ -118,7 +117,7 @@ def _sums_table(name: str, sums: pd.DataFrame) -> Table:
         ("as predicted", "predicted", text),
     ]
     case = ASSIGNED_SUMS[0]
-    caption = f"{case.steps:,} additions of {case.addend}; the error is the sum of what the two roundings add:"
+    caption = f"After {case.steps:,} additions of {case.addend}; the error is the sum of what the two roundings add:"
     return Table(name, caption, sums, columns)
 
 
@@ -158,32 +157,27 @@ def _short(value: float) -> str:
     return f"{value:.3g}"
 
 
-def _widths_table(norms: pd.DataFrame) -> Table:
+def _widths_table(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
+    """Write what stalled sums make of a variance, and which of layer norm's eps a format loses."""
     alternating = norms[(norms["input"] == "alternating") & norms["dtype"].isin(LOW_FORMATS)]
     own, summed = (alternating[alternating["method"] == method] for method in METHODS[:2])
     both = own.merge(summed, on=["dtype", "d_model"], suffixes=("", "_summed"))
+    lost = (
+        eps[eps["zeros_nonfinite_in_format"].astype(float) > 0]
+        .groupby("dtype")["eps"]
+        .agg(lambda each: ", ".join(map(number, each)))
+    )
+    both = both.assign(lost=both["dtype"].map(lost).fillna("none") if len(eps) else None)
     columns: Columns = [
         ("all in", "dtype", text),
+        ("eps with which zeros have no finite norm", "lost", text),
         ("features", "d_model", count),
         ("variance over the true one", "variance_ratio", number),
         ("predicted", "predicted_variance_ratio", number),
         ("with sums in fp32", "variance_ratio_summed", number),
     ]
-    return Table("widths", "Variance of inputs of +1 and −1, whose squares are all 1:", both, columns)
-
-
-def _eps_table(eps: pd.DataFrame) -> Table:
-    low = eps[eps["dtype"].isin(LOW_FORMATS)]
-    low = low.assign(lost_pct=100 * low["zeros_nonfinite_in_format"], kernel_pct=100 * low["zeros_nonfinite_kernel"])
-    columns: Columns = [
-        ("format", "dtype", text),
-        ("eps", "eps", number),
-        ("stored as", "stored_eps", number),
-        ("lost in variances from", "swallowed_from_variance", number),
-        ("norm of zeros not finite", "lost_pct", percent),
-        ("by torch's kernel", "kernel_pct", percent),
-    ]
-    return Table("eps", "What remains of layer norm's eps:", low, columns)
+    caption = "Variance of inputs of +1 and −1 over the true one, all in the format / predicted / with sums in fp32:"
+    return Table("widths", caption, both, columns, all_rows=True, across="features")
 
 
 # Autocast

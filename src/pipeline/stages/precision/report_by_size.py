@@ -50,16 +50,19 @@ def by_size_parts(timed: pd.DataFrame) -> list[Part]:
     columns: Columns = [
         ("model", "size", text),
         ("width", "width", count),
-        ("pass", "phase", text),
+        ("step limited by: bf16 / fp32", "limits", text),
+        ("repeats: bf16 / fp32", "both_repeats", text),
+        ("GPUs of both", "gpus", text),
+        ("", "phase", text),
         ("fp32 (ms)", "median_ms_peer", number),
         ("bf16 (ms)", "median_ms", number),
         ("times as fast (interval)", "gain", text),
         ("verdict", "verdict", text),
-        ("step limited by: bf16 / fp32", "limits", text),
-        ("repeats: bf16 / fp32", "both_repeats", text),
-        ("GPUs of both", "gpus", text),
     ]
-    caption = f"A pass under bf16 autocast and in fp32, batch {here['batch_size'].iloc[0]:.0f}, context {context:.0f}:"
+    caption = (
+        f"Batch {here['batch_size'].iloc[0]:.0f}, context {context:.0f}: fp32, ms / bf16 autocast, ms / times as fast "
+        "(interval) / verdict:"
+    )
     by_host = found[["limited_by", "limited_by_peer"]].eq("host").any(axis=1)
     drawn = found.assign(
         status=((found["verdict"] == UNDECIDED) | by_host).map({True: "unstable", False: "ok"}),
@@ -76,4 +79,4 @@ def by_size_parts(timed: pd.DataFrame) -> list[Part]:
         panel="phase",
         hover={"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: bf16 / fp32": "limits"},
     )
-    return [Table("bf16_by_size", caption, here, filled(here, columns)), chart]
+    return [Table("bf16_by_size", caption, here, filled(here, columns), all_rows=True, across=""), chart]

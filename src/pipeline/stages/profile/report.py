@@ -28,7 +28,7 @@ PASS_WORDS = {"inference": "forward only", "forward_backward": "forward and back
 FORWARD, STEP = PASSES[0], PASSES[-1]
 MATMUL, OTHER = "matmul", "other"
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
-NAMED, MOST_KERNELS = 5, 6
+NAMED, MOST_KERNELS = 3, 6
 # What cuBLAS writes behind the tile: ..._tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_..._5x_cublas
 BEHIND_TILE = re.compile(r"(_tilesize\d+(?:x\d+)*)_(\w*)")
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
@@ -57,13 +57,12 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         ],
         for_course=[
             _by_pass(alike(kinds, of_model)),
-            _forward_times(measured),
-            _first_kernels(alike(measured, main)),
+            _forward_times(measured[measured["size"].isin(_ends(kinds)["size"])]),
+            _first_kernels(_ends(alike(measured, main))),
             _beside_products(alike(measured, of_model)),
-            _products(kinds[kinds["profiler"] == setting["profiler"]]),
-            _inside_attention("attention_all", alike(attention, main)),
+            _products(_ends(kinds[kinds["profiler"] == setting["profiler"]])),
+            _inside_attention("attention_all", _ends(alike(attention, main)), across="pass"),
             _layer(lead),
-            _profilers(measured),
         ],
     )
 
@@ -76,6 +75,14 @@ def _chosen(kinds: pd.DataFrame) -> pd.DataFrame:
     kinds = kinds[kinds["range"] == widest]
     sizes = kinds.groupby("context_length")["size"].nunique()
     return kinds[kinds["context_length"] == sizes[sizes == sizes.max()].index.max()]
+
+
+def _ends(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the smallest and the largest model, both at the shortest and the longest context."""
+    for name in ("size", "context_length"):
+        values = in_order(rows[[name]], [name], ORDERS)[name]
+        rows = rows[rows[name].isin([*values.head(1), *values.tail(1)])]
+    return rows
 
 
 def _setting(chosen: pd.DataFrame) -> dict[str, Any]:
@@ -147,7 +154,9 @@ def _kernels(name: str, kernels: pd.DataFrame, caption: str) -> Table:
         ("time, ms", "time_ms", number),
         ("share", "share_pct", percent),
     ]
-    return Table(name, caption, shown.assign(range=shown["range"].replace(PASS_WORDS)), columns, all_rows=True)
+    across = "pass" if "range" in {column for _, column, _ in varied} else None
+    shown = shown.assign(range=shown["range"].replace(PASS_WORDS))
+    return Table(name, caption, shown, columns, all_rows=True, across=across)
 
 
 def _short(kernel: str) -> str:
@@ -181,7 +190,7 @@ def _attention(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _inside_attention(name: str, attention: pd.DataFrame) -> Table:
+def _inside_attention(name: str, attention: pd.DataFrame, across: str | None = None) -> Table:
     columns = [
         *WHAT,
         ("pass", "direction", text),
@@ -191,7 +200,13 @@ def _inside_attention(name: str, attention: pd.DataFrame) -> Table:
         ("softmax's time over the products'", "times", times),
         ("products' FLOPs over softmax's", "flops_times", times),
     ]
-    return Table(name, "Inside plain attention, all layers together:", attention, columns, all_rows=True)
+    caption = "Inside plain attention, all layers together" + (
+        ": ms of the two products / of scale, mask, casts and copies / of softmax / softmax's time over that of the "
+        "products / the products' FLOPs over those of softmax"
+        if across
+        else ""
+    )
+    return Table(name, f"{caption}:", attention, columns, all_rows=True, across=across)
 
 
 def _forward_times(rows: pd.DataFrame) -> Table:
@@ -203,21 +218,26 @@ def _forward_times(rows: pd.DataFrame) -> Table:
     wide = wide.assign(off_pct=100 * (wide["span"] / wide["host"] - 1))
     wide = wide.assign(status_host=status.reindex(pd.MultiIndex.from_frame(wide[CELL])).to_numpy())
     columns = [
-        *WHAT,
+        *WHAT[:2],
         ("profiler", "profiler", text),
+        WHAT[2],
         ("host clock, ms", "median_ms_host", number),
         ("capture: first to last kernel, ms", "span", number),
         ("kernels run for, ms", "busy", number),
         ("capture beside host", "off_pct", lambda share: f"{share:+.1f}%"),
     ]
+    caption = (
+        "A forward pass in ms by the host clock / in the capture, first to last kernel / while kernels ran / how much "
+        "longer the capture is:"
+    )
     shown = in_order(wide.rename(columns={"host": "median_ms_host"}), CELL, ORDERS)
-    return Table("forward_times", "A forward pass without and with the profiler:", shown, columns, all_rows=True)
+    return Table("forward_times", caption, shown, columns, all_rows=True, across="context")
 
 
 def _first_kernels(rows: pd.DataFrame) -> Table:
     """Name the kernel with most time in the forward pass, and in forward and backward."""
     first = rows[(rows["kind"] == "kernel") & rows["range"].isin(PASSES[:2]) & (rows["rank"] == 1)]
-    return _kernels("first_kernels", first, "The kernel with the most time of a pass:")
+    return _kernels("first_kernels", first, "The kernel with the most time / kind / calls / ms / share:")
 
 
 def _beside_products(rows: pd.DataFrame) -> Table:
@@ -239,24 +259,11 @@ def _products(kinds: pd.DataFrame) -> Table:
         *((f"{name}, whole step", name, percent) for name in step),
     ]
     both = in_order(wide.join(step).reset_index(), CELL, ORDERS)
-    return Table("products", "Share of the time in kernels:", both, columns, all_rows=True)
-
-
-def _profilers(rows: pd.DataFrame) -> Table:
-    """Put the time in kernels by two profilers of the same pass beside each other."""
-    sums = rows[(rows["kind"] == "time") & (rows["clock"] == "kernel_sum") & rows["range"].isin(PASSES)]
-    names = ["precision", "size", "context_length", "range"]
-    wide = sums.pivot_table(index=names, columns="captured_by", values="median_ms", sort=False)
-    wide = wide.reindex(columns=["nsys", "torch.profiler"]).dropna().reset_index()
-    wide = wide.assign(ratio=wide["torch.profiler"] / wide["nsys"], range=wide["range"].map(PASS_WORDS))
-    columns = [
-        *WHAT,
-        ("pass", "range", text),
-        ("nsys, ms", "nsys", number),
-        ("torch.profiler, ms", "torch.profiler", number),
-        ("ratio", "ratio", times),
-    ]
-    return Table("profilers", "Time in kernels of the same pass by two profilers:", wide, columns, all_rows=True)
+    caption = (
+        "Share of the time in kernels: products in the forward pass / in forward and backward / in a whole step / "
+        "optimizer in a whole step / elementwise / copies:"
+    )
+    return Table("products", caption, both, columns, all_rows=True, across="context")
 
 
 def _layer(rows: pd.DataFrame) -> Chart:

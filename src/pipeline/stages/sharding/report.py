@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report import phases, sharded, ways
-from pipeline.report.formats import gb, text, times
+from pipeline.report.formats import gb, number, text, times
 from pipeline.report.frame import in_order
 from pipeline.report.section import Section
 from pipeline.report.table import Table
@@ -36,10 +36,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         [*tables[:MOST_TABLES], sharded.memory(steps, held)],
         sharded.changes(cases[0], "shard the optimizer's state", [OURS, TORCHS], PLAIN),
         for_course=[
+            _asked(cases[0], own),
             _moments(own),
-            sharded.by_formula(own[own["moment"].isin([AFTER]) | own["calls"].notna()]),
-            phases.phases(own),
-            _traffic(own),
         ],
     )
 
@@ -51,29 +49,35 @@ def _moments(rows: pd.DataFrame) -> Table:
     wide = in_order(wide.reset_index(), ["way", "moment"], {"way": list(NAMES.values()), "moment": MOMENTS})
     columns = [
         ("way", "way", text),
-        ("moment", "told", text),
+        ("", "told", text),
         ("peak since the last moment (GB)", "peak", gb),
         ("allocated now (GB)", "allocated", gb),
         ("parameters (GB)", "parameters", gb),
         ("gradients (GB)", "gradients", gb),
         ("optimizer state (GB)", "optimizer_state", gb),
     ]
-    caption = f"Memory of the fullest rank, {rows['case'].iloc[0]}:"
-    return Table("moments", caption, wide.assign(told=wide["moment"].map(TOLD)), columns, all_rows=True)
+    caption = (
+        f"Memory of the fullest rank, GB ({rows['case'].iloc[0]}): peak since the last moment / allocated now / of it "
+        "parameters / gradients / optimizer state:"
+    )
+    return Table("moments", caption, wide.assign(told=wide["moment"].map(TOLD)), columns, all_rows=True, across="")
 
 
-def _traffic(rows: pd.DataFrame) -> Table:
-    """Write what a rank sends a step beside ZeRO's first stage: a reduce-scatter and an all-gather, one all-reduce."""
+def _asked(steps: pd.DataFrame, rows: pd.DataFrame) -> Table:
+    """Write the steps of a case with their optimizer's phase, and what a rank sends beside ZeRO's first stage.
+
+    That reduce-scatters gradients and all-gathers parameters, which together sends as much as one all-reduce.
+    """
     sent = rows.pivot_table(index="way", columns="collective", values="sent_bytes", sort=False)
-    sent = sent.reindex(columns=["allreduce", "broadcast"]).reset_index()
-    total = sent["allreduce"] + sent["broadcast"]
-    columns = [
-        ("way", "way", text),
-        ("sent for gradients: all-reduce (GB)", "allreduce", gb),
-        ("sent for parameters: broadcasts (GB)", "broadcast", gb),
-        ("together (GB)", "together", gb),
-        ("ZeRO stage 1 would send (GB)", "allreduce", gb),
-        ("times as much", "times", times),
+    sent = sent.reindex(columns=["allreduce", "broadcast"])
+    sent = sent.assign(times=(sent["allreduce"] + sent["broadcast"]) / sent["allreduce"])
+    steps = steps.drop(columns=[*sent], errors="ignore").merge(sent, "left", left_on="way", right_index=True)
+    optimizer = phases.phases(rows).rows[["way", "optimizer"]]
+    columns: ways.Columns = [
+        ("optimizer's phase (ms)", "optimizer", number),
+        ("sends for gradients (GB)", "allreduce", gb),
+        ("for parameters (GB)", "broadcast", gb),
+        ("times ZeRO stage 1's bytes", "times", times),
+        ("weights agree", "agree", text),
     ]
-    caption = "What each rank sends a step at least:"
-    return Table("traffic", caption, sent.assign(together=total, times=total / sent["allreduce"]), columns)
+    return ways.table("asked", steps.merge(optimizer, "left", "way"), PLAIN, columns)

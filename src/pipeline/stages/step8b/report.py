@@ -11,7 +11,7 @@ from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table, filled
 from pipeline.report.versus import COLUMNS, FASTER, versus
 from pipeline.stages.step8b import right
-from pipeline.stages.step8b.cell import FUSIONS, KEEPING_COLUMNS, WHOLE_STEP
+from pipeline.stages.step8b.cell import FUSIONS, WHOLE_STEP
 
 CELL = ["size", "context_length", "world_size", "impls"]
 NAMES = {
@@ -46,9 +46,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             _budget_table(own),
             _fusions(own, steps),
-            _memory(steps),
             right.checks(own),
-            right.descents(own),
             right.losses(own),
         ],
     )
@@ -160,29 +158,6 @@ def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
         ("peak GB", "peak_bytes", gb),
     ]
     return Table("fusions", "The fused model, one fusion more a row:", found, columns)
-
-
-def _memory(steps: pd.DataFrame) -> Table:
-    kept = {
-        "input": "their input alone",
-        "attention": "attention's output",
-        "qkv": "q, k, v too",
-        "gate_up": "gate, up too",
-    }
-    columns = [
-        ("implementation", "name", text),
-        ("peak GB", "peak_bytes", gb),
-        ("by formula GB", "needs_bytes", gb),
-        ("free before GB", "has_bytes", gb),
-        *((f"layers that keep {kept[name]}", column, count) for name, column in KEEPING_COLUMNS.items()),
-    ]
-    known = steps[steps["peak_bytes"].notna()]
-    return Table(
-        "memory",
-        "Memory of the fullest rank, and what layers keep for the backward pass:",
-        known,
-        filled(known, columns),
-    )
 
 
 def _changes(steps: pd.DataFrame) -> list[Change]:

@@ -234,18 +234,24 @@ def _all_phases(eager: pd.DataFrame) -> Table:
         sides.append(own.rename(columns={name: f"{name}_{part}" for name in ("status", "mean_ms", "std_ms", "n")}))
     both = sides[0].merge(sides[1], "outer", ["precision", *WORK])
     both = in_order(both[both["precision"] == "fp32"] if "fp32" in set(both["precision"]) else both, WORK, ORDERS)
+    both = both.assign(**{part: _spread(both, f"_{part}") for part in ("forward", "backward")})
     columns = [
         MODEL,
-        CONTEXT,
         ("batch", "batch_size", count),
-        *(
-            (f"{part}: {head}", f"{name}_{part}", form)
-            for part in ("forward", "backward")
-            for head, name, form in (("mean, ms", "mean_ms", number), ("std, ms", "std_ms", number), ("n", "n", count))
-        ),
+        CONTEXT,
+        ("forward", "forward", text),
+        ("backward", "backward", text),
+        ("n", "n_backward", count),
     ]
-    caption = "Mean and standard deviation of n steps after the warm-up, in fp32 where it was timed:"
-    return Table("phases", caption, both, columns, all_rows=True)
+    precision = ", ".join(both["precision"].unique())
+    caption = f"Forward / backward, ms ({precision}, mean ± standard deviation) / number of steps:"
+    return Table("phases", caption, both, columns, all_rows=True, across="context")
+
+
+def _spread(rows: pd.DataFrame, suffix: str = "") -> list[str | None]:
+    """Write means with their standard deviations."""
+    pairs = zip(rows[f"mean_ms{suffix}"], rows[f"std_ms{suffix}"], strict=True)
+    return [None if pd.isna(mean) else f"{number(mean)} ± {number(std)}" for mean, std in pairs]
 
 
 def _pooled(samples: object) -> pd.Series:
@@ -268,14 +274,19 @@ def _compiled(warm: pd.DataFrame) -> Table:
     columns = [
         ("model", "model", text),
         CONTEXT,
-        ("part", "part", text),
+        ("step limited by", "limited", text),
+        ("first step, s", "first_s", number),
+        ("paid back after steps", "paid_back", count),
+        ("", "part", text),
         ("as written, ms", "median_ms_peer", number),
         ("compiled, ms", "median_ms", number),
-        *GAIN,
-        ("first step, s", "seconds", number),
-        ("paid back after steps", "steps", count),
+        *GAIN[:2],
     ]
-    return Table("compiled", "The model under torch.compile beside itself as written:", duel, columns, all_rows=True)
+    # What the whole step alone has stands once in a line.
+    whole = duel.groupby("model", sort=False)[["limited_by", "seconds", "steps"]].transform("first")
+    duel = duel.assign(limited=whole["limited_by"], first_s=whole["seconds"], paid_back=whole["steps"])
+    caption = "As written / compiled, ms / times as fast (interval) / verdict:"
+    return Table("compiled", caption, duel, columns, all_rows=True, across="")
 
 
 def _warm_up(host: pd.DataFrame) -> Table:
@@ -296,14 +307,15 @@ def _warm_up(host: pd.DataFrame) -> Table:
         MODEL,
         ("precision", "precision", text),
         CONTEXT,
-        ("warm-up steps", "warmup_steps", count),
-        ("n", "n", count),
-        ("mean, ms", "mean_ms", number),
-        ("std, ms", "std_ms", number),
+        ("warm-up steps:", "warmup_steps", count),
+        ("mean ± std, ms", "spread", text),
         ("first step, ms", "first_ms", number),
         ("median of the later ones, ms", "later_ms", number),
+        ("n", "n", count),
     ]
-    caption = "The first steps that one process timed, by how many it had run before:"
-    return Table(
-        "warm_up", caption, in_order(rows, ["precision", *WORK, "warmup_steps"], ORDERS), columns, all_rows=True
+    caption = (
+        "Mean ± standard deviation of the first steps that a process timed / the very first of them / the median of "
+        "the later ones (all ms) / their number, by warm-up steps before them:"
     )
+    rows = in_order(rows.assign(spread=_spread(rows)), ["precision", *WORK, "warmup_steps"], ORDERS)
+    return Table("warm_up", caption, rows, columns, all_rows=True, across="warm-up steps:")
