@@ -43,10 +43,27 @@ def test_a_row_without_figures_keeps_its_outcome():
 
 
 def test_the_spread_of_repeats_is_pooled_by_kind_unstable_ones_too():
-    rows = [*repeated("a", [100.0, 130.0], precision="bf16"), timed("b", 50.0, precision="bf16")]
-    frame = folded(*rows, timed("c", 50.0, precision="fp32"), keys=("name", "precision"))
-    assert frame["spread_log_std"][1] == pytest.approx(np.log(1.3) / np.sqrt(2))
-    assert np.isnan(frame["spread_log_std"][2])
+    medians_ms = [100.0, 130.0, 100.0]
+    rows = [*repeated("a", medians_ms, precision="bf16"), *repeated("d", medians_ms, precision="bf16")]
+    rows += [timed("b", 50.0, precision="bf16"), timed("c", 50.0, precision="fp32")]
+    spread = folded(*rows, keys=("name", "precision")).set_index("name")["spread_log_std"]
+    assert spread["b"] == pytest.approx(np.std(np.log(medians_ms), ddof=1))
+    assert np.isnan(spread["c"])
+
+
+def test_the_repeats_of_one_cell_say_nothing_of_others():
+    rows = [*repeated("a", [100.0, 130.0, 100.0], precision="bf16"), timed("b", 50.0, precision="bf16")]
+    spread = folded(*rows, keys=("name", "precision")).set_index("name")["spread_log_std"]
+    assert spread.notna().to_dict() == {"a": True, "b": False}
+
+
+@pytest.mark.parametrize(("idle_pct", "limit"), [([0, 30, 35], "host"), ([30, 0, 5], "gpu")])
+def test_folded_repeats_are_limited_by_what_their_own_idle_time_says(idle_pct, limit):
+    rows = [
+        timed("a", 10.0, repeat=number, gpu_idle_pct=idle, limited_by="host" if idle >= 20 else "gpu")
+        for number, idle in enumerate(idle_pct, start=1)
+    ]
+    assert list(folded(*rows)["limited_by"]) == [limit]
 
 
 def test_repeats_on_several_cards_name_each():

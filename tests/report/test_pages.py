@@ -9,11 +9,14 @@ from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.report.asked import Asked, read_asked, write_asked
 from pipeline.report.pages import write_pages
+from pipeline.report.section import Change
 from pipeline.report.summary import SCHEMA
+from pipeline.report.writeup import changes
 
 from .runs import GPU, levers_record, step, written
 
 ROWS = (step("eager", 100.0), step("sdpa", 80.0), step("sdpa+compile", 50.0), step("eager_again", 101.0))
+TOLD = (("levers", 1.3), ("memory", 1.4))
 
 
 def pages(folder, *records, **asked):
@@ -102,7 +105,7 @@ def test_what_was_measured_by_code_that_has_changed_is_named(tmp_path):
 def test_cells_measured_beside_other_work_are_named_on_the_first_screen(tmp_path):
     busy = {"cores": 8, "others_cores": 6.0, "busy": True, "load_before": 7.0, "load_after": 7.0}
     text = (pages(tmp_path, levers_record(*ROWS, host=busy)) / "writeup.md").read_text()
-    assert "beside other work" in screen(text)
+    assert "other processes" in screen(text)
 
 
 def test_a_host_limited_or_unstable_step_is_no_headline(tmp_path):
@@ -119,7 +122,7 @@ def test_what_a_record_says_of_its_machine_is_text_on_both_pages(tmp_path):
 
 
 def test_without_a_record_there_is_nothing_to_write_up(tmp_path):
-    with pytest.raises(UserError, match="nothing to write up"):
+    with pytest.raises(UserError, match="nothing to report"):
         write_pages(Asked([]), stages(), tmp_path)
 
 
@@ -139,3 +142,18 @@ def test_a_file_that_asks_for_nothing_is_one_line(tmp_path, text):
     (tmp_path / "asked.json").write_text(text)
     with pytest.raises(UserError, match=r"asked\.json"):
         read_asked(tmp_path / "asked.json")
+
+
+def test_a_stage_whose_times_are_mostly_unstable_shows_where_they_are_and_no_table(tmp_path):
+    wild = {"samples_ms": [10.0, 200.0, 30.0, 90.0, 400.0]}
+    text = (pages(tmp_path, levers_record(*(row | wild for row in ROWS))) / "writeup.md").read_text()
+    section = text.split("\n## ")[1]
+    assert "\n| " not in section
+    assert "4 of 4 times" in section
+    assert "(../results/levers/medium.csv)" in section
+
+
+def test_a_change_that_two_stages_tell_of_stands_once():
+    judged = {"ratio": 1.3, "low": 1.2, "high": 1.4, "verdict": "faster", "repeats": 1}
+    told = [Change("our flash attention", where, "2 ms", "1 ms", judged | {"ratio": ratio}) for where, ratio in TOLD]
+    assert changes(told)[["where", "ratio"]].to_numpy().tolist() == [["levers", 1.3]]

@@ -111,7 +111,7 @@ def test_a_new_snapshot_leaves_nothing_of_the_old(run):
 def test_a_folder_that_is_no_snapshot_is_left_alone(run):
     (run / "precious").mkdir()
     (run / "precious/notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="precious exists and is no snapshot"):
+    with pytest.raises(UserError, match="precious exists and is not a snapshot"):
         publish(run, run / "precious", stages())
     assert contents(run / "precious") == ["notes.txt"]
     assert not (run / ".precious.new").exists()
@@ -136,7 +136,7 @@ def test_a_snapshot_with_anything_else_in_it_is_left_as_it_is(run, name):
     added.parent.mkdir(exist_ok=True)
     added.write_text("mine")
     before = contents(run / "h200")
-    with pytest.raises(UserError, match=f"h200 holds {name.split('/mine')[0]}, which is no part of a snapshot"):
+    with pytest.raises(UserError, match=f"h200 holds {name.split('/mine')[0]}, which does not belong to a snapshot"):
         publish(run, run / "h200", stages())
     assert contents(run / "h200") == before
     assert added.read_text() == "mine"
@@ -160,7 +160,7 @@ def test_a_writeup_that_shows_what_is_not_there_is_not_published(run, lost):
 def test_a_place_that_can_hold_no_snapshot_is_told_in_one_line(run, monkeypatch, place):
     monkeypatch.chdir(run)
     before = contents(run)
-    with pytest.raises(UserError, match=r"exists and is no snapshot|cannot publish into") as raised:
+    with pytest.raises(UserError, match=r"exists and is not a snapshot|cannot publish into") as raised:
         publish(Path("."), Path(place), stages())
     assert "\n" not in str(raised.value)
     assert contents(run) == before

@@ -57,7 +57,7 @@ def test_the_table_shows_what_each_repeat_gave_and_how_many_cards_did():
     table = ways.table("ways", steps(*rows), BASE, [])
     shown = table.rows.set_index("way")["each"]
     assert shown["fully_shard"] == "310 / 397 / 378"
-    assert "sets of processors: 3" in table.caption
+    assert "GPU sets: 3" in table.caption
 
 
 def test_what_limits_steps_is_a_column_where_it_differs_from_way_to_way():

@@ -1,4 +1,4 @@
-"""What runs were made with: machines, software, code, settings, where these differ."""
+"""List where runs differ: machines, software, code, settings."""
 
 from collections.abc import Sequence
 

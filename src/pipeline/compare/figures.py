@@ -1,4 +1,4 @@
-"""The figures of a run one by one: each time and each peak of memory of each row, with what `judge` needs of it."""
+"""List every time and every memory peak of a run, with what `judge` needs."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Machines side by side: what each trains at, as written and tuned, what it reaches at most, what a token costs."""
+"""Compare machines: training as written and tuned, ceilings, price per token."""
 
 from collections.abc import Mapping, Sequence
 
@@ -61,7 +61,7 @@ def models_table(found: pd.DataFrame, names: Sequence[str]) -> Table:
         columns.append(("cheapest", "cheapest", text))
     order = {size: place for place, size in enumerate(dict.fromkeys(found["size"]))}
     lines = lines.sort_values("size", key=lambda sizes: sizes.map(order), kind="stable", ignore_index=True)
-    return Table("models", "Training steps, a model a line:", lines, columns, all_rows=True)
+    return Table("models", "Training steps, one line per model and way:", lines, columns, all_rows=True)
 
 
 def ceilings_table(runs: Sequence[Run]) -> Table:
@@ -72,7 +72,7 @@ def ceilings_table(runs: Sequence[Run]) -> Table:
         for section in run.sections.values()
         for figure in section.compared
     ]
-    columns: Columns = [("at most", "what", text), ("unit", "unit", text)]
+    columns: Columns = [("rate of", "what", text), ("unit", "unit", text)]
     every = pd.DataFrame(found, columns=["what", "unit", "run", "value", "status"])
     lines = every[["what", "unit"]].drop_duplicates()
     for run in runs:
@@ -80,4 +80,4 @@ def ceilings_table(runs: Sequence[Run]) -> Table:
         own = own.rename(columns={"status": f"status_{run.name}"}).drop_duplicates(["what", "unit"])
         lines = lines.merge(own, "left", on=["what", "unit"])
         columns.append((run.name, f"per_s_{run.name}", number))
-    return Table("ceilings", "What each reaches at most:", lines, columns, all_rows=True)
+    return Table("ceilings", "Highest rates:", lines, columns, all_rows=True)

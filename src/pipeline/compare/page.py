@@ -1,4 +1,4 @@
-"""A comparison as Markdown for a terminal, and as one HTML file with every ratio drawn and every time to sort."""
+"""Write a comparison as Markdown for a terminal, and as one HTML file to explore."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,11 +23,11 @@ from pipeline.report.versus import SAME
 KEY = "compare/ratios"
 OF_ROW: Columns = [("stage", "stage", text), ("cell", "cell", code), ("row", "row", text)]
 MEANINGS = {
-    "A (ms)": "median of A, of several repeats the median of theirs",
-    "B (ms)": "median of B, of several repeats the median of theirs",
-    "B times as fast": "the time of A over that of B: below 1 B is slower",
+    "A (ms)": "median of A; with repeats, the median of their medians",
+    "B (ms)": "median of B; with repeats, the median of their medians",
+    "B times as fast": "A's time over B's; below 1, B is slower",
     "low": "lower end of the interval",
-    "high": "upper end of it",
+    "high": "upper end of the interval",
 }
 
 
@@ -64,13 +64,13 @@ def details(pair: Pair, every: bool) -> Markdown:
         ("B", "bytes_b", data_size),
         ("B over A", "ratio", times),
     ]
-    of_outcomes: Columns = [*OF_ROW, ("A", "status_a", text), ("B", "status_b", text), ("why", "reason_b", text)]
+    of_outcomes: Columns = [*OF_ROW, ("A", "status_a", text), ("B", "status_b", text), ("reason", "reason_b", text)]
     tables = [
         Table(
             "verdicts", "Times by verdict:", _counts(pair), [("verdict", "verdict", text), ("times", "times", count)]
         ),
-        Table("times", "Times that differ, the worst first:", shown, of_times),
-        Table("memory", "Peaks of memory that differ:", pair.memory, of_memory),
+        Table("times", "Times that differ, slowest first:", shown, of_times),
+        Table("memory", "Memory peaks that differ:", pair.memory, of_memory),
         Table("outcomes", "Outcomes that changed:", pair.outcomes, of_outcomes),
         Table("only_a", "Only in A:", pair.only_in_a, [*OF_ROW, ("outcome", "status", text)]),
         Table("only_b", "Only in B:", pair.only_in_b, [*OF_ROW, ("outcome", "status", text)]),
@@ -106,7 +106,7 @@ def _ratios(pair: Pair) -> Chart:
     rows = pair.times.assign(line=pair.times["stage"] + ", " + pair.times["quantity"])
     return Chart(
         "ratios",
-        "How many times as fast B is, one point a time that both have",
+        "How many times as fast B is, one point per time that both have",
         rows.sort_values(["stage", "quantity"], kind="stable"),
         "strip",
         Axis("ratio", "B times as fast", log=True),

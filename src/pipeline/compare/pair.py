@@ -1,4 +1,4 @@
-"""Two runs row by row: which is faster, which needs more memory, what one of them lacks."""
+"""Compare two runs row by row: faster or slower, more memory, missing results."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class Pair:
         """Why B is worse than A, or cannot be compared; empty where it is neither."""
         slower, lost = int(self.times["worse"].sum()), int(self.outcomes["lost"].sum())
         reasons = {
-            f"{slower} times slower by more than {100 * self.tolerance:g}%": slower,
+            f"{slower} times are slower by more than {100 * self.tolerance:g}%": slower,
             f"{lost} rows lost their figures": lost,
             "no time is in both": self.times.empty,
         }

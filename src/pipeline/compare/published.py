@@ -1,9 +1,8 @@
-"""Values that five write-ups of the course's problems published, to be shown beside a run.
+"""Load values that five write-ups of the course's problems published, to be shown beside a run.
 
 `published.csv` has one line per value: source (which write-up), stage, machine (empty where it is not named), of (what
-it is of, in the words of the stage's axes and row keys; a word is missing where the source does not say), quantity (a
-column of the stage, with its unit), value. What the sources took under a profiler, or without waiting for the GPU, is
-left out.
+it measures, in the words of the stage's axes and row keys, as far as the source says), quantity (a column of the stage,
+with its unit), value. Values taken under a profiler, or without waiting for the GPU, are left out.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Runs to compare: the records of results folders, snapshots and their archives, and what stages tell of them."""
+"""Load runs to compare: records of results folders, snapshots and archives, and their sections."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""All rows of a stage as columns of plain data, for a table that sorts and filters them."""
+"""Turn all rows of a stage into columns of plain data, for a table that sorts and filters them."""
 
 import json
 from collections.abc import Mapping

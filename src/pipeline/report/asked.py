@@ -1,4 +1,4 @@
-"""What pages are asked to show: which records, and what is said of the run. Without pandas: the workflow writes it."""
+"""Say which records pages show, and under which scale they were asked for; without pandas, for the workflow."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -40,4 +40,4 @@ def read_asked(path: Path) -> Asked:
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError):
-        raise UserError(f"{path} does not say what pages are to show: run snakemake, which writes it") from None
+        raise UserError(f"{path} is damaged: run snakemake, which writes it again") from None

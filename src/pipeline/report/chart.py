@@ -1,4 +1,4 @@
-"""Charts are declared once and drawn twice: by Matplotlib (svg.py) and by Vega-Lite (html/vega_lite.py)."""
+"""Declare charts once; Matplotlib (svg.py) and Vega-Lite (html/vega_lite.py) draw them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The course's problems one by one, each with the table or drawing that it asks for.
+"""Write the page of the course's problems, each with the table or drawing that it asks for.
 
 A stage's `course.md` is written by hand: a heading a problem, and lines `[[name]]`, in whose place the part of its
 section with this name is put. The order is that of the stages.

@@ -1,4 +1,4 @@
-"""What a run was: machines, software, outcomes by stage, how far its repeats lie apart."""
+"""Describe a run: machines, software, outcomes by stage, how far its repeats lie apart."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +13,7 @@ from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.frame import Records, known, readable
 
 ABSENT = ("none", "absent")
+MOST_GPUS_NAMED = 4
 
 
 def cells(records: Sequence[Mapping[str, Any]], stages: Stages) -> pd.DataFrame:
@@ -27,15 +28,23 @@ def machine(cells: pd.DataFrame) -> pd.DataFrame:
     told = {
         "machine": _listed(cells["machine"]),
         "GPU memory": _sizes(known(cells, "gpu_memory_bytes").get("gpu_memory_bytes", pd.Series(dtype=float))),
-        "GPUs used": _listed(pd.Series(" ".join(known(cells, "gpus").get("gpus", [])).split(), dtype=object).str[:12]),
-        "host": _listed(cells["cpu"]),
-        "host memory": _sizes(cells["memory_bytes"]),
-        **{name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in SOFTWARE},
-        "commit": _listed(cells["commit"]),
+        "GPUs used": _gpus(cells),
+        "host": f"{_listed(cells['cpu'])}; {_sizes(cells['memory_bytes'])}",
+        "software": ", ".join(f"{name} {versions}" for name, versions in _software(cells).items() if versions),
         "measured": f"{started.min():%Y-%m-%d %H:%M} to {started.max():%Y-%m-%d %H:%M} UTC",
         "cells took": f"{seconds.sum() / 60:,.0f} minutes in all, {_share_measuring(cells):.0f}% of it measuring",
     }
     return pd.DataFrame([{"what": name, "is": words} for name, words in told.items() if words])
+
+
+def _gpus(cells: pd.DataFrame) -> str:
+    """Name the GPUs that cells ran on; of many, which are hard to read, only how many they are."""
+    uuids = sorted({uuid[:12] for uuid in " ".join(known(cells, "gpus").get("gpus", [])).split()})
+    return " / ".join(uuids) if len(uuids) <= MOST_GPUS_NAMED else f"{len(uuids)}, named in the cells' table"
+
+
+def _software(cells: pd.DataFrame) -> dict[str, str]:
+    return {name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in SOFTWARE}
 
 
 def _share_measuring(cells: pd.DataFrame) -> float:
@@ -55,15 +64,14 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
     """Return one row per stage: cells, those with figures, times, unstable ones, repeats, and how far these lie apart.
 
     typical_pct: the standard deviation between the medians of repeats, pooled over its whole steps, or all times where
-    it has none; most_pct: how far the furthest two of a stable time lie apart; capped: times at a clock that a power
+    it has none; most_pct: how far the furthest two of one such time lie apart; capped: times at a clock that a power
     limit lowered.
     """
     found = []
     for name, frame in frames.items():
         own, times = cells[cells["stage"] == name], known(frame, "median_ms")
-        stable = times[times["status"] == "ok"]
-        steps = stable[stable["phase"] == "train_step"] if "phase" in stable else stable
-        repeated = known(steps if len(steps) else stable, "spread_pct")
+        steps = times[times["phase"] == "train_step"] if "phase" in times else times
+        repeated = known(steps if len(steps) else times, "spread_pct")
         repeated = repeated[repeated["repeats"] > 1] if len(repeated) else repeated
         found.append(
             {

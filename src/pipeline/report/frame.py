@@ -1,4 +1,4 @@
-"""One frame a stage: records to rows, the repeats of a cell folded into one row each.
+"""Build one frame per stage from its records, the repeats of a cell folded into one row.
 
 A row holds the median of its repeats in every column of numbers, and beside it:
 
@@ -21,6 +21,7 @@ from pipeline.cells.rows import WITH_FIGURES, RowTypes
 from pipeline.cells.samples import NEGLIGIBLE_SHARE
 from pipeline.cells.stage import SETTING, Stage
 from pipeline.cells.stage_rows import stage_rows
+from pipeline.cells.timed_rows import idle_columns
 from pipeline.report.intervals import pooled_repeat_spread
 from pipeline.report.markup import one_line
 from pipeline.report.reasons import brief
@@ -28,6 +29,8 @@ from pipeline.report.reasons import brief
 Records = Sequence[Mapping[str, Any]]
 # Rows with the same values here pool the spread of their repeats.
 KIND = ("phase", "clock", "precision", "dtype", "limited_by")
+# From the repeats of a single cell nothing follows for others: so many degrees of freedom take two cells.
+LEAST_DEGREES = 4
 WHOLE_STEP = "train_step"
 # What a phase shares with the whole step that it is of.
 OF_STEP = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")
@@ -72,6 +75,7 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     for name in measured.select_dtypes("number"):
         if name not in (*keys, "repeat") and not name.startswith(SETTING):
             first[name] = measured[name].groupby(of).median().reindex(first.index).where(speaks, first[name])
+    first = _with_limit(first)
     first["cards"] = measured["cards"].groupby(of).agg(lambda cards: ", ".join(dict.fromkeys(cards)))
     first["repeats"] = of.groupby(of).size().reindex(first.index, fill_value=0)
     first = first.drop(columns="repeat", errors="ignore")
@@ -79,6 +83,17 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
         timed = measured[measured["samples_ms"].notna()]
         first = _with_spread(first, timed, of[timed.index])
     return first.reset_index(drop=True).copy()  # as few blocks, of which sections take rows again and again
+
+
+def _with_limit(first: pd.DataFrame) -> pd.DataFrame:
+    """Say of folded steps what limits them by their own idle time: one repeat may wait for its host, another not."""
+    if "gpu_idle_pct" not in first or "limited_by" not in first:
+        return first
+    idle = known(first, "gpu_idle_pct", "median_ms")
+    busy = idle.assign(gpu_busy_ms=idle["median_ms"] * (1 - idle["gpu_idle_pct"] / 100))
+    limits = [idle_columns(row, row["median_ms"])["limited_by"] for row in busy.to_dict("records")]
+    told = pd.Series(limits, idle.index, dtype=object)
+    return first.assign(limited_by=told.reindex(first.index).fillna(first["limited_by"]))
 
 
 def _with_spread(first: pd.DataFrame, timed: pd.DataFrame, of: pd.Series) -> pd.DataFrame:
@@ -129,10 +144,13 @@ def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
     kinds = _joined(first, KIND)
     pooled = {name: pooled_repeat_spread(group) for name, group in first["medians_ms"].dropna().groupby(kinds)}
     known = {name: spread for name, spread in pooled.items() if spread is not None}
-    return first.assign(
+    first = first.assign(
         spread_log_std=kinds.map({name: spread.log_std for name, spread in known.items()}).astype(float),
         spread_degrees=kinds.map({name: spread.degrees for name, spread in known.items()}).astype(float),
     )
+    too_few = first["repeats"].lt(2) & first["spread_degrees"].lt(LEAST_DEGREES)
+    pooled_columns = ["spread_log_std", "spread_degrees"]
+    return first.assign(**{name: first[name].mask(too_few) for name in pooled_columns})
 
 
 def _complete(rows: pd.DataFrame, row_types: RowTypes) -> pd.DataFrame:

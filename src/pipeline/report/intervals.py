@@ -1,4 +1,4 @@
-"""Which of two is faster: the one rule by which this project says so.
+"""Decide which of two is faster, from the samples of their repeats.
 
 The ratio of two times is known to an interval that combines two spreads. Within a process it comes from a block
 bootstrap, since a sample is like those just before it. Between processes, which differ by more than their samples show,

@@ -1,4 +1,4 @@
-"""One look for all charts: a colour a name, whatever draws it, markers and lines for names that share one."""
+"""Give every name one colour, marker and line in all charts."""
 
 import zlib
 

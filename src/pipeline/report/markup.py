@@ -1,4 +1,4 @@
-"""Text for a Markdown page: what is not marked as Markdown is escaped, for records may hold anything."""
+"""Escape text for a Markdown page, for records may hold anything; what is marked as Markdown stays."""
 
 import re
 from typing import Any
@@ -55,7 +55,7 @@ def code(text: str) -> Markdown:
 
 def unwrapped(text: str) -> str:
     """Return Markdown with each paragraph on one line, as pages have it; lines of tables, lists, code stay."""
-    return re.sub(r"(?<=[^\n])(?<!  )\n(?=[^\n|#>\-*`\[ \d])", " ", text)
+    return re.sub(r"(?<=[^\n])(?<!  )\n(?![\n|#> ]|[-*] |\d+[.)] |```|\[\[|$)", " ", text)
 
 
 def anchor(heading: str) -> str:

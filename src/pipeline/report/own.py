@@ -1,4 +1,4 @@
-"""Implementations of the user's own beside the others that solve the same problem: places, times, what is wrong."""
+"""Rank the user's own implementations beside the others that solve the same problem."""
 
 from collections.abc import Mapping, Sequence
 
@@ -14,6 +14,7 @@ from pipeline.report.section import Part
 from pipeline.report.table import Columns, Table
 from pipeline.report.versus import versus
 
+PARTS = ("own", "own_chart")
 MOST_PANELS = 4
 
 
@@ -82,7 +83,7 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
         ("your own", "label", code),
         ("problem", "problem", text),
         ("ms", "median_ms", number),
-        ("place", "place", number),
+        ("rank", "place", number),
         ("of", "of", number),
         ("fastest other", "best", text),
         ("its ms", "best_ms", number),
@@ -90,11 +91,11 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
         ("verdict", "verdict", text),
         ("reason", "reason", text),
     ]
-    table = Table("own", "Your own beside the fastest of the others:", found[found["own"]], columns)
+    table = Table(PARTS[0], "Your own beside the fastest of the others:", found[found["own"]], columns)
     shown = found[found["problem"].isin(found["problem"].unique()[:MOST_PANELS])]
     who = np.where(shown["own"], "your own", "others")
     chart = Chart(
-        "own_chart",
+        PARTS[1],
         "Your own beside the others",
         shown.assign(who=who, words=shown["median_ms"].map(number, na_action="ignore")),
         "bar",
@@ -126,7 +127,7 @@ def first_table(rows: pd.DataFrame) -> Table:
         ("stage", "stage", text),
         ("problem", "problem", text),
         ("ms", "median_ms", number),
-        ("place", "place", number),
+        ("rank", "place", number),
         ("of", "of", number),
         ("fastest other", "best", text),
         ("speed-up", "ratio", times),

@@ -29,7 +29,7 @@ def write_pages(asked: Asked, stages: Stages, folder: Path) -> None:
     """
     records = [read_record(Path(path), stages) for path in asked.records]
     if not records:
-        raise UserError("there is nothing to write up: no cell has been measured")
+        raise UserError("nothing to report: no cell has been measured")
     found = facts.records_by_stage(records)
     frames = {name: frame.build(stages[name], found[name]) for name in stages if name in found}
     every = [told(stages[name], stages, frames) for name in frames]

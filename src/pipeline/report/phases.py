@@ -1,4 +1,4 @@
-"""What happens within a step on several ranks: its phases, and when a captured one computes and communicates."""
+"""Show what happens within a step on several ranks: phases, and when it computes and communicates."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A snapshot of a run, small enough to commit: write-up, figures, tables, and the records in one file."""
+"""Publish a snapshot of a run, small enough to commit: pages, figures, tables, and the records in one file."""
 
 import os
 import re
@@ -58,13 +58,13 @@ def shown_images(page: Path) -> list[str]:
 def _require_snapshot(place: Path, folder: Path) -> None:
     """Raise UserError where a folder that messages call `folder` holds anything but a snapshot."""
     if not (place / ARCHIVE).is_file():
-        raise UserError(f"{folder} exists and is no snapshot: it has no {ARCHIVE}")
+        raise UserError(f"{folder} exists and is not a snapshot: it has no {ARCHIVE}")
     if not os.access(place, os.W_OK):
         raise UserError(f"cannot publish into {folder}: it is read-only")
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place).as_posix()
         if not (name.split("/")[0] in FOLDERS if path.is_dir() else any(fnmatch(name, known) for known in FILES)):
-            raise UserError(f"{folder} holds {name}, which is no part of a snapshot: move it elsewhere")
+            raise UserError(f"{folder} holds {name}, which does not belong to a snapshot: move it elsewhere")
 
 
 def _replace(place: Path, writeup: Path, results: Path) -> None:

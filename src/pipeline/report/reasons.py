@@ -1,4 +1,4 @@
-"""Reasons why there is no figure, short enough for a table."""
+"""Shorten the reasons for missing results to fit a table."""
 
 import re
 

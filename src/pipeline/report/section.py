@@ -1,4 +1,4 @@
-"""What a stage tells: an answer of values, tables, charts, changes to make; its note stands in `report.md`."""
+"""Declare what a stage reports: an answer, tables, charts, changes to make; its note is in `report.md`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Training state that is shared out over ranks, as sharding and fsdp tell of it: memory, traffic, what they save."""
+"""Report training with state sharded over ranks, for sharding and fsdp: memory, traffic, savings."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The first screen's figures as JSON, for programs: `summary.schema.json` declares them."""
+"""Write the first screen's values as JSON for programs, as `summary.schema.json` declares them."""
 
 import json
 from collections.abc import Sequence

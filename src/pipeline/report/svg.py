@@ -1,4 +1,4 @@
-"""Draw a chart as SVG by Matplotlib: the same bytes each time, words as words, dark where the reader's screen is."""
+"""Draw a chart as SVG by Matplotlib: the same bytes each time, text as text, dark on a dark screen."""
 
 import math
 import re

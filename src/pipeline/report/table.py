@@ -1,4 +1,4 @@
-"""One kind of table: for each header the column of a frame and its format; an outcome stands in its value's place."""
+"""Write tables: a header, a column and a format each; an outcome stands in for a missing value."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

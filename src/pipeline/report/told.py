@@ -1,4 +1,4 @@
-"""What each stage tells on the pages."""
+"""Hold what each stage contributes to the pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

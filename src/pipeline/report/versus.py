@@ -1,4 +1,4 @@
-"""Which of two is faster: the one rule by which pages and comparisons of runs say so.
+"""Decide which of two rows is faster, by one rule for pages and comparisons.
 
 Beside the ratio stand its 95% interval and a verdict:
 

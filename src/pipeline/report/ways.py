@@ -1,4 +1,4 @@
-"""Ways to train on several ranks, as ddp, sharding and fsdp tell of them: steps and agreement.
+"""Report ways to train on several ranks, for ddp, sharding and fsdp: steps and agreement.
 
 Rows name their `way` and their `case`, the cell in words.
 """
@@ -49,14 +49,17 @@ def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
     return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_figures(own))), key=doubt)
 
 
-def table(name: str, steps: pd.DataFrame, base: str, columns: Columns) -> Table:
-    """Write the steps of one case, a row a way; columns: further ones. Those without any value are left out."""
+def table(name: str, steps: pd.DataFrame, base: str, columns: Columns, which: str = "") -> Table:
+    """Write the steps of one case, a row a way; columns: further ones. Those without any value are left out.
+
+    which: in words, what of the steps are told.
+    """
     cards = {card for cards in steps["cards"].dropna() for card in cards.split(", ")}
     limits = list(steps["limited_by"].dropna().unique())
     case, repeats = steps["case"].iloc[0], steps["repeats"].max()
-    caption = (
-        f"{case}. Repeats: {repeats:.0f}; sets of processors: {len(cards)}; limited by: {', '.join(limits) or '–'}."
-    )
+    limited = [f"limited by: {limits[0]}"] if len(limits) == 1 else []
+    told = [f"repeats: {repeats:.0f}", f"GPU sets: {len(cards)}", *limited, *([which] if which else [])]
+    caption = f"{case}; {'; '.join(told)}:"
     every: Columns = [
         ("way", "way", text),
         ("ms", "median_ms", number),

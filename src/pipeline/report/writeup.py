@@ -1,4 +1,4 @@
-"""The write-up: the first screen, a section a stage, how far to trust it, how to do it again."""
+"""Write the write-up: first screen, one section per stage, how far to trust it, how to reproduce it."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,8 @@ from pipeline.report import facts, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count, interval, percent, text
-from pipeline.report.markup import Markdown, one_line, unwrapped
+from pipeline.report.frame import known
+from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Change, Part, say
 from pipeline.report.table import Columns, Table
 from pipeline.report.told import Told
@@ -20,7 +21,13 @@ from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
 MOST_CHANGES = 8
 # An undecided change that seems to gain less is not shown.
 WORTH_A_LOOK = 1.05
+# Tables of a stage of whose times so large a share is unstable would show noise.
+MOST_UNSTABLE = 0.5
 TRUST = "How far to trust it"
+SEVERAL_COMMITS = "{command}. The records come from {commits} commits, the last of them {last}; each names its own. "
+EVERY_RECORD = (
+    "Each record holds the command of its cell, `results/<stage>/cells.csv` all of them. Measured on and with: {facts}."
+)
 # What words such as unstable and faster mean: written by hand, true of every run.
 RULES = Path(__file__).parent / "trust.md"
 
@@ -32,7 +39,7 @@ def writeup(
     blocks = [
         *first_screen(cells, told, frames, stages),
         *[block for each in told for block in section(each)],
-        *_trust(asked, cells, frames),
+        *_trust(asked, cells, told, frames),
         *_reproduce(asked, cells),
     ]
     return Markdown("\n\n".join(block for block in blocks if block) + "\n")
@@ -57,7 +64,10 @@ def first_screen(
 
 
 def changes(found: Sequence[Change]) -> pd.DataFrame:
-    """Return the changes of the first screen: those that are faster, largest gain first, then undecided ones."""
+    """Return the changes of the first screen: those that are faster, largest gain first, then undecided ones.
+
+    Of the same change by several stages the first stands.
+    """
     rows = pd.DataFrame(
         [
             {
@@ -74,6 +84,7 @@ def changes(found: Sequence[Change]) -> pd.DataFrame:
     if rows.empty:
         return rows
     rows = rows[(rows["verdict"] == FASTER) | (rows["ratio"] >= WORTH_A_LOOK)]
+    rows = rows.drop_duplicates("change")
     rows = rows.assign(gain=[interval(row) for _, row in rows.iterrows()])
     order = rows["verdict"].map({FASTER: 0, UNDECIDED: 1}).fillna(2)
     return rows.assign(order=order).sort_values(["order", "ratio"], ascending=[True, False]).head(MOST_CHANGES)
@@ -83,26 +94,49 @@ def _changes_table(rows: pd.DataFrame) -> Table:
     """Return the first screen's table of changes."""
     columns: Columns = [
         ("change", "change", text),
-        ("measured on", "where", text),
-        ("from", "from", text),
-        ("to", "to", text),
         ("times as fast (interval)", "gain", text),
         ("verdict", "verdict", text),
+        ("from", "from", text),
+        ("to", "to", text),
+        ("measured on", "where", text),
         ("repeats", "repeats", count),
     ]
-    return Table("changes", "What to change, each measured by itself unless it says otherwise:", rows, columns)
+    caption = (
+        "What to change. Each row is measured by itself, and gains do not multiply. With one repeat the interval is "
+        "that of a single process:"
+    )
+    return Table("changes", caption, rows, columns)
 
 
 def section(told: Told) -> list[str]:
-    """Return the blocks of a stage's section: question, answer, parts, note, and where all its rows are."""
+    """Return the blocks of a stage's section: question, answer, parts, note.
+
+    Where most times are unstable the answer stands alone with a link to all rows, and with the user's own.
+    """
     answer = f"**{Markdown.escape(told.section.answer)}**" if told.section else _no_figures(told)
-    parts = [part_markdown(told.stage.name, part) for part in told.parts]
-    return [f"## {Markdown.escape(told.stage.question)}", answer, *parts, told.note, f"All rows: {row_links(told)}."]
+    head = [f"## {Markdown.escape(told.stage.question)}", answer]
+    times = known(told.rows, "median_ms")
+    unstable = int((times["status"] == "unstable").sum())
+    if len(times) and unstable >= MOST_UNSTABLE * len(times):
+        own_parts = [part_markdown(told.stage.name, part) for part in told.parts if part.name in own.PARTS]
+        return [*head, *own_parts, _mostly_noise(told, unstable, len(times))]
+    return [*head, *(part_markdown(told.stage.name, part) for part in told.parts), told.note]
 
 
-def row_links(told: Told) -> str:
-    """Return links to the tables of all rows of a stage."""
-    return ", ".join(f"[{Markdown.escape(name)}](../results/{told.stage.name}/{name}.csv)" for name in told.tables)
+def _mostly_noise(told: Told, unstable: int, times: int) -> str:
+    return say(
+        "{unstable} of {times} times are unstable here: a table of them would show noise. All rows: {links}.",
+        unstable=count(unstable),
+        times=count(times),
+        links=row_links(told),
+    )
+
+
+def row_links(told: Told) -> Markdown:
+    """Return links to the tables with all rows of a stage."""
+    return Markdown(", ").join(
+        say("[{name}](../results/{stage}/{name}.csv)", name=name, stage=told.stage.name) for name in told.tables
+    )
 
 
 def part_markdown(stage: str, part: Part) -> str:
@@ -145,9 +179,9 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
         ("how it ended", "reason", code),
         ("its log", "log", code),
     ]
-    caption = "Missing, because it failed. The same command tries it again:"
+    caption = "Failed, so missing here. The same command tries again:"
     busy = facts.busy(cells).groupby("stage", sort=False).size().rename("cells").reset_index()
-    told = "Measured beside other work, which kept more than half of the cores busy. Do not trust these times:"
+    told = "Measured while other processes kept more than half of the cores busy. Do not trust these times:"
     tables = [
         Table("failed", caption, failed, columns),
         Table("busy", told, busy, [("stage", "stage", text), ("cells", "cells", count)]),
@@ -155,7 +189,9 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
     return [table.markdown() for table in tables if len(table.rows)]
 
 
-def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> list[str]:
+def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame]) -> list[str]:
+    by_stage = facts.by_stage(cells, frames)
+    by_stage = by_stage.assign(rows=by_stage["stage"].map({each.stage.name: row_links(each) for each in told}))
     stages: Columns = [
         ("stage", "stage", text),
         ("cells", "cells", count),
@@ -163,30 +199,30 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
         ("times", "times", count),
         ("unstable", "unstable", count),
         ("most repeats", "repeats", count),
-        ("repeats apart, typically", "typical_pct", percent),
+        ("std between repeats", "typical_pct", percent),
         ("furthest two", "most_pct", percent),
-        ("at a capped clock", "capped", count),
-        ("GPU sets", "cards", count),
+        ("at power limit", "capped", count),
+        ("all rows", "rows", text),
     ]
     lacking: Columns = [
         ("stage", "stage", text),
         ("outcome", "status", text),
         ("cells", "cells", count),
         ("reason", "reason", text),
-        ("such as", "example", code),
+        ("example", "example", code),
     ]
     missing: Columns = [
         ("stage", "stage", text),
         ("cells", "cells", count),
-        ("all of them", "shared", code),
+        ("what they share", "shared", code),
         ("command", "command", code),
     ]
     tables = [
-        Table("stages", "By stage:", facts.by_stage(cells, frames), stages, all_rows=True),
+        Table("stages", "By stage; repeats are compared by whole steps where there are any:", by_stage, stages, True),
         Table("lacking", "Cells without figures:", facts.without_figures(cells), lacking),
         Table(
             "missing",
-            f"Missing: the scale {asked.scale} asks for these cells too.",
+            f"Not measured yet, although the scale {asked.scale} asks for it:",
             facts.missing(asked.missing),
             missing,
         ),
@@ -195,13 +231,6 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
             "Measured by code that has changed since:",
             facts.changed_since(cells, asked.outdated),
             [("stage", "stage", text), ("cells", "cells", count)],
-        ),
-        Table(
-            "machine",
-            "Measured on and with:",
-            facts.machine(cells),
-            [("", "what", text), ("", "is", text)],
-            all_rows=True,
         ),
     ]
     return [
@@ -213,13 +242,17 @@ def _trust(asked: Asked, cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]
 
 def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
     words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
-    commits = sorted(cells["commit"].dropna().astype(str).unique())
+    commits = cells.sort_values("started_at")["commit"].dropna().astype(str).unique()
     return [
         "## Reproduce",
-        f"    {one_line(shlex.join(words))}",
         say(
-            "In a clone at commit {commits}. Each record holds the command of its cell, `results/<stage>/cells.csv` "
-            "all of them.",
-            commits=" / ".join(commits) or "unknown",
+            ("{command} in a clone at commit {last}. " if len(commits) < 2 else SEVERAL_COMMITS) + EVERY_RECORD,
+            command=code(shlex.join(words)),
+            last=commits[-1] if len(commits) else "unknown",
+            commits=count(len(commits)),
+            facts=Markdown("; ").join(
+                say("{what}: {words}", what=each["what"], words=each["is"])
+                for each in facts.machine(cells).to_dict("records")
+            ),
         ),
     ]

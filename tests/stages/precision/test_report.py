@@ -10,7 +10,7 @@ from .conftest import table
 
 MEASURED = ("laptop", "gpu", "cuda_only")
 OF_EXPERIMENT = {
-    "accumulation": {"sums", "sums_table"},
+    "accumulation": {"sums", "sums_told", "sums_table"},
     "autocast": {"dtypes"},
     "layer_norm": {"layer_norm", "widths"},
     "layer_norm_eps": set(),

@@ -35,7 +35,7 @@ def test_a_kind_that_is_nowhere_a_hundredth_is_drawn_as_other(pair):
 
 
 def test_the_parts_of_attention_make_up_its_time(pair):
-    rows = part(build(pair, {}), "attention").rows
+    rows = part(build(pair, {}), "attention_all").rows
     assert len(rows) == 4
     for _, row in rows.iterrows():
         phases = pair[(pair["kind"] == "attention") & (pair["precision"] == row["precision"])]

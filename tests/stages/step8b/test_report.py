@@ -45,7 +45,7 @@ def test_fusions_are_no_chart_and_say_how_many_steps_each_is_of(h200):
     fusions = parts(section)["fusions"].rows
     assert list(fusions["steps_timed"]) == [1] * 6 + [3]
     assert fusions["saved_ms"].sum() == pytest.approx(fusions["step_ms"].iloc[0] - fusions["step_ms"].iloc[-1])
-    assert [part.name for part in section.parts] == ["steps", "budget", "budget_by_kind"]
+    assert [part.name for part in section.parts] == ["steps", "budget"]
 
 
 def test_the_budgets_kinds_add_up_to_the_profiled_step(h200):

@@ -1,4 +1,4 @@
-"""Markdown to HTML: headings with anchors, tables that scroll and can be sorted, charts in place of drawings."""
+"""Render Markdown as HTML: headings with anchors, tables that scroll, charts in place of drawings."""
 
 import re
 from collections.abc import Collection, Sequence

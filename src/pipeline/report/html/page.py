@@ -1,4 +1,4 @@
-"""A page of HTML in one file that asks no network: text, charts, and tables of rows."""
+"""Render a page as one HTML file that needs no network: text, charts, tables of rows."""
 
 import base64
 import gzip

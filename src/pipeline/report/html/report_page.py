@@ -1,4 +1,4 @@
-"""The report as one HTML file: the write-up's text with interactive charts, and all rows of every stage."""
+"""Render the report as one HTML file: the write-up with interactive charts, and all rows of every stage."""
 
 from collections.abc import Mapping, Sequence
 

@@ -1,4 +1,4 @@
-"""A chart as a Vega-Lite specification: a mark tells of itself on hover, panels are chosen from a list."""
+"""Specify a chart for Vega-Lite, with values on hover and a picker for panels."""
 
 import json
 from typing import Any

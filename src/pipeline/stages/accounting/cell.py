@@ -1,4 +1,4 @@
-"""What do closed forms say about memory, communication and batch sizes of models too large to measure here?"""
+"""How much memory, communication and batch size do models need that are too large to measure here?"""
 
 from dataclasses import dataclass
 from typing import Any

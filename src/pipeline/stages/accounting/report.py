@@ -17,21 +17,16 @@ MESH_TIMES = {
     "fsdp_ms": "gathering weights (FSDP)",
     "tensor_ms": "moving activations (tensor)",
 }
-ON_THE_PAGE = ("memory", "parallel")
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the accounting stage: of each question the answers about the first model asked of."""
     asked = {question: rows[(rows["question"] == question) & (rows["status"] == "ok")] for question in QUESTIONS}
     found = {question: each[each["size"] == each["size"].iloc[0]] for question, each in asked.items() if len(each)}
-    tables = {question: TABLES[question](each) for question, each in found.items()}
     return Section(
         _answer(found),
-        [
-            *(tables[question] for question in ON_THE_PAGE if question in tables),
-            *([_mesh_chart(found["mesh"])] if "mesh" in found else []),
-        ],
-        for_course=[table for question, table in tables.items() if question not in ON_THE_PAGE],
+        [_mesh_chart(found["mesh"])] if "mesh" in found else [],
+        for_course=[TABLES[question](each) for question, each in found.items()],
     )
 
 
@@ -41,11 +36,11 @@ def _answer(found: Mapping[str, pd.DataFrame]) -> str:
     memory, fsdp, mesh = main_row(found["memory"]), least_devices(found["fsdp"]), given_mesh(found["mesh"])
     held = main_row(fsdp)
     return say(
-        "{size} has {parameters} parameters and a training state of {state} GB, which {gpus} GPUs of {gpu} GB hold. "
-        "Devices of {device} GB that FSDP takes with {seq_len} tokens: {least}. Tokens per device that keep {devices} "
-        "devices compute bound: {tokens}.",
+        "{size}, with {parameters}B parameters, has a training state of {state} GB: {gpus} GPUs of {gpu} GB. "
+        "FSDP with {seq_len} tokens per device takes {least} devices of {device} GB. To keep {devices} devices compute "
+        "bound takes {tokens} tokens per device.",
         size=memory["size"],
-        parameters=count(memory["parameters"]),
+        parameters=count(memory["parameters"] / 1e9),
         state=count(memory["state_bytes"] / GB),
         gpus=count(memory["state_gpus"]),
         gpu=f"{memory['setting_gpu_memory_gb']:g}",

@@ -1,4 +1,4 @@
-"""How long does an all-reduce take, by backend, ranks, nodes and size, back-to-back and as a single call?"""
+"""How long does an all-reduce take, back to back and as a single call?"""
 
 from dataclasses import dataclass
 

@@ -8,6 +8,7 @@ from pipeline.formulas.collectives import fit_linear_cost
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import interval, ms, number, percent, text
 from pipeline.report.frame import in_order, known, with_figures
+from pipeline.report.markup import Markdown
 from pipeline.report.section import Section, say
 from pipeline.report.table import Table
 from pipeline.report.versus import versus
@@ -25,10 +26,13 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     bursts, singles = _torchs(calls, BURST), _torchs(calls, SINGLE)
     groups = _groups(bursts, singles)
     link = _link_gb_per_s(beside)
+    drawn = [chart for chart in _busbw(bursts, link) if not chart.is_empty]
     return Section(
         _answer(groups),
-        [_table(groups, bursts, link), *_busbw(bursts, link), _beside_nccl(calls)],
+        [_table(groups, bursts, link), *drawn[:1]],
         for_course=[
+            *drawn[1:],
+            _beside_nccl(calls),
             _by_size(bursts, singles),
             _times(bursts),
         ],
@@ -100,7 +104,7 @@ def _answer(groups: pd.DataFrame) -> str:
         return "No call back to back has a time."
     best = timed.loc[timed["best_busbw_gb_per_s"].idxmax()]
     return say(
-        "Over {ranks} {backend} reaches a bus bandwidth of {busbw} GB/s, at {size}. Its smallest call takes {burst} "
+        "{backend} over {ranks} reaches {busbw} GB/s of bus bandwidth at {size}. Its smallest call takes {burst} "
         "back to back, launches queued, and {single} alone.",
         ranks=best["ranks"],
         backend=best["backend"],
@@ -111,9 +115,9 @@ def _answer(groups: pd.DataFrame) -> str:
     )
 
 
-def _marked(status: str) -> str:
+def _marked(status: str) -> Markdown:
     """Return what leads an unstable value."""
-    return "~" if status == "unstable" else ""
+    return Markdown("~" if status == "unstable" else "")
 
 
 def _table(groups: pd.DataFrame, bursts: pd.DataFrame, link: float | None) -> Table:
@@ -128,9 +132,9 @@ def _table(groups: pd.DataFrame, bursts: pd.DataFrame, link: float | None) -> Ta
         (f"{words['least']} alone (ms)", f"median_ms_least_{SINGLE}", number),
         (f"{words['most']} back to back (ms)", f"median_ms_most_{BURST}", number),
         (f"{words['most']} alone (ms)", f"median_ms_most_{SINGLE}", number),
-        ("cost of a call by fit (µs)", "latency_us", number),
+        ("fixed cost of a call, by fit (µs)", "latency_us", number),
         ("best bus bandwidth (GB/s)", "best_busbw_gb_per_s", number),
-        ("at", "best_size", text),
+        ("reached at", "best_size", text),
         *([("of the rate of a copy between GPUs", "of_link_pct", percent)] if link else []),
     ]
     caption = "An all-reduce of fp32 numbers by torch.distributed, median of the slowest rank:"

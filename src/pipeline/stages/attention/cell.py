@@ -1,4 +1,4 @@
-"""What does plain attention cost in time and memory, when does memory run out, and what does torch.compile change?"""
+"""What does plain attention cost in time and memory, and what does torch.compile change?"""
 
 from dataclasses import dataclass
 

@@ -18,6 +18,7 @@ from pipeline.stages.attention.cell import PHASES
 
 ON = ["head_dim", "seq_len", "phase"]
 USUAL_HEAD_DIM = 64
+MOST_LENGTHS = 4
 UNTESTED = "is untested"
 COUNTED = ("before_backward_bytes", "peak_bytes")
 
@@ -52,8 +53,8 @@ def _answer(both: pd.DataFrame, limits: pd.DataFrame, usual: int) -> str:
     limit = limits[limits["head_dim"] == usual].iloc[0]
     return say(
         "Plain attention in fp32, batch {batch}, one head of {head_dim}: by formula forward and backward fit into "
-        "{memory} up to length {fits}. At {length} they take {forward} and {backward}; compiled {gain_forward} "
-        "({verdict_forward}) and {gain_backward} ({verdict_backward}) times as fast.",
+        "{memory} up to length {fits}. At {length} they take {forward} and {backward}; compiled, "
+        "{gain_forward} ({verdict_forward}) and {gain_backward} ({verdict_backward}) times as fast.",
         batch=count(forward["setting_batch_size"]),
         head_dim=usual,
         memory=data_size(limit["memory_bytes"]),
@@ -100,9 +101,9 @@ def _lengths(both: pd.DataFrame, head_dim: int) -> Table:
         ("peak, eager", "peak_bytes_peer", data_size),
         ("peak, compiled", "peak_bytes", data_size),
     ]
-    return Table(
-        "lengths", f"One head of {head_dim}, plain attention in eager mode and compiled:", both.tail(12), columns
-    )
+    longest = both["seq_len"].drop_duplicates().nlargest(MOST_LENGTHS)
+    shown = both[both["seq_len"].isin(longest)]
+    return Table("lengths", f"One head of {head_dim}, plain attention in eager mode and compiled:", shown, columns)
 
 
 def _grid(both: pd.DataFrame) -> Table:

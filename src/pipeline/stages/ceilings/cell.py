@@ -1,4 +1,4 @@
-"""What can this machine do at most: matrix products, memory, links, launches?"""
+"""What can this machine do at most?"""
 
 from dataclasses import dataclass
 

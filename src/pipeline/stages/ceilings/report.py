@@ -20,8 +20,8 @@ WORDS = {
     "to_device": "host to GPU",
     "to_host": "GPU to host",
     "to_peer": "GPU to GPU",
-    "operator": "eager operator, until it is queued",
-    "launch": "lone launch, until the GPU has done it",
+    "operator": "eager operator, the host's time to queue it",
+    "launch": "single launch, until the GPU has finished",
 }
 TRAINED_IN = ("bf16", "fp32")
 
@@ -74,7 +74,7 @@ def _answer(best: pd.DataFrame, moved: pd.DataFrame) -> str:
         )
     fastest = trained.loc[trained["tflops_per_s"].idxmax()]
     return say(
-        "At most {tflops} TFLOP/s in {dtype} products and {gb} GB/s in copies within memory; an eager operator takes "
+        "Matrix products reach {tflops} TFLOP/s in {dtype}, copies within memory {gb} GB/s. An eager operator takes "
         "{operator} of the host's time.",
         dtype=fastest["dtype"],
         tflops=number(fastest["tflops_per_s"]),
@@ -102,18 +102,20 @@ def _chart(rows: pd.DataFrame) -> Chart:
 
 def _products_table(best: pd.DataFrame) -> Table:
     columns: Columns = [
-        ("products in", "dtype", text),
-        ("TFLOP/s at most", "tflops_per_s", number),
+        ("data type", "dtype", text),
+        ("highest TFLOP/s", "tflops_per_s", number),
         ("data sheet", "datasheet_tflops_per_s", number),
         ("share", "share_pct", percent),
-        ("matrices of", "side", count),
+        ("at side", "side", count),
         ("SM clock (MHz)", "mean_sm_clock_mhz", count),
-        ("largest matrices", "side_largest", count),
-        ("their TFLOP/s", "tflops_per_s_largest", number),
-        ("their clock (MHz)", "mean_sm_clock_mhz_largest", count),
-        ("at power limit", "capped_largest", text),
+        ("largest side", "side_largest", count),
+        ("its TFLOP/s", "tflops_per_s_largest", number),
+        ("its clock (MHz)", "mean_sm_clock_mhz_largest", count),
+        ("power limited", "capped_largest", text),
     ]
-    return Table("products", "Products: the fastest size, and the largest one:", best, filled(best, columns))
+    return Table(
+        "products", "Products of two square matrices: the fastest size, and the largest:", best, filled(best, columns)
+    )
 
 
 def _transfers_table(moved: pd.DataFrame) -> Table:
@@ -123,7 +125,7 @@ def _transfers_table(moved: pd.DataFrame) -> Table:
         ("data sheet", "datasheet_gb_per_s", number),
         ("share", "share_pct", percent),
         ("tensor", "tensor_bytes", data_size),
-        ("one call takes", "median_ms", ms),
+        ("time of a call", "median_ms", ms),
     ]
-    caption = "Moving data, and what the host takes for one operator on one number:"
+    caption = "Moving data, and the time of one operator on one number:"
     return Table("transfers", caption, moved, filled(moved, columns))

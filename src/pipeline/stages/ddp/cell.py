@@ -1,4 +1,4 @@
-"""What does averaging gradients over ranks cost a training step, and how much of it can the backward pass hide?"""
+"""What does averaging gradients cost a training step, and how much of it hides behind the backward pass?"""
 
 from dataclasses import dataclass
 

@@ -13,7 +13,7 @@ from pipeline.report.formats import count, data_size, intervals, ms, number, per
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Change, Part, Section, say
 from pipeline.report.table import NOTHING, OUTCOME_WORDS, Columns, Table
-from pipeline.report.versus import FASTER, judge, side_by_side, versus
+from pipeline.report.versus import FASTER, SLOWER, judge, side_by_side, versus
 from pipeline.stages.flash.cell import (
     BOTH_PHASES,
     DTYPES,
@@ -110,7 +110,7 @@ def _duel(rows: pd.DataFrame, ours: str, peers: Sequence[str], products: Mapping
     share = [100 * row["tflops_per_s"] / _product(row, products) for _, row in both.iterrows()]
     alone = [_alone(row) for _, row in both.iterrows()]
     lone = zip(both["median_call_ms"], both["median_call_ms_peer"], alone, strict=True)
-    lone_ms = [f"{number(mine)} / {number(theirs)} {word}" if word else None for mine, theirs, word in lone]
+    lone_ms = [f"{number(mine)} / {number(theirs)}; {word}" if word else None for mine, theirs, word in lone]
     return both.assign(gain=intervals(both), product_pct=share, alone=alone, lone_ms=lone_ms)
 
 
@@ -144,7 +144,8 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
     here = models[models["dtype"] == models["dtype"].iloc[0]]
     return say(
         "{dtype}, forward + backward{queued}: ours is faster than the fastest of PyTorch's at {won} of {n} shapes of "
-        "real models ({low} to {high} times as fast), called alone at {alone} of {lone}. It reaches {rate} TFLOP/s.",
+        "real models ({low} to {high} times as fast); called alone at {alone} of {lone}, and slower at {lost}. It "
+        "reaches {rate} TFLOP/s.",
         queued=_queued(here),
         dtype=here["dtype"].iloc[0],
         won=(here["verdict"] == FASTER).sum(),
@@ -153,6 +154,7 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
         high=f"{here['ratio'].max():.2f}",
         alone=(here["alone"] == FASTER).sum(),
         lone=here["alone"].notna().sum(),
+        lost=(here["alone"] == SLOWER).sum(),
         rate=number(here["tflops_per_s"].max()),
     )
 
@@ -161,19 +163,19 @@ def _shapes(name: str, other: str, duel: pd.DataFrame) -> Table:
     cards = {card for each in duel["cards"] for card in each.split(", ")}
     caption = (
         f"Forward + backward at shapes of real models ({SHAPE_HEAD}), ours beside {other}{_queued(duel)}; alone: one "
-        f"call, until its work is done. GPUs used: {len(cards)}; both times of a row, or of each repeat, are of one."
+        f"call until its work is done. GPUs used: {len(cards)}; both times of a row or repeat are from one."
     )
     columns: Columns = [
         ("shape", "shape", text),
         ("ours, ms", "median_ms", number),
-        ("beside", "who_peer", text),
-        ("ms", "median_ms_peer", number),
+        (other, "who_peer", text),
+        ("its ms", "median_ms_peer", number),
         ("times as fast (interval)", "gain", text),
         ("verdict", "verdict", text),
-        ("alone, ms: ours / theirs", "lone_ms", text),
-        ("forward", "forward", text),
-        ("TFLOP/s", "tflops_per_s", number),
-        ("of a matrix product", "product_pct", percent),
+        ("alone: ours / other, ms; verdict", "lone_ms", text),
+        ("forward pass: ours", "forward", text),
+        ("ours, TFLOP/s", "tflops_per_s", number),
+        ("share of a matrix product's rate", "product_pct", percent),
     ]
     return Table(name, caption, duel, columns, all_rows=True)
 
@@ -323,7 +325,7 @@ def _errors(rows: pd.DataFrame, ours: str) -> Table:
             (f"{what}: ours", f"{what}_rel_error", _two_digits),
             ("plain", f"{what}_rel_error_peer", _two_digits),
         ]
-    caption = "The largest relative errors (L2) against float64, over the problems that both did:"
+    caption = "Largest relative errors (L2) against float64, over the problems that both solved:"
     return Table("errors", caption, pd.DataFrame(found), columns)
 
 

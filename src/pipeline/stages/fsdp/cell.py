@@ -1,4 +1,4 @@
-"""What does sharding parameters, gradients and optimizer state over ranks save in memory, and cost in time?"""
+"""What does sharding parameters, gradients and optimizer state save in memory, and cost in time?"""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Where does a training step's memory go: timeline, peak and its composition, compared with a model?"""
+"""Where does a training step's memory go?"""
 
 from dataclasses import dataclass, replace
 

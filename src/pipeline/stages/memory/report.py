@@ -67,7 +67,7 @@ def _answer(lead: pd.Series) -> str:
     kinds = [words(name.removesuffix("_bytes")) for name in made_of.index]
     return say(
         "A {mode} of {size} ({precision}, batch {batch}, context {context}, {attention} attention) peaks at {peak}, "
-        "in the phase {phase}: {first_bytes} {first}, {second_bytes} {second}, {third_bytes} {third}.",
+        "in {phase}: {first_bytes} {first}, {second_bytes} {second}, {third_bytes} {third}.",
         mode=MODE_WORDS[lead["mode"]],
         size=lead["size"],
         precision=lead["precision"],
@@ -115,7 +115,7 @@ def _variants(shown: pd.DataFrame, lead: pd.Series) -> pd.DataFrame:
 
 def _steps(variants: pd.DataFrame) -> Table:
     """Write steps by attention and checkpoints, of the longest contexts for which there is room."""
-    shown = variants[variants["checkpoint_every"].isin([0, 1])]
+    shown = variants[variants["checkpoint_every"].isin([0, 1]) & (variants["checkpointing"] == "segments")]
     while len(shown) > MOST_ROWS and shown["context_length"].nunique() > 1:
         shown = shown[shown["context_length"] > shown["context_length"].min()]
     columns = [
@@ -123,14 +123,14 @@ def _steps(variants: pd.DataFrame) -> Table:
         ("attention", "words", text),
         ("checkpoints (blocks)", "kept", text),
         ("peak GB", "peak_bytes", gb),
-        ("by formula GB", "predicted_bytes", gb),
-        ("peak is in", "phase", text),
+        ("GB by formula", "predicted_bytes", gb),
+        ("phase of the peak", "phase", text),
         ("step, ms", "median_ms", number),
         *GAIN,
         ("GPUs", "gpus", text),
     ]
     what = ", ".join([*shown["size"].unique(), *shown["precision"].unique()])
-    caption = f"Training steps ({what}); times beside the first of the context that fits. GPUs: of both times."
+    caption = f"Training steps ({what}), against the first of the context that fits; GPUs: of the two times together."
     return Table("variants", caption, shown, columns)
 
 
@@ -143,13 +143,12 @@ def _changes(shown: pd.DataFrame, lead: pd.Series) -> list[Change]:
     for _, new in flash.iterrows():
         alike = steps[(steps["context_length"] == new["context_length"]) & (steps["attention"] == "eager")]
         for _, old in alike[alike["checkpoint_every"] <= 1].head(1).iterrows():
-            kept = " with checkpoints" if old["checkpoint_every"] else ""
-            if not kept and old["peak_bytes"] <= new["peak_bytes"]:
+            if not old["checkpoint_every"] and old["peak_bytes"] <= new["peak_bytes"]:
                 continue
-            cards = " (two GPUs)" if old["cards_ms"] != new["cards_ms"] else ""
+            cards = " (two GPUs, one for each time)" if old["cards_ms"] != new["cards_ms"] else ""
             found.append(
                 Change(
-                    f"our flash attention instead of plain{kept}, for memory",
+                    "our flash attention" + (", where plain needs checkpoints" if old["checkpoint_every"] else ""),
                     f"{new['size']}, batch {new['setting_batch_size']:.0f}, context {new['context_length']:.0f}{cards}",
                     f"{ms(old['median_ms'])}, {data_size(old['peak_bytes'])}",
                     f"{ms(new['median_ms'])}, {data_size(new['peak_bytes'])}",

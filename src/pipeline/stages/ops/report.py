@@ -37,8 +37,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     timed = with_figures(whole if len(with_figures(whole)) else rows)
     closest = timed.loc[timed["floor_share_pct"].idxmax()]
     answer = say(
-        "Closest to what memory or products allow comes {what} of {size} in {dtype}, {who}: {share} of it, "
-        "{rate} GB/s of the bytes that it cannot do without.",
+        "{what} ({who}, {size}, {dtype}) comes closest to what memory or products allow: {share}, at {rate} GB/s.",
         what=closest["what"],
         size=closest["size"],
         dtype=closest["dtype"],
@@ -67,7 +66,7 @@ def _table(whole: pd.DataFrame) -> Table:
     duel = duel.assign(
         gain=intervals(duel), extra_mb=duel["extra_bytes"] / 1e6, extra_mb_peer=duel["extra_bytes_peer"] / 1e6
     )
-    return Table("ops", "Ours beside the fastest of torch's and Liger's:", duel, filled(duel, columns))
+    return Table("ops", "Ours against the fastest of PyTorch's and Liger's:", duel, filled(duel, columns))
 
 
 def _phases(rows: pd.DataFrame) -> list[Table]:
@@ -79,10 +78,14 @@ def _phases(rows: pd.DataFrame) -> list[Table]:
         ("ms", "median_ms", number),
         ("GB/s", "gb_per_s", number),
         ("of the least time", "floor_share_pct", percent),
-        ("why", "reason", text),
+        ("reason", "reason", text),
     ]
     alone = rows[(rows["op"] == "adamw") | (rows["status"] == "wrong")]
-    return [Table("others", "What ours has no part in, and what was wrong:", alone, filled(alone, columns))]
+    return [
+        Table(
+            "others", "Operations without an implementation of ours, and wrong results:", alone, filled(alone, columns)
+        )
+    ]
 
 
 def _chart(whole: pd.DataFrame) -> Chart:

@@ -1,4 +1,4 @@
-"""What does low precision do to running sums, to data types under autocast, and to layer norm?"""
+"""What does low precision do to running sums, autocast and layer norm?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

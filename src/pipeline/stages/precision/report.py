@@ -36,8 +36,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     sums = _sums(added)
     return Section(
         _answer(sums, rows),
-        [_curves(added), _sums_table(sums), _norms_table(_norms(norms))],
+        [_curves(added), _sums_table("sums_told", _told(sums))],
         for_course=[
+            _sums_table("sums_table", sums),
+            _norms_table(_norms(norms)),
             _dtypes_table(with_figures(rows[rows["experiment"] == "autocast"])),
             _widths_table(norms, eps),
             *(by_size_parts(beside["timing"]) if "timing" in beside else []),
@@ -78,6 +80,12 @@ def _sums(added: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _told(sums: pd.DataFrame) -> pd.DataFrame:
+    """Keep sums in the format of their addend and sums in fp32, without the one that only casts earlier."""
+    alike = sums["accumulator"] == sums["addend_dtype"]
+    return sums[alike | ((sums["accumulator"] == "fp32") & (sums["cast"] != "explicit"))]
+
+
 def _curves(added: pd.DataFrame) -> Chart:
     own = added[added["accumulator"] == added["addend_dtype"]]
     names = ["accumulator", "steps", "addend", "curve_steps", "curve_sums"]
@@ -97,24 +105,20 @@ def _curves(added: pd.DataFrame) -> Chart:
     )
 
 
-def _sums_table(sums: pd.DataFrame) -> Table:
+def _sums_table(name: str, sums: pd.DataFrame) -> Table:
     columns: Columns = [
         ("sum in", "accumulator", text),
         ("addend in", "what", text),
         ("sum", "result", lambda value: significant(value, 8)),
         ("error", "error", number),
-        ("by rounding the addend", "addend_error", number),
-        ("by rounding the sums", "rounding_error", number),
+        ("from rounding the addend", "addend_error", number),
+        ("from rounding the sums", "rounding_error", number),
         ("stalls at a sum of", "stall", number),
-        ("as unit roundoff predicts", "predicted", text),
+        ("as predicted", "predicted", text),
     ]
     case = ASSIGNED_SUMS[0]
-    return Table(
-        "sums_table",
-        f"After {case.steps:,} additions of {case.addend}; error = what either rounding adds:",
-        sums,
-        columns,
-    )
+    caption = f"After {case.steps:,} additions of {case.addend}; the error is the sum of what the two roundings add:"
+    return Table(name, caption, sums, columns)
 
 
 # Layer norm
@@ -142,7 +146,7 @@ def _norms_table(found: pd.DataFrame) -> Table:
         ("variance off by", "variance_pct", percent),
         ("output off by", "output_max_error", number),
         ("in half spacings of the format", "spacings", number),
-        ("largest inputs without a lost row", "up_to", _short),
+        ("inputs up to, no row zero or infinite", "up_to", _short),
         ("overflow predicted from", "predicted_overflow_magnitude", _short),
     ]
     width = f"{found['d_model'].iloc[0]:,.0f}" if len(found) else ""

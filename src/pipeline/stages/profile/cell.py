@@ -1,4 +1,4 @@
-"""Which kernels take the time of inference and of a training step, and which part of the model launches them?"""
+"""Which kernels take the time of a training step?"""
 
 from dataclasses import dataclass
 

@@ -28,7 +28,7 @@ PASS_WORDS = {"inference": "forward only", "forward_backward": "forward and back
 FORWARD, STEP = PASSES[0], PASSES[-1]
 MATMUL, OTHER = "matmul", "other"
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
-NAMED, MOST_KERNELS = 3, 8
+NAMED, MOST_KERNELS = 3, 6
 # What cuBLAS writes behind the tile: ..._tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_..._5x_cublas
 BEHIND_TILE = re.compile(r"(_tilesize\d+(?:x\d+)*)_(\w*)")
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
@@ -53,11 +53,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _answer(alike(kinds, setting), shown["range"].iloc[0]),
         [
             _by_model(alike(shown, main)),
-            _by_pass(alike(kinds, of_model)),
             _kernels("kernels", kernels.head(MOST_KERNELS), f"Most time in the {_words(kernels, setting)}:"),
-            _inside_attention("attention", alike(attention, of_model)),
         ],
         for_course=[
+            _by_pass(alike(kinds, of_model)),
             _forward_times(measured[measured["size"].isin(_ends(kinds)["size"])]),
             _first_kernels(_ends(alike(measured, main))),
             _beside_products(alike(measured, of_model)),
@@ -198,8 +197,8 @@ def _inside_attention(name: str, attention: pd.DataFrame, across: str | None = N
         ("two products, ms", "products_ms", number),
         ("scale, mask, casts, copies, ms", "beside_ms", number),
         ("softmax, ms", "softmax_ms", number),
-        ("softmax over products: time", "times", times),
-        ("products over softmax: FLOPs", "flops_times", times),
+        ("softmax's time over the products'", "times", times),
+        ("products' FLOPs over softmax's", "flops_times", times),
     ]
     caption = "Inside plain attention, all layers together" + (
         ": ms of the two products / of scale, mask, casts and copies / of softmax / softmax's time over that of the "

@@ -1,4 +1,4 @@
-"""What does sharding the optimizer's state over ranks save in memory, and cost in time and bytes?"""
+"""What does sharding the optimizer's state save in memory, and cost in time?"""
 
 from dataclasses import dataclass
 

@@ -16,7 +16,7 @@ NAMES = {"adamw": PLAIN, "sharded": OURS, "torch_zero": TORCHS}
 AFTER = "after_step"
 # Of a step as it goes on and on: the first one begins without optimizer state.
 TOLD = {"initialised": "initialised", "before_step": "before the optimizer's step", AFTER: "after it"}
-MOST_TABLES = 2
+MOST_TABLES = 1
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:

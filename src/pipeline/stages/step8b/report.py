@@ -41,9 +41,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     steps = _steps(own)
     return Section(
         _answer(steps),
-        [_table(steps), _budget(own), _budget_table(own)],
+        [_table(steps), _budget(own)],
         _changes(steps),
         for_course=[
+            _budget_table(own),
             _fusions(own, steps),
             right.checks(own),
             right.losses(own),
@@ -105,13 +106,13 @@ def _table(steps: pd.DataFrame) -> Table:
         ("steps timed", "n", count),
         (f"times as fast as {first['base'] or 'torch'} (interval)", "gain", text),
         ("verdict", "verdict", text),
-        ("MFU, masked pairs not counted", "mfu_pct", percent),
+        ("MFU without masked scores", "mfu_pct", percent),
         ("tokens/s", "tokens_per_s", count),
         ("GPU idle", "gpu_idle_pct", percent),
         ("peak GB", "peak_bytes", gb),
         ("first step (ms)", "first_step_ms", number),
     ]
-    return Table("steps", f"{_case(first)}, repeats: {steps['repeats'].max():.0f}.", steps, filled(steps, columns))
+    return Table("steps", f"{_case(first)}; repeats: {steps['repeats'].max():.0f}:", steps, filled(steps, columns))
 
 
 def _budgets(rows: pd.DataFrame) -> pd.DataFrame:
@@ -165,7 +166,7 @@ def _changes(steps: pd.DataFrame) -> list[Change]:
     before = steps[steps["name"] == steps["base"]]
     return [
         Change(
-            "fused kernels, free memory instead of checkpoints",
+            "our fused model and FSDP, free memory in place of checkpoints",
             _case(row),
             _cost(before.iloc[0]),
             _cost(row),

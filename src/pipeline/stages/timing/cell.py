@@ -1,4 +1,4 @@
-"""How fast does each model size train: forward, backward, optimizer and the whole step."""
+"""How fast does each model size train?"""
 
 from dataclasses import dataclass
 

@@ -54,7 +54,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     )
 
 
-def _main_setting(steps: pd.DataFrame) -> dict[str, object]:
+def _main_setting(steps: pd.DataFrame) -> dict[str, Any]:
     """Choose the precision in which people train, the usual batch, and the longest context that most models have."""
     precision = max(steps["precision"].unique(), key=PRECISIONS.index)
     steps = steps[steps["precision"] == precision]
@@ -79,8 +79,8 @@ def _answer(steps: pd.DataFrame) -> str:
         )
     largest, best = sound.iloc[-1], sound.loc[sound["model_tflops_per_s"].idxmax()]
     return say(
-        "{setting}: {size} trains {tokens} tokens/s, a step in {step}. The highest rate has {best}: {rate} TFLOP/s, "
-        "{mfu} of the peak.",
+        "{setting}: {size} trains {tokens} tokens/s, a step in {step}. Of the stable steps {best} reaches the "
+        "highest rate: {rate} TFLOP/s, {mfu} of the peak.",
         setting=_words(largest),
         size=largest["size"],
         tokens=count(largest["tokens_per_s"]),
@@ -107,7 +107,7 @@ def _steps(here: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
         ("GPU idle", "gpu_idle_pct", percent),
         *REPEATS,
     ]
-    return Table("steps", f"{_words(setting)}, as written. GPUs: on how many the repeats ran.", whole, columns)
+    return Table("steps", f"{_words(setting)}, as written; a row's repeats ran on so many GPUs:", whole, columns)
 
 
 def _words(setting: Mapping[str, Any] | pd.Series) -> str:
@@ -125,11 +125,17 @@ def _gains(eager: pd.DataFrame, precision: str) -> pd.DataFrame:
 
 
 def _precisions(gains: pd.DataFrame, eager: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
-    """Write a whole step in the main precision beside fp32, with TF32 where it was timed: shortest and main context."""
+    """Write a whole step in the main precision beside fp32, with TF32 where it was timed.
+
+    At the main context every model, at the shortest the first and the last.
+    """
     steps = gains[(gains["phase"] == STEP) & (gains["batch_size"] == setting["batch_size"])]
-    contexts = {steps["context_length"].min(), setting["context_length"]}
+    short = steps[steps["context_length"] == steps["context_length"].min()]
+    main = steps[steps["context_length"] == setting["context_length"]]
+    steps = pd.concat([main, short.head(1), short.tail(1)])
+    steps = steps[~steps.index.duplicated()]
     tf32 = eager.loc[(eager["precision"] == "tf32") & (eager["phase"] == STEP), [*WORK, "median_ms", "status"]]
-    shown = steps[steps["context_length"].isin(contexts)].merge(tf32, "left", WORK, suffixes=("", "_tf32"))
+    shown = steps.merge(tf32, "left", WORK, suffixes=("", "_tf32"))
     shown = shown.sort_values("context_length", kind="stable", ascending=False)
     columns = [
         MODEL,
