@@ -32,7 +32,7 @@ def test_a_place_within_a_line_is_refused():
 
 @pytest.mark.parametrize("name", list(stages()))
 def test_the_notes_of_every_stage_are_words_and_their_places_lines(name):
-    for note in stages()[name].notes:
+    for note in stages()[name].folder.glob("*.md"):
         words = note.read_text(encoding="utf-8")
         assert words.strip()
         places(words)

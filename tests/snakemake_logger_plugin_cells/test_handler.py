@@ -75,9 +75,9 @@ def test_a_run_is_a_line_of_what_to_do_and_a_line_a_job_with_why_a_cell_is_measu
     why = " (settings changed)" if why_stale else ""
     manager.stop()
     assert capsys.readouterr().err.splitlines() == [
-        "To do: 2 cells, 1 write-up, about 33 s",
-        f"[0 of 2 cells done, 0 s so far, about 33 s left] timing size=tiny{why}",
-        "[1 of 2 cells done, 0 s so far, about 11 s left] write-up",
+        "To do: 2 cells, 1 write-up, about 45 s",
+        f"[0 of 2 cells done, 0 s so far, about 45 s left] timing size=tiny{why}",
+        "[1 of 2 cells done, 0 s so far, about 19 s left] write-up",
     ]
 
 
@@ -123,7 +123,7 @@ def test_a_dry_run_ends_with_the_cells_of_each_stage_and_their_time(run, capsys,
     assert said[-3:] == [
         "stage       cells     about",
         "timing          2      30 s",
-        "To do: 2 cells, 1 write-up, about 33 s",
+        "To do: 2 cells, 1 write-up, about 45 s",
     ]
     assert said.count("Job stats:") == (0 if quiet else 2)
 
@@ -218,7 +218,7 @@ def test_a_job_that_takes_long_is_named_again(run, capsys, monkeypatch):
         time.sleep(0.01)
         said += capsys.readouterr().err
     manager.stop()
-    assert "[1 of 2 cells done, 0 s so far, about 11 s left] write-up, for 0 s now" in said
+    assert "[1 of 2 cells done, 0 s so far, about 19 s left] write-up, for 0 s now" in said
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_run(run, monkeypatch):

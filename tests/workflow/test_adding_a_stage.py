@@ -33,6 +33,6 @@ def test_the_stage_of_the_guide_is_measured_and_written_up(project):
     assert code == 0, output
     text = (project.root / "reports/writeup.md").read_text()
     section = text.split("## How fast does memory copy?")[1]
-    assert re.search(r"Up to [\d.,]+ GB/s, by a (copy|fill) in (fp32|bf16)\.", section)
+    assert re.search(r"Up to [\d.,]+ GB/s, by (copy|fill) in (fp32|bf16)\.", section)
     told = re.findall(r"\| (copy|fill) \| (fp32|bf16) \| ~?[\d.,]+", section)
     assert sorted(told) == [("copy", "bf16"), ("copy", "fp32"), ("fill", "bf16"), ("fill", "fp32")]

@@ -9,7 +9,7 @@ from pipeline.report.publish import shown_images
 # And the rule by which times are unstable.
 TABULATOR = sources.reached_modules("pipeline.cells.tabulate", "pipeline.cells.timed_rows")
 PAGES_CODE = sources.reached_modules("pipeline.report.pages", *(f"{stage.package}.report" for stage in WRITTEN))
-NOTES = [note for stage in WRITTEN for note in stage.declared.notes]
+NOTES = [note for stage in WRITTEN for note in sources.source_path(f"{stage.package}.report").parent.glob("*.md")]
 # What pages are asked to show: their command reads it, for a command line cannot hold thousands of records.
 ASKED = Path(".snakemake/pages.json")
 

@@ -127,11 +127,6 @@ class Stage:
         """Return what builds its section from its frame and, by name, those of READS: `build(rows, beside)`."""
         return importlib.import_module(f"{self.package}.report").build
 
-    @property
-    def notes(self) -> list[Path]:
-        """What is written of it by hand: its section's note, and its answers to the course's problems if it has any."""
-        return [path for name in ("report.md", "course.md") if (path := self.folder / name).is_file()]
-
     @cached_property
     def folder(self) -> Path:
         """The folder of its package."""
