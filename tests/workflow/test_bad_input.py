@@ -109,5 +109,4 @@ def test_records_of_another_machine_are_kept_and_can_be_rendered(project, plan):
     assert plan(project, measure=False) == {}
     text = (project.root / "reports/writeup.md").read_text()
     assert "NVIDIA Imaginary" in text
-    assert json.loads((project.root / "reports/summary.json").read_text())["scale"] is None  # whatever asked for them
     assert "| timing | 1 |" in text.partition("code that has changed since")[2]
