@@ -138,7 +138,7 @@ def has_changed_code(record: Mapping[str, Any]) -> bool:
 
 def recipe(code: str, data: Iterable[Path], inputs: Iterable[str], words: Iterable[str] = ()) -> str:
     """Return the digest of what something is made with: a digest of code, data files, input paths, command words."""
-    files = {f"{path.parent.name}/{path.name}": sources.file_digest(path) for path in data}
+    files = sorted((path.name, sources.file_digest(path)) for path in data)
     return sources.digest([code, files, sorted(inputs), list(words)])
 
 
