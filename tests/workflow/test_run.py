@@ -49,7 +49,7 @@ def test_a_first_run_forces_nothing_and_quiet_and_dry_is_the_cells_of_each_stage
 FILES = {
     "results/timing/bf16.csv": {"tabulate_timing", "writeup"},
     "results/timing/cells.csv": {"tabulate_cells", "writeup"},
-    "reports/figures/timing/achieved.svg": {"writeup"},
+    "reports/figures/accounting/mesh_times.svg": {"writeup"},
     "reports/writeup.md": {"writeup"},
     "reports/course.md": {"writeup"},
     "reports/report.html": {"writeup"},

@@ -89,7 +89,7 @@ MADE = [
             Path(REPORT_PAGE),
             Path(COURSE),
             Path(SUMMARY),
-            *(REPORTS / image for image in shown_images(Path(WRITEUP))),
+            *(REPORTS / image for page in (WRITEUP, COURSE) for image in shown_images(Path(page))),
         ),
         out=str(REPORTS),
     ),
