@@ -11,7 +11,8 @@ from .conftest import ROOT, copied_project
 pytestmark = pytest.mark.workflow
 
 GUIDE = (ROOT / "docs/architecture.md").read_text().split("## Adding a stage")[1]
-SCALE = "stages:\n  copy: {settings: {elements: 1000, samples: 3, unstable_rel_error: 1000}, grids: [{dtype: [fp32, bf16]}]}\n"
+SETTINGS = "{elements: 1000, samples: 3, unstable_rel_error: 1000}"
+SCALE = f"stages:\n  copy: {{settings: {SETTINGS}, grids: [{{dtype: [fp32, bf16]}}]}}\n"
 
 
 @pytest.fixture

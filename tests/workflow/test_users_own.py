@@ -35,8 +35,8 @@ def test_they_are_ranked_stale_when_edited_and_never_imported_to_be_shown(with_k
     assert set(rows.loc["off_by_one", "status"]) == {"wrong"}
     assert rows.loc["right", "median_ms"].notna().all()
     page = (project.root / "reports/writeup.md").read_text()
-    assert re.search(r"^\| `right` \|.*\| 1 \|", page, re.MULTILINE) or re.search(r"^\| `right` \|", page, re.MULTILINE)
-    assert re.search(r"^\| `off_by_one` \|.*wrong.*output is off by ", page, re.MULTILINE)
+    assert re.search(r"^\| `right` \|", page, re.MULTILINE)
+    assert re.search(r"^\| `off_by_one` \|.*output is off by ", page, re.MULTILINE)
     assert "timing" not in page.partition("## How far to trust it")[0]
 
     (command,) = re.findall(r"^    snakemake (.*)$", page, re.MULTILINE)
