@@ -98,8 +98,8 @@ def test_cells_of_the_scale_that_have_no_record_are_named_with_the_command_that_
 
 def test_what_was_measured_by_code_that_has_changed_is_named(tmp_path):
     text = (pages(tmp_path, levers_record(*ROWS), outdated=["abc"]) / "writeup.md").read_text()
-    assert "code that has changed since" in text
-    assert "code that has changed since" not in (pages(tmp_path, levers_record(*ROWS)) / "writeup.md").read_text()
+    assert "by code changed since" in text
+    assert "by code changed since" not in (pages(tmp_path, levers_record(*ROWS)) / "writeup.md").read_text()
 
 
 def test_cells_measured_beside_other_work_are_named_on_the_first_screen(tmp_path):

@@ -39,7 +39,7 @@ def test_they_are_ranked_stale_when_edited_and_never_imported_to_be_shown(with_k
     assert re.search(r"^\| `off_by_one` \|.*output is off by ", page, re.MULTILINE)
     assert "timing" not in page.partition("## How far to trust it")[0]
 
-    (command,) = re.findall(r"^    snakemake (.*)$", page, re.MULTILINE)
+    (command,) = re.findall(r"^`snakemake (.*?)` in a clone", page, re.MULTILINE)
     assert project.planned(*shlex.split(command)) == project.planned(*RUN) == {}
     kernel.write_text(kernel.read_text() + "\n# a comment\n")
     assert project.planned(*RUN) == {}

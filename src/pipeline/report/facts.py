@@ -126,10 +126,9 @@ def busy(cells: pd.DataFrame) -> pd.DataFrame:
     return cells[cells["host_busy"].astype(str) == "True"] if "host_busy" in cells else cells.head(0)
 
 
-def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> pd.DataFrame:
+def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> pd.Series:
     """Return, by stage, how many cells were measured by code that has changed since: its digests are `outdated`."""
-    older = cells[cells["digest"].isin(outdated)]
-    return older.groupby("stage", sort=False).size().rename("cells").reset_index()
+    return cells[cells["digest"].isin(outdated)].groupby("stage", sort=False).size()
 
 
 def records_by_stage(records: Records) -> dict[str, list[Mapping[str, Any]]]:

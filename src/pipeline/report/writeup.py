@@ -14,7 +14,7 @@ from pipeline.report.formats import code, count, interval, percent, text
 from pipeline.report.frame import known
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Change, Part, say
-from pipeline.report.table import Columns, Table
+from pipeline.report.table import Columns, Table, filled
 from pipeline.report.told import Told
 from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
 
@@ -191,7 +191,10 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
 
 def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame]) -> list[str]:
     by_stage = facts.by_stage(cells, frames)
-    by_stage = by_stage.assign(rows=by_stage["stage"].map({each.stage.name: row_links(each) for each in told}))
+    by_stage = by_stage.assign(
+        rows=by_stage["stage"].map({each.stage.name: row_links(each) for each in told}),
+        older=by_stage["stage"].map(facts.changed_since(cells, asked.outdated)),
+    )
     stages: Columns = [
         ("stage", "stage", text),
         ("cells", "cells", count),
@@ -202,6 +205,7 @@ def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapp
         ("std between repeats", "typical_pct", percent),
         ("furthest two", "most_pct", percent),
         ("at power limit", "capped", count),
+        ("by code changed since", "older", count),
         ("all rows", "rows", text),
     ]
     lacking: Columns = [
@@ -218,19 +222,19 @@ def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapp
         ("command", "command", code),
     ]
     tables = [
-        Table("stages", "By stage; repeats are compared by whole steps where there are any:", by_stage, stages, True),
+        Table(
+            "stages",
+            "By stage; repeats are compared by whole steps where there are any:",
+            by_stage,
+            filled(by_stage, stages),
+            True,
+        ),
         Table("lacking", "Cells without figures:", facts.without_figures(cells), lacking),
         Table(
             "missing",
             f"Not measured yet, although the scale {asked.scale} asks for it:",
             facts.missing(asked.missing),
             missing,
-        ),
-        Table(
-            "changed",
-            "Measured by code that has changed since:",
-            facts.changed_since(cells, asked.outdated),
-            [("stage", "stage", text), ("cells", "cells", count)],
         ),
     ]
     return [
