@@ -47,6 +47,13 @@ def test_cells_without_figures_are_grouped_by_outcome_and_reason():
     assert (line["stage"], line["status"], line["cells"], line["reason"]) == ("levers", "oom", 2, "full")
 
 
+def test_cells_whose_reasons_differ_in_their_own_numbers_share_a_line():
+    slow = "one forward call takes {} s, above the limit of 0.5 s"
+    rows = [[{"levers": "eager", "status": "skipped", "reason": slow.format(seconds)}] for seconds in (0.7, 1.9)]
+    [line] = facts.without_figures(cells(*(levers_record(*each) for each in rows))).to_dict("records")
+    assert (line["cells"], line["status"]) == (2, "skipped")
+
+
 def test_missing_cells_share_a_line_a_stage_with_what_is_the_same_in_all():
     asked = [{"stage": "ddp", "cell": {"world_size": 4, "size": size}} for size in ("xl", "2.7B")]
     [line] = facts.missing(asked).to_dict("records")

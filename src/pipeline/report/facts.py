@@ -11,6 +11,7 @@ from pipeline.cells.stage import Stages
 from pipeline.cells.tabulate import cell_line
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.frame import Records, known, readable
+from pipeline.report.reasons import without_own_numbers
 
 ABSENT = ("none", "absent")
 MOST_GPUS_NAMED = 4
@@ -84,7 +85,6 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
                 "typical_pct": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
                 "most_pct": repeated["spread_pct"].max() if len(repeated) else None,
                 "capped": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
-                "cards": cells.loc[own.index, "gpus"].nunique() if "gpus" in cells else 0,
             }
         )
     return pd.DataFrame(found)
@@ -93,7 +93,9 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
 def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells without figures, those of one stage, outcome and reason in one row: `cells`, `example`."""
     lacking = cells[~cells["status"].isin(WITH_FIGURES)]
-    lacking = lacking.assign(reason=lacking["reason"].fillna("") if "reason" in lacking else "")
+    lacking = lacking.assign(
+        reason=without_own_numbers(lacking["reason"]).fillna("") if lacking["reason"].notna().any() else ""
+    )
     groups = lacking.groupby(["stage", "status", "reason"], sort=False)
     found = groups.agg(cells=("cell", "size"), example=("cell", "first"), log=("log", "first")).reset_index()
     return found.sort_values("cells", ascending=False, kind="stable")

@@ -19,7 +19,7 @@ import pandas as pd
 from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.intervals import RepeatSpread, compare_samples
 
-FASTER, SLOWER, SAME, UNDECIDED = VERDICTS = ("faster", "slower", "same", "undecided")
+FASTER, SLOWER, SAME, UNDECIDED = ("faster", "slower", "same", "undecided")
 LEAST_WITHOUT_REPEATS, SAMENESS = 1.05, 1.02
 COLUMNS = ("ratio", "low", "high", "verdict")
 # What of a row decides.
