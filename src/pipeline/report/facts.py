@@ -93,9 +93,7 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
 def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells without figures, those of one stage, outcome and reason in one row: `cells`, `example`."""
     lacking = cells[~cells["status"].isin(WITH_FIGURES)]
-    lacking = lacking.assign(
-        reason=without_own_numbers(lacking["reason"]).fillna("") if lacking["reason"].notna().any() else ""
-    )
+    lacking = lacking.assign(reason=without_own_numbers(lacking["reason"].astype("string")).fillna(""))
     groups = lacking.groupby(["stage", "status", "reason"], sort=False)
     found = groups.agg(cells=("cell", "size"), example=("cell", "first"), log=("log", "first")).reset_index()
     return found.sort_values("cells", ascending=False, kind="stable")
