@@ -4,9 +4,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from pipeline.parallel.processes.starting import RankContext
 from pipeline.subjects.checking import Processes, Verdict, survivors, verdict
 from pipeline.subjects.marks import noted_changes
 from pipeline.subjects.naming import Subject
+from pipeline.subjects.turns import Turns
 
 Row = dict[str, Any]
 Verdicts = Mapping[Subject, Verdict]
@@ -45,6 +49,36 @@ def measure_with(
         *(_saying(row, notes.get(row.get("impl", ""))) for row in rows if row.get("impl") not in left_out),
         *({"impl": subject.name, **key, **found.outcome} for subject, found in failed.items() for key in keys),
     ]
+
+
+def measure_in_turns(
+    subjects: Sequence[Subject],
+    check: tuple[Any, ...],
+    function: Callable[..., list[Row]],
+    given: tuple[Any, ...],
+    settings: Any,
+    keys: Sequence[Mapping[str, Any]],
+) -> list[Row]:
+    """Return the rows of a cell of one process; subjects, check and keys as for `measure_with`.
+
+    function: makes the rows in that process from its context, the verdicts on those that passed, their turns, and what
+    is given. settings: have `check_timeout_s` and `timeout_s`.
+    """
+    device_type = "cuda" if torch.cuda.is_available() else "cpu"
+    checked, measured = (
+        Processes(1, "gloo", device_type, limit_s) for limit_s in (settings.check_timeout_s, settings.timeout_s)
+    )
+
+    def measure(left: Verdicts, mark: Path) -> list[Row]:
+        return measured.run(_with_turns, function, dict(left), mark, *given)
+
+    return measure_with(subjects, check, checked, measure, keys)
+
+
+def _with_turns(
+    context: RankContext, function: Callable[..., list[Row]], own: Verdicts, mark: Path, *given: Any
+) -> list[Row]:
+    return function(context, own, Turns(list(own), mark), *given)
 
 
 def _undone(changes: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What the timing stage leaves: a time by phase and clock, and of a compiled model that of its first step."""
+"""What the timing stage leaves: a time by mode, phase and clock, of a compiled model also that of its first step."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.cells.timed_rows import GpuStepRow
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
-from pipeline.stages.timing.cell import FIRST_STEP, PHASES, SUBJECTS
+from pipeline.stages.timing.cell import COMPILED, EAGER, FIRST_STEP, PHASES, SUBJECTS
 
 PIPELINES = SUBJECTS.pipelines
 # The optimizer moves bytes and has no rates.
@@ -23,8 +23,9 @@ FLOPS = {
 class PhaseTime(GpuStepRow):
     """One phase of a training step, by one clock."""
 
-    KEYS = ("phase", "clock", "impl")
+    KEYS = ("mode", "phase", "clock", "impl")
 
+    mode: str = column("eager; or compiled by torch.compile, measured after it", allowed=(EAGER, COMPILED))
     phase: str = column(
         "part of the step, or all of it; compile is the first step, which compiles",
         allowed=(FIRST_STEP, *PHASES),

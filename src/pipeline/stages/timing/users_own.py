@@ -1,7 +1,6 @@
 """Language models of the user's own in a timing cell: each checked, then timed after ours, in processes of its own."""
 
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +11,7 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.step import step_of
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.timing.cell import Cell, Settings
-from pipeline.subjects.checking import Processes, Verdict
-from pipeline.subjects.measuring import measure_with
+from pipeline.subjects.measuring import measure_in_turns
 from pipeline.subjects.model_check import build_model, check_model
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.turns import Turns
@@ -27,34 +25,32 @@ def measure_models(
 ) -> list[Row]:
     """Return the rows of the user's own models, each by itself, measured as ours is; one that fails costs its own."""
     make_room(device)  # ours is done
-    checked, measured = (
-        Processes(1, "gloo", device.type, limit_s) for limit_s in (settings.check_timeout_s, settings.timeout_s)
-    )
-
-    def measure(left: Mapping[Subject, Verdict], mark: Path) -> list[Row]:
-        return [row for each in left for row in measured.run(_timed, each, cell, settings, mark, measure_step)]
-
-    keys = cell.row_keys()
-    return [row for each in subjects for row in measure_with([each], (check_model,), checked, measure, keys)]
+    keys, given = cell.row_keys(settings.compiled), (cell, settings, measure_step)
+    return [row for each in subjects for row in measure_in_turns([each], (check_model,), _timed, given, settings, keys)]
 
 
 def _timed(
-    context: RankContext, subject: Subject, cell: Cell, settings: Settings, mark: Path, measure_step: MeasureStep
+    context: RankContext,
+    own: Collection[Subject],
+    turns: Turns,
+    cell: Cell,
+    settings: Settings,
+    measure_step: MeasureStep,
 ) -> list[Row]:
-    size, turns = SIZES[cell.size], Turns([subject], mark)
-    torch.manual_seed(0)
-    with turns.of(subject.name), context.device:
-        model = build_model(subject, size, settings.vocab_size, cell.context_length)
-    if cell.mode == "compiled":
-        model.compile()
-    step = step_of(
-        model,
-        vocab_size=size.vocabulary(settings.vocab_size),
-        context_length=cell.context_length,
-        batch_size=cell.batch_size,
-        precision=cell.precision,
-        device=context.device,
-    )
-    with turns.of(subject.name):
-        rows = measure_step(step, cell, settings, context.device, Stopwatch())
-    return [{**row, "impl": subject.name} for row in rows]
+    size, rows = SIZES[cell.size], list[Row]()
+    for subject in own:
+        torch.manual_seed(0)
+        with turns.of(subject.name), context.device:
+            model = build_model(subject, size, settings.vocab_size, cell.context_length)
+        step = step_of(
+            model,
+            vocab_size=size.vocabulary(settings.vocab_size),
+            context_length=cell.context_length,
+            batch_size=cell.batch_size,
+            precision=cell.precision,
+            device=context.device,
+        )
+        with turns.of(subject.name):
+            found = measure_step(step, cell, settings, context.device, Stopwatch())
+        rows += [{"impl": subject.name, **row} for row in found]
+    return rows
