@@ -18,7 +18,9 @@ from pipeline.instruments.sampling.interleaving import Taken, Work
 from pipeline.instruments.sampling.kernel_timing import KernelSampler, latency_sampler
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.sustained import Sustained
-from pipeline.stages.flash import implementations, together
+from pipeline.instruments.sampling import side_by_side
+from pipeline.stages.flash import implementations
+from pipeline.stages.flash import measure as measuring
 from pipeline.stages.flash.cell import COMPILED, FA4, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
 from pipeline.stages.flash.measure import measure
 

@@ -1,6 +1,6 @@
 """Measure a timing cell: phases one by one between synchronised moments, then whole steps; eager, then compiled."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,17 +13,20 @@ from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.machine.power import LEAST_ENERGY_S
 from pipeline.instruments.machine.toolchain import require_compiler
+from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy, step_columns
 from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.step_timing import Sampling, StopRule, time_call_ms, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.model.step import TrainingStep, build_training_step
+from pipeline.model.step import TrainingStep, build_training_step, step_of
 from pipeline.model.transformer import TransformerLM
 from pipeline.stages.timing.cell import COMPILED, EAGER, FIRST_STEP, Cell, Settings, mode_keys
 
 if TYPE_CHECKING:
+    from pipeline.parallel.processes.starting import RankContext
     from pipeline.subjects.naming import Subject
+    from pipeline.subjects.turns import Turns
 
 Row = dict[str, Any]
 # In which a model runs as it is written though it has been compiled.
@@ -49,10 +52,38 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequ
     rows = measure_step(step, cell, settings, device, stopwatch)
     del step
     if subjects:
-        from pipeline.stages.timing.users_own import measure_models
+        from pipeline.subjects.measuring import measure_in_turns
+        from pipeline.subjects.model_check import check_model
 
+        make_room(device)
+        given, keys = (cell, settings), cell.row_keys(settings.compiled)
         with stopwatch.measuring():
-            rows += measure_models(subjects, cell, settings, device, measure_step)
+            for each in subjects:  # in a process of its own
+                rows += measure_in_turns([each], (check_model,), _measure_own, given, settings, keys)
+    return rows
+
+
+def _measure_own(
+    context: "RankContext", own: Collection["Subject"], turns: "Turns", cell: Cell, settings: Settings
+) -> list[Row]:
+    from pipeline.subjects.model_check import build_model
+
+    size, rows = SIZES[cell.size], list[Row]()
+    for subject in own:
+        torch.manual_seed(0)
+        with turns.of(subject.name), context.device:
+            model = build_model(subject, size, settings.vocab_size, cell.context_length)
+        step = step_of(
+            model,
+            vocab_size=size.vocabulary(settings.vocab_size),
+            context_length=cell.context_length,
+            batch_size=cell.batch_size,
+            precision=cell.precision,
+            device=context.device,
+        )
+        with turns.of(subject.name):
+            found = measure_step(step, cell, settings, context.device, Stopwatch())
+        rows += [{"impl": subject.name, **row} for row in found]
     return rows
 
 
