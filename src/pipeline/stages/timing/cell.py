@@ -27,17 +27,14 @@ class Cell:
     repeat: the number of a cell that measures the same again, in its own process.
     """
 
+    gpus = 1  # on a machine that has any
+
     precision: str = axis("fp32", allowed=PRECISIONS)
     size: str = axis("small", allowed=SIZES)
     context_length: int = axis(256, minimum=1)
     batch_size: int = axis(4, minimum=1)
     warmup_steps: int = axis(USUAL_WARMUP, minimum=0)
     repeat: int = axis(1, minimum=1)
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any."""
-        return 1
 
     def modes(self, compiled: bool = True) -> tuple[str, ...]:
         """Return what is measured; compiled: the setting of this name."""
