@@ -22,14 +22,12 @@ def measure_with(
     processes: Processes,
     measure: Callable[[Verdicts, Path], list[Row]],
     keys: Sequence[Mapping[str, Any]],
-    judge: Callable[[Subject, list[Row]], Verdict | None] = lambda _subject, _rows: None,
 ) -> list[Row]:
     """Return the rows of a cell with implementations of the user's own; one that fails costs its own rows.
 
     check: the function that checks and its arguments, for `verdict` with these processes. measure: takes the verdicts
     on those that passed and have not ended it, and the path of the file that is to tell who ran last and what they
-    changed for all; `impl` in its rows names the subject. keys: of the rows of one that fails. judge: returns a verdict
-    on one that its rows show to be wrong.
+    changed for all; `impl` in its rows names the subject. keys: of the rows of one that fails.
     """
     verdicts = {subject: verdict(check[0], subject, processes, *check[1:]) for subject in subjects}
 
@@ -40,8 +38,6 @@ def measure_with(
 
     rows, out = survivors(measure_and_tell, [subject for subject, found in verdicts.items() if found.status == "ok"])
     verdicts |= out
-    right = [subject for subject, found in verdicts.items() if found.status == "ok"]
-    verdicts |= {subject: found for subject in right if (found := judge(subject, rows))}
     failed = {subject: found for subject, found in verdicts.items() if found.status != "ok"}
     notes = {subject.name: found.reason for subject, found in verdicts.items() if subject not in failed}
     left_out = {subject.name for subject in failed}
