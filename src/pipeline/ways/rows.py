@@ -1,7 +1,7 @@
 """Rows that stages of ways to train have in common: step times, and bytes by collective."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pipeline.cells.rows import Reading, Row, column, derived
 from pipeline.cells.timed_rows import RanksStepRow
@@ -15,7 +15,7 @@ BACKENDS = ("gloo", "nccl")
 class WayStepTime(RanksStepRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
-    KEYS = ("impl", "phase", "clock")
+    KEYS: ClassVar[tuple[str, ...]] = ("impl", "phase", "clock")
 
     phase: str = column(
         "part of the step, or all of it; communication: the wait that remains after backward",

@@ -196,6 +196,8 @@ def test_what_is_wrong_or_not_a_number_is_not_timed():
         assert of(rows, name, "status") == ["wrong"] * 3
         assert rows[name, "forward"]["reason"].startswith("forward is off by ")
         assert "samples_ms" not in rows[name, "forward"]
+    assert "forward_rel_error" in rows["ours", "forward"]
+    assert "forward_rel_error" not in rows["nan", "forward"]  # no record holds such a number
     assert of(rows, "plain", "status") == ["ok"] * 3
 
 

@@ -1,6 +1,7 @@
 """Implementations of one problem side by side: each tried alone, judged, timed in turn, judged on other numbers."""
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
@@ -211,6 +212,7 @@ class SideBySide:
             f"{what}_{kind}_error": value
             for what, error in found.items()
             for kind, value in zip(KINDS, error, strict=True)
+            if math.isfinite(value)  # as a record's values are
         }
         return {"first_call_ms": first.call_ms, **errors}
 
