@@ -31,6 +31,7 @@ class Doubling(Problem):
     """Judge all by `plain`, and call all again."""
 
     phases, device = PHASES, torch.device("cpu")
+    peers, judges_all, calls_all_again = ("plain",), True, True
 
     def __init__(self):
         self.x, self.drawn = torch.empty(4), None
@@ -63,17 +64,8 @@ class Doubling(Problem):
         except ValueError as error:
             raise Skipped(str(error)) from None
 
-    def usual(self, errors):
-        return errors["plain"]
-
     def far_off(self, quantity, error, usual):
         return f"{quantity} is off by {error[0]:.2g}" if not error[0] <= usual[0] + 1e-6 else None
-
-    def judged(self, names, _own):
-        return names
-
-    def called_again(self, names, _own):
-        return names
 
 
 def double(x):

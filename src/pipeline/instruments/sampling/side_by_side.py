@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -16,7 +16,7 @@ from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.interleaving import Interleaving, Work, interleave
 from pipeline.instruments.sampling.kernel_timing import kernel_sampler
 from pipeline.instruments.sampling.step_timing import StopRule
-from pipeline.instruments.sampling.trying import measured_call, timed_call
+from pipeline.instruments.sampling.trying import measured_call, peer_errors_as_skipped, timed_call
 from pipeline.peers import PEERS, version_of
 
 Row = dict[str, Any]
@@ -40,13 +40,18 @@ AGAIN = (
 
 
 class Problem(ABC):
-    """What implementations are given, and how right their results are; `phases` in the order in which they are tried.
+    """What implementations are given, and how right their results are.
 
-    Whole phases, of which others are parts, come last.
+    phases: in the order in which they are tried; a whole one, of which others are parts, comes last. peers: by their
+    largest errors others are judged. judges_all: all are judged, not the user's own alone. calls_all_again: all are
+    called again after the timing, not the user's own and the peers alone.
     """
 
     phases: tuple[str, ...]
     device: torch.device
+    peers: tuple[str, ...]
+    judges_all: bool
+    calls_all_again: bool
 
     @abstractmethod
     def draw(self, seed: int) -> None:
@@ -65,24 +70,12 @@ class Problem(ABC):
         """Return the errors of what a phase gave; those of a whole phase its parts have shown."""
 
     @abstractmethod
+    def far_off(self, quantity: str, error: tuple[float, float], usual: tuple[float, float] | None) -> str | None:
+        """Say how an error is far above the usual one, if there is one, or NaN; None where it is not."""
+
     def refusals(self, name: str) -> AbstractContextManager:
         """Turn the errors by which an implementation refuses the problem into Skipped."""
-
-    @abstractmethod
-    def usual(self, errors: Mapping[str, Errors]) -> Errors:
-        """Return what errors may be judged by, of those of all implementations."""
-
-    @abstractmethod
-    def far_off(self, quantity: str, error: tuple[float, float], usual: tuple[float, float] | None) -> str | None:
-        """Say how an error is far above the usual one, or NaN; None where it is not."""
-
-    @abstractmethod
-    def judged(self, names: Collection[str], own: Collection[str]) -> Collection[str]:
-        """Choose whose errors are judged, of all and of the user's own."""
-
-    @abstractmethod
-    def called_again(self, names: Collection[str], own: Collection[str]) -> Collection[str]:
-        """Choose who is called again after the timing; what they are judged by must be among them."""
+        return peer_errors_as_skipped(name)
 
 
 class Rule(Protocol):
@@ -154,7 +147,9 @@ class SideBySide:
 
     def judge_again(self) -> None:
         """Call what was timed once more, with numbers that it has never seen, and fail what is wrong with these."""
-        names = [name for name in self.problem.called_again(self.trials, self.own) if self.trials[name].works]
+        asked = {*self.own, *self.problem.peers} if self.own else set[str]()
+        chosen = [name for name in self.trials if name in asked or self.problem.calls_all_again]
+        names = [name for name in chosen if self.trials[name].works]
         if names and attempt(self.problem.draw, AGAIN_SEED)[1] is None:
             self._judge({name: self._errors_again(name) for name in names}, AGAIN)
 
@@ -245,12 +240,16 @@ class SideBySide:
 
     def _judge(self, found: Mapping[str, Errors], words: str) -> None:
         """Fail implementations whose errors are far above the usual: wrong results have no times."""
-        usual = self.problem.usual(found)
-        for name in self.problem.judged(found, self.own):
-            said = (self.problem.far_off(what, error, usual.get(what)) for what, error in found[name].items())
+        for name in (name for name in found if self.problem.judges_all or name in self.own):
+            said = (self.problem.far_off(what, error, self._usual(what, found)) for what, error in found[name].items())
             if reason := next(filter(None, said), None):
                 trial = self.trials[name]
                 trial.works, trial.failure = {}, {"status": "wrong", "reason": words + reason}
+
+    def _usual(self, quantity: str, found: Mapping[str, Errors]) -> tuple[float, float] | None:
+        """Return the largest errors of the peers; None where none gave a result."""
+        errors = [found[name][quantity] for name in self.problem.peers if quantity in found.get(name, ())]
+        return (max(rel for rel, _ in errors), max(top for _, top in errors)) if errors else None
 
     def _row(self, key: Key, timed: Interleaving[Key], columns: Callable[[Key], Row]) -> Row:
         (name, phase), trial = key, self.trials[key[0]]

@@ -1,6 +1,5 @@
 """The problem of a flash cell: seeded inputs, exact results, and how right an implementation is with them."""
 
-from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,13 +13,14 @@ from pipeline.stages.flash.cell import BOTH_PHASES, PHASES, Cell
 from pipeline.stages.flash.implementations import Implementation, refusals_as_skipped
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-PEERS = ("eager", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")  # by which the user's own are judged
 
 
 class AttentionProblem(Problem):
     """Normal queries, keys, values and gradient of the output, with the exact results."""
 
     phases = PHASES
+    peers = ("eager", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")  # PyTorch's own
+    judges_all = calls_all_again = False  # errors of the others stand in their rows
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
         """Take the memory of the inputs; `draw` fills them."""
@@ -98,21 +98,6 @@ class AttentionProblem(Problem):
     def refusals(self, name: str) -> AbstractContextManager:
         """Turn errors by which an implementation refuses the problem into Skipped."""
         return refusals_as_skipped(name)
-
-    def judged(self, names: Collection[str], own: Collection[str]) -> Collection[str]:
-        """Judge the user's own alone: errors of the others stand in their rows."""
-        return [name for name in names if name in own]
-
-    def called_again(self, names: Collection[str], own: Collection[str]) -> Collection[str]:
-        """Call the user's own again, and those by which they are judged."""
-        return [name for name in names if name in own or name in PEERS] if own else []
-
-    def usual(self, errors: Mapping[str, Errors]) -> Errors:
-        """Return the largest errors of PyTorch's own, which may all have run out of memory."""
-        peers = [errors[name] for name in PEERS if name in errors]
-        names = dict.fromkeys(name for peer in peers for name in peer)
-        sides = {name: zip(*(peer[name] for peer in peers if name in peer), strict=True) for name in names}
-        return {name: (max(next(side)), max(next(side))) for name, side in sides.items()}
 
     def far_off(self, quantity: str, error: tuple[float, float], usual: tuple[float, float] | None) -> str | None:
         """Say which error is far above that of PyTorch's own, or NaN; None where none is.
