@@ -132,9 +132,8 @@ def load_queries(
         i += 1
         exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
     if NAMED:  # whoever arrives at a barrier is met there
-        for _ in range(gl.minimum(loaded, STAGES)):
-            meet(NAMED + slot, FREE_THREADS)
-            slot, phase = next_slot(slot, phase, STAGES)
+        for earlier in range(gl.maximum(loaded - STAGES, 0), loaded):
+            meet(NAMED + earlier % STAGES, FREE_THREADS)
 
 
 @gluon.jit
