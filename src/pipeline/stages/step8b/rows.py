@@ -8,8 +8,9 @@ from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
 from pipeline.cells.timed_rows import RanksStepRow
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
+from pipeline.instruments.profilers.budget import IDLE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
-from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IDLE, IMPLS, MEASURES
+from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IMPLS, MEASURES
 from pipeline.ways.cell import PHASES, TRAIN_STEP
 
 

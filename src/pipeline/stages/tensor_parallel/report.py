@@ -1,0 +1,1 @@
+def build(rows, beside): raise NotImplementedError
