@@ -27,7 +27,9 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     with stopwatch.measuring():
         results = dict(zip(possible, together_or_apart(measured, possible), strict=True))
     rows: list[Row] = [
-        {"impl": impl, **WHOLE_STEP, "status": "skipped", "reason": reason} for impl, reason in reasons.items() if reason
+        {"impl": impl, **WHOLE_STEP, "status": "skipped", "reason": reason}
+        for impl, reason in reasons.items()
+        if reason
     ]
     rows += [{"measures": "rate", "status": "ok", **rate} for found in founds[:1] for rate in found.rates]
     core = founds[0].pinned_core if founds else None

@@ -43,9 +43,7 @@ class Work:
 
     def communication_ms(self, rates: Rates) -> float:
         """Return the time of both transfers, one after the other."""
-        seconds = (
-            self.activation_bytes / rates.activation_bytes_per_s + self.weight_bytes / rates.weight_bytes_per_s
-        )
+        seconds = self.activation_bytes / rates.activation_bytes_per_s + self.weight_bytes / rates.weight_bytes_per_s
         return 1e3 * seconds
 
 

@@ -1,1 +1,2 @@
-def build(rows, beside): raise NotImplementedError
+def build(rows, beside):
+    raise NotImplementedError

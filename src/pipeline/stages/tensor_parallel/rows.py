@@ -149,9 +149,7 @@ def _rates(reading: Reading) -> Rates | None:
 
 
 def _sent_bytes(reading: Reading) -> float | None:
-    own = [
-        row for row in reading.rows if row.get("measures") == "traffic" and row.get("impl") == reading.row["impl"]
-    ]
+    own = [row for row in reading.rows if row.get("measures") == "traffic" and row.get("impl") == reading.row["impl"]]
     return sum(_factor(row, reading.cell.world_size) * row["measured_bytes"] for row in own) if own else None
 
 

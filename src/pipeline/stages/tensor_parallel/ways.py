@@ -82,7 +82,7 @@ def divided(impl: str, cell: Cell, settings: Settings, device: torch.device, mes
             _shard(step.model, fsdp_mesh, cell.precision)
             step = _own_part(impl, step, fsdp_mesh, stack)
         if isinstance(step, TrainingStep):
-            step = replace(step, optimizer=torch.optim.AdamW(_alike(step.model)))
+            step = replace(step, optimizer=torch.optim.AdamW(_alike(step.model), fused=True))
         yield step
 
 
