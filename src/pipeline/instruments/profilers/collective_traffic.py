@@ -10,7 +10,6 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.compat.torch_private import TorchDispatchMode, operator_name
 
-
 # By what DTensors are redistributed with, c10d's name of the same.
 FUNCTIONAL = {
     "all_reduce": "allreduce",

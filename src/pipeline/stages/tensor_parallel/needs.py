@@ -23,7 +23,7 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell needs on a CPU: a whole training step on each rank, or nothing to speak of."""
+    """Return the least memory that a cell needs on a CPU: a training step on each rank; a block is small."""
     if cell.what == "block":
         return 0
     return training_bytes(

@@ -10,7 +10,7 @@ from pipeline.formulas.collectives import all_reduce_bus_factor, bus_factor
 from pipeline.instruments.profilers.budget import IDLE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.stages.tensor_parallel.cell import COLLECTIVES, EVERY_IMPL, MEASURES, RATES
-from pipeline.stages.tensor_parallel.prediction import PASSES, Rates, Work, predicted, shares
+from pipeline.stages.tensor_parallel.prediction import PASSES, Rates, predicted, shares
 from pipeline.ways.cell import TRAIN_STEP
 
 
