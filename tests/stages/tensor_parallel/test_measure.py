@@ -96,6 +96,16 @@ def test_bytes_sent_are_those_of_the_formulas(block_rows):
     assert sent(block_rows, "fsdp_tensor")["allreduce"]["measured_bytes"] == 4 * activations / 2
 
 
+def test_of_a_step_losses_and_norms_are_sent_beside_what_the_formulas_count(step_rows):
+    steps = whole_steps(step_rows)
+    for impl in ("tensor", "sequence"):
+        sent_bytes, predicted_bytes = steps[impl]["sent_bytes"], steps[impl]["predicted_bytes"]
+        assert predicted_bytes == 2 * (2 * 2 + 1) * 4 * 16 * 64 * 4  # passes, all-reduces, tokens, width, bytes
+        assert predicted_bytes < sent_bytes < 1.05 * predicted_bytes
+    # What it gathered last it keeps for the backward pass.
+    assert steps["fsdp"]["sent_bytes"] < steps["fsdp"]["predicted_bytes"]
+
+
 def test_in_bf16_half_as_many_bytes_are_sent(block_rows):
     rows = rows_on_gloo(measure, replace(BLOCK, precision="bf16"), SMOKE)
     assert {row["status"] for row in whole_steps(rows).values()} <= {"ok", "unstable", "skipped"}

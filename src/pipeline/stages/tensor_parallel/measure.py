@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import partial
 
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.stopwatch import Stopwatch
@@ -69,15 +68,13 @@ def rows_of(impl: str, result: Result | Row, cell: Cell, settings: Settings, cor
     if complaint:
         return [{**whole, "status": "wrong", "reason": complaint, **checked}]
     of_whole = {**checked, "peak_bytes": result.peak_bytes}
-    own = partial(dict, impl=impl)
-    return [
-        *(
-            own(measures="time", pinned_core=core, **row, **(of_whole if _is_whole(row) else {}))
-            for row in step_rows(result.samplings, result.busy)
-        ),
-        *(own(**row) for row in traffic_rows(result.collectives, COLLECTIVES)),
-        *(own(measures="budget", status="ok", **item) for item in result.budget),
+    rows = [
+        {"measures": "time", "pinned_core": core, **row, **(of_whole if _is_whole(row) else {})}
+        for row in step_rows(result.samplings, result.busy)
     ]
+    rows += traffic_rows(result.collectives, COLLECTIVES)
+    rows += [{"measures": "budget", "status": "ok", **item} for item in result.budget]
+    return [{"impl": impl, **row} for row in rows]
 
 
 def _is_whole(row: Row) -> bool:

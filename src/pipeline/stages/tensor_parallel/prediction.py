@@ -85,10 +85,11 @@ def predicted(impl: str, cell: Cell, vocab_size: int, phase: str) -> Work:
         return Work(flops, elements * activation_bytes, elements * weight_bytes)
     head = head_matrix_elements(size, vocab_size)
     passes = PASSES.index(phase) + 1
-    # The embedding is gathered and scattered like the head, and multiplies nothing.
+    # The embedding is divided, gathered and scattered like the head, and multiplies nothing: tensor parallelism sums
+    # its output forward, and the gradient of the head's input backward.
     ends_bytes = 2 * passes * all_gather_bus_factor(x) * BF16_BYTES * head / y
     return Work(
         size.num_layers * flops + passes * 2 * tokens * head / (x * y),
-        elements * size.num_layers * activation_bytes,
+        elements * (size.num_layers * activation_bytes + costs[0].activation_bytes),
         elements * (size.num_layers * weight_bytes + ends_bytes),
     )

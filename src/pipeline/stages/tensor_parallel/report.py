@@ -21,12 +21,16 @@ NAMES = {
     "fsdp_tensor": "FSDP × tensor parallel",
     "context": "context parallel, FSDP",
 }
-CASE = "a {what} of {size}, {precision}, {world_size} ranks, batch {batch_size} over all, context {context_length:,}"
+WHATS = {"block": "One block", "step": "A training step"}
+CASE = "{named} of {size}, {precision}, {world_size} ranks, batch {batch_size} over all, context {context_length:,}"
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the tensor_parallel stage."""
-    rows = rows.assign(way=rows["impl"].map(NAMES), case=[CASE.format(**row) for row in rows.to_dict("records")])
+    rows = rows.assign(
+        way=rows["impl"].map(NAMES),
+        case=[CASE.format(**row, named=WHATS[row["what"]]) for row in rows.to_dict("records")],
+    )
     steps = ways.whole_steps(rows, list(NAMES.values()), ONE)
     cases = ways.by_trust(steps)
     if not cases:

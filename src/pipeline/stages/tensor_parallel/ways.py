@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pipeline.compat.torch_private import context_parallel
 from pipeline.model.step import TrainingStep
-from pipeline.model.transformer import CausalSelfAttention, SwiGLU, TransformerBlock, TransformerLM
+from pipeline.model.transformer import (
+    CausalSelfAttention,
+    RotaryEmbedding,
+    SwiGLU,
+    TransformerBlock,
+    TransformerLM,
+)
 from pipeline.stages.tensor_parallel.cell import TENSOR_RANKS, Cell, Settings
 from pipeline.stages.tensor_parallel.steps import BlockStep, Step, build_whole, inputs_of
 
@@ -91,7 +97,7 @@ def mean_loss(loss: Tensor, step: Step, cell: Cell, fsdp_ranks: int) -> float:
 
     Ranks that have the same tokens have the same loss; those of FSDP have a mean of their own.
     """
-    whole = loss.detach().full_tensor() if isinstance(loss, DTensor) else loss.detach().clone()
+    whole = loss.full_tensor().detach() if isinstance(loss, DTensor) else loss.detach().clone()
     dist.all_reduce(whole)
     inputs = inputs_of(step)
     alike = dist.get_world_size() * inputs.shape[0] * inputs.shape[1] / (cell.batch_size * cell.context_length)
@@ -157,7 +163,7 @@ def _own_part(impl: str, step: Step, mesh: DeviceMesh, stack: ExitStack) -> Step
         tokens, targets = (each.chunk(mesh.size())[mesh.get_local_rank()] for each in (step.tokens, step.targets))
         return replace(step, tokens=tokens, targets=targets)
     if impl == "context":
-        inputs, rope = step.inputs.detach(), step.model.attention.rope  # type: ignore[union-attr]
+        inputs, rope = step.inputs.detach(), cast(RotaryEmbedding, step.model.get_submodule("attention.rope"))
         stack.enter_context(context_parallel(mesh, {inputs: SEQUENCE_DIM, rope.cos: 0, rope.sin: 0}))
     else:
         inputs = step.inputs.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
