@@ -1,3 +1,6 @@
+import gc
+import weakref
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -8,7 +11,8 @@ from pipeline.stages.tensor_parallel import ranks
 from pipeline.stages.tensor_parallel.cell import IMPLS, Cell
 from pipeline.stages.tensor_parallel.measure import measure, rows_of, why_not
 from pipeline.stages.tensor_parallel.ranks import Correctness, Result
-from pipeline.stages.tensor_parallel.ways import divided
+from pipeline.stages.tensor_parallel.steps import build_whole
+from pipeline.stages.tensor_parallel.ways import divided, fsdp_ranks
 
 from ...ranks import on_ranks
 from ...records import rows_on_gloo, rows_read
@@ -39,34 +43,54 @@ def test_every_way_gives_the_loss_and_the_gradients_of_one_process(name, request
         assert row["gradient_error"] <= SMOKE.fp32_tolerance
 
 
-def check_on(context, cell, impl):
-    rank = ranks._Rank(context, cell, SMOKE)
-    return rank, Result(rank.check(impl))
+def checked(context, cell, impl):
+    reference = ranks.gradients_of(build_whole(cell, SMOKE, context.device))
+    with divided(impl, cell, SMOKE, context.device) as step:
+        found = ranks.check(step, cell, reference, fsdp_ranks(impl, context.device))
+    assert found.loss == pytest.approx(reference[0].item(), rel=1e-5)
+    return found.complaint(SMOKE.fp32_tolerance)
 
 
 @on_ranks(2, 4)
 def test_a_ring_of_keys_and_values_gives_them_too(context):
-    cell = replace(BLOCK, world_size=context.world_size)
     with ring_on_cpu():
-        rank, result = check_on(context, cell, "context")
-    assert not rank.complaint(result)
-    assert result.correctness.loss == pytest.approx(rank.loss.item(), rel=1e-5)
+        assert checked(context, replace(BLOCK, world_size=context.world_size), "context") == ""
 
 
 @on_ranks(2)
-def test_heads_of_keys_that_queries_share_are_divided_too(context):
-    rank, result = check_on(context, replace(STEP, size=GROUPED.name("grouped")), "sequence")
-    assert not rank.complaint(result)
+@pytest.mark.parametrize("impl", ["tensor", "sequence", "fsdp"])
+def test_heads_of_keys_that_queries_share_are_divided_too(context, impl):
+    assert checked(context, replace(STEP, size=GROUPED.name("grouped")), impl) == ""
 
 
 @on_ranks(2)
 def test_a_rank_that_does_not_pass_its_gradients_on_is_found_out(context):
-    rank = ranks._Rank(context, BLOCK, SMOKE)
-    with divided("sequence", replace(BLOCK, world_size=2), SMOKE, context.device, rank.meshes) as step:
+    _, whole = ranks.gradients_of(build_whole(BLOCK, SMOKE, context.device))
+    with divided("sequence", replace(BLOCK, world_size=2), SMOKE, context.device) as step:
         step.loss_scale *= 2  # as if ranks' parts were averaged
         _, gradients = ranks.gradients_of(step)
-    errors = ranks.relative_errors(gradients, rank.gradients)
+    errors = ranks.relative_errors(gradients, whole)
     assert all(error == pytest.approx(1.0, rel=1e-3) for error in errors.values())
+
+
+@on_ranks(2)
+def test_each_turn_frees_its_model(context):
+    built = []
+
+    @contextmanager
+    def watched(*arguments):
+        with divided(*arguments) as step:
+            built.append(weakref.ref(step.model))
+            yield step
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranks, "divided", watched)
+        ranks.measure_rank(
+            context, replace(BLOCK, world_size=2), replace(SMOKE, rounds=2), ["none", "sequence", "fsdp"]
+        )
+    gc.collect()
+    assert len(built) == 6
+    assert [each() for each in built] == [None] * 6
 
 
 @pytest.mark.parametrize(

@@ -61,11 +61,9 @@ def rows_of(impl: str, result: Result | Row, cell: Cell, settings: Settings, cor
     whole = {"impl": impl, **WHOLE_STEP}
     if isinstance(result, dict):
         return [whole | result]
-    correctness = asdict(result.correctness)
-    worst = correctness.pop("worst")
-    checked = {**correctness, "worst_parameter": worst}
-    complaint = result.correctness.complaint(settings.tolerance(cell.precision))
-    if complaint:
+    assert result.correctness is not None  # noted in the first turn
+    checked = asdict(result.correctness)
+    if complaint := result.complaint(settings, cell):
         return [{**whole, "status": "wrong", "reason": complaint, **checked}]
     of_whole = {**checked, "peak_bytes": result.peak_bytes}
     rows = [

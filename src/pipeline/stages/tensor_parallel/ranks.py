@@ -1,6 +1,6 @@
 """Measure one rank of a cell: rates, then each way in turn: checked, its traffic noted, timed, and at last profiled."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -26,9 +26,10 @@ from pipeline.instruments.sampling.weight_differences import Sample, sample
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.tensor_parallel.cell import Cell, Settings
 from pipeline.stages.tensor_parallel.steps import Step, build_whole, phases
-from pipeline.stages.tensor_parallel.ways import Meshes, divided, mean_loss
+from pipeline.stages.tensor_parallel.ways import divided, fsdp_ranks, mean_loss
 
 RATE_SAMPLES, BURST_CALLS = 10, 5
+Reference = tuple[Tensor, Sample]  # one process' loss and gradients
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,16 @@ class Correctness:
     loss: float
     loss_error: float
     gradient_error: float
-    worst: str
+    worst_parameter: str
 
     def complaint(self, tolerance: float) -> str:
         """Say what is further off than the tolerance; nothing where all is well."""
         if not self.loss_error <= tolerance:
             return f"the loss is off by {self.loss_error:.2g} of one process', allowed is {tolerance:g}"
         if not self.gradient_error <= tolerance:
-            return f"the gradient of {self.worst} is off by {self.gradient_error:.2g}, allowed is {tolerance:g}"
+            return (
+                f"the gradient of {self.worst_parameter} is off by {self.gradient_error:.2g}, allowed is {tolerance:g}"
+            )
         return ""
 
 
@@ -53,12 +56,17 @@ class Correctness:
 class Result:
     """What the turns of one way gave; bytes are the fullest rank's, times the slowest's, the budget the first's."""
 
-    correctness: Correctness
+    correctness: Correctness | None = None
     samplings: list[Sampling] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     peak_bytes: int | None = None
     busy: GpuBusy | None = None
     budget: list[dict[str, Any]] = field(default_factory=list)
+
+    def complaint(self, settings: Settings, cell: Cell) -> str:
+        """Say what is further off one process than the tolerance; nothing where all is well."""
+        assert self.correctness is not None  # noted in the first turn
+        return self.correctness.complaint(settings.tolerance(cell.precision))
 
 
 @dataclass(frozen=True)
@@ -71,18 +79,16 @@ class Found:
 
 
 def measure_rank(context: RankContext, cell: Cell, settings: Settings, impls: Sequence[str]) -> Found:
-    """Measure ways on one rank; what is wrong is not timed."""
+    """Measure ways in turn on one rank; what is wrong is not timed. Each turn frees its step."""
+    device, results = context.device, {impl: Result() for impl in impls}
     dist.barrier()  # what the first collective starts is not pinned
-    with pinned(context.device, context.rank, context.world_size) as core:
+    with pinned(device, context.rank, context.world_size) as core:
         rates = measure_rates(context, cell, settings)
-        rank = _Rank(context, cell, settings)
-        results = {impl: Result(rank.check(impl)) for impl in impls}
-        sound = [impl for impl in impls if not rank.complaint(results[impl])]
-        for impl, is_first_turn in turns(sound, settings.rounds):
-            rank.take_turn(impl, results[impl], is_first_turn)
-        if context.device.type == "cuda":
-            for impl in sound:
-                rank.profile(impl, results[impl])
+        reference = gradients_of(build_whole(cell, settings, device))
+        for impl, is_first_turn in turns(impls, settings.rounds):
+            _turn(impl, results[impl], reference if is_first_turn else None, cell, settings, device)
+        for impl, result in results.items():
+            _profile(impl, result, cell, settings, device)
     return Found(rates, list(results.values()), core)
 
 
@@ -116,70 +122,44 @@ def _all_reduce_ms(tensor: Tensor, context: RankContext) -> list[float]:
     return list(max_over_ranks({n: burst_ms() for n in range(RATE_SAMPLES)}, context.device).values())
 
 
-class _Rank:
-    """One rank on which ways take turns; each turn frees its step."""
+def check(step: Step, cell: Cell, reference: Reference, num_fsdp_ranks: int) -> Correctness:
+    """Compare a way's loss and gradients with one process'. A collective."""
+    (loss, gradients), (one_loss, one_gradients) = gradients_of(step), reference
+    mean = mean_loss(loss, step, cell, num_fsdp_ranks)
+    errors = max_over_ranks(relative_errors(gradients, one_gradients), loss.device)
+    worst = max(errors, key=lambda name: errors[name])
+    return Correctness(mean, abs(mean / one_loss.item() - 1), errors[worst], worst)
 
-    def __init__(self, context: RankContext, cell: Cell, settings: Settings) -> None:
-        self.context, self.cell, self.settings = context, cell, settings
-        self.meshes = Meshes(context.device.type, context.world_size)
-        whole = build_whole(cell, settings, context.device)
-        self.loss, self.gradients = gradients_of(whole)
 
-    def check(self, impl: str) -> Correctness:
-        """Compare a way's loss and gradients with those of one process."""
-        begin_anew(self.context.device)
-
-        def compared(step: Step) -> Correctness:
-            loss, gradients = gradients_of(step)
-            fsdp_mesh, _ = self.meshes.of(impl)
-            mean = mean_loss(loss, step, self.cell, fsdp_mesh.size() if fsdp_mesh else 1)
-            reference, errors = self.loss.item(), relative_errors(gradients, self.gradients)
-            errors = max_over_ranks(errors, self.context.device)
-            worst = max(errors, key=lambda name: errors[name])
-            return Correctness(mean, abs(mean / reference - 1), errors[worst], worst)
-
-        return self._with(impl, compared)
-
-    def complaint(self, result: Result) -> str:
-        """Say what is wrong with a way; nothing where all is well."""
-        return result.correctness.complaint(self.settings.tolerance(self.cell.precision))
-
-    def take_turn(self, impl: str, result: Result, is_first_turn: bool) -> None:
-        """Time steps; in the first turn also note the collectives of one, and the peak of memory."""
-        device = self.context.device
-        begin_anew(device)
-
-        def timed(step: Step) -> None:
-            if is_first_turn:
-                with CollectiveLog() as log:
-                    step.run()
-                result.collectives = [call for call in log.calls if call.dtype.is_floating_point]
-                reset_peak(device)
-            result.samplings.append(
-                time_steps_over_ranks(phases(step), device, self.settings.warmup_steps, self.settings.steps)
-            )
-            if is_first_turn:
-                result.peak_bytes = peak_bytes_over_ranks(device)
-
-        self._with(impl, timed)
-
-    def profile(self, impl: str, result: Result) -> None:
-        """Profile warm steps for what the GPU does in them."""
-
-        def profiled(step: Step) -> None:
-            for _ in range(self.settings.warmup_steps):
+def _turn(
+    impl: str, result: Result, reference: Reference | None, cell: Cell, settings: Settings, device: torch.device
+) -> None:
+    """Time steps of a way; reference: in its first turn, with what it is compared before."""
+    begin_anew(device)
+    with divided(impl, cell, settings, device) as step:
+        if reference is not None:
+            result.correctness = check(step, cell, reference, fsdp_ranks(impl, device))
+            with CollectiveLog() as log:
                 step.run()
-            works, walls_ms = profile_work(step.run, self.context.device, steps=3)
-            if any(map(len, works)):
-                result.busy = summarise_work(works, walls_ms)
-                result.budget = budget(works[-1], walls_ms[-1])
+            result.collectives = [call for call in log.calls if call.dtype.is_floating_point]
+        if not result.complaint(settings, cell):
+            reset_peak(device)
+            result.samplings.append(time_steps_over_ranks(phases(step), device, settings.warmup_steps, settings.steps))
+            result.peak_bytes = peak_bytes_over_ranks(device)
 
-        begin_anew(self.context.device)
-        self._with(impl, profiled)
 
-    def _with(self, impl: str, act: Callable[[Step], Any]) -> Any:
-        with divided(impl, self.cell, self.settings, self.context.device, self.meshes) as step:
-            return act(step)
+def _profile(impl: str, result: Result, cell: Cell, settings: Settings, device: torch.device) -> None:
+    """Profile warm steps for what a GPU does in them."""
+    if device.type != "cuda" or result.complaint(settings, cell):
+        return
+    begin_anew(device)
+    with divided(impl, cell, settings, device) as step:
+        for _ in range(settings.warmup_steps):
+            step.run()
+        works, walls_ms = profile_work(step.run, device, steps=3)
+    if any(map(len, works)):
+        result.busy = summarise_work(works, walls_ms)
+        result.budget = budget(works[-1], walls_ms[-1])
 
 
 def gradients_of(step: Step) -> tuple[Tensor, Sample]:

@@ -35,18 +35,17 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     cases = ways.by_trust(steps)
     if not cases:
         return Section("No way to divide a step has a time.")
-    lead, steps = cases[0], pd.concat(cases)
+    steps = pd.concat(cases)
     steps = steps.assign(of=[f"{row['precision']}, {row['world_size']} ranks" for _, row in steps.iterrows()])
     blocks = steps[steps["what"] == "block"]
     is_longest = blocks["context_length"] == blocks["context_length"].max()
     several = blocks["context_length"].nunique() > 1
     return Section(
-        _answer(lead),
+        _answer(cases[0]),
         [
             _table("blocks", "One block, forward and backward", blocks[~is_longest] if several else blocks),
             _table("steps", "A whole training step", steps[steps["what"] == "step"]),
             _by_kind(rows, steps),
-            _beside_formulas(lead),
         ],
         for_course=[
             _table("long", "One block at the longest context", blocks[is_longest & several]),
@@ -114,16 +113,6 @@ def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
     )
     title = "Where the time of one profiled step goes, and what the formula counts"
     return Chart("by_kind", title, drawn, "stack", Axis("work_ms", "ms"), Axis("way"), "category", panel="case")
-
-
-def _beside_formulas(steps: pd.DataFrame) -> Chart:
-    """Draw each way's time beside its formula's."""
-    both = [
-        steps.assign(kind=kind, time_ms=steps[column])
-        for kind, column in (("measured", "median_ms"), ("predicted", "in_turn_ms"))
-    ]
-    title = f"Measured and by formula: {steps['case'].iloc[0]}"
-    return Chart("beside_formulas", title, pd.concat(both), "bar", Axis("time_ms", "ms"), Axis("way"), "kind")
 
 
 def _rates(rows: pd.DataFrame) -> Table:

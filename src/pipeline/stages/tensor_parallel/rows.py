@@ -88,13 +88,6 @@ class Traffic(MeasuredRow):
     collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
     calls: int = column("calls per step", minimum=0)
     measured_bytes: int = column("bytes of the calls' tensors", minimum=0)
-    each_sends_bytes: float = derived("least bytes that each rank must send for these calls", minimum=0)
-
-    @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add what each rank must send."""
-        row = reading.row
-        return {"each_sends_bytes": _factor(row, reading.cell.world_size) * row["measured_bytes"]}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -40,41 +40,40 @@ KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacken
 SEQUENCE_DIM = 1  # of (batch, seq_len, d_model)
 
 
-@dataclass
-class Meshes:
-    """The meshes of a rank's cell, made once: each group of ranks has memory of its own."""
+@cache  # a group of ranks takes memory of its own
+def _line(device_type: str) -> DeviceMesh:
+    """Return all ranks along one axis."""
+    return init_device_mesh(device_type, (dist.get_world_size(),))
 
-    device_type: str
-    world_size: int
-    parts: dict[str, DeviceMesh] = field(default_factory=dict)
 
-    @cached_property
-    def line(self) -> DeviceMesh:
-        """All ranks along one axis."""
-        return init_device_mesh(self.device_type, (self.world_size,))
+@cache
+def _plane(device_type: str) -> DeviceMesh:
+    """Return all ranks along two axes, of FSDP and of tensor parallelism."""
+    shape = dist.get_world_size() // TENSOR_RANKS, TENSOR_RANKS
+    return init_device_mesh(device_type, shape, mesh_dim_names=("fsdp", "tensor"))
 
-    @cached_property
-    def plane(self) -> DeviceMesh:
-        """All ranks along two axes, of FSDP and of tensor parallelism."""
-        shape = self.world_size // TENSOR_RANKS, TENSOR_RANKS
-        return init_device_mesh(self.device_type, shape, mesh_dim_names=("fsdp", "tensor"))
 
-    def of(self, impl: str) -> tuple[DeviceMesh | None, DeviceMesh | None]:
-        """Return the mesh over which weights and batch are sharded, and that over which matrices are."""
-        if impl == "fsdp_tensor":
-            return self.plane["fsdp"], self.plane["tensor"]
-        return (self.line if impl in ("fsdp", "context") else None), (
-            self.line if impl in ("tensor", "sequence") else None
-        )
+def meshes(impl: str, device: torch.device) -> tuple[DeviceMesh | None, DeviceMesh | None]:
+    """Return the mesh over which weights and batch are sharded, and that over which matrices are."""
+    if impl == "fsdp_tensor":
+        return _plane(device.type)["fsdp"], _plane(device.type)["tensor"]
+    line = None if impl == "none" else _line(device.type)
+    return (line, None) if impl in ("fsdp", "context") else (None, line)
+
+
+def fsdp_ranks(impl: str, device: torch.device) -> int:
+    """Return on how many ranks the mean of a batch is taken apart."""
+    mesh, _ = meshes(impl, device)
+    return 1 if mesh is None else mesh.size()
 
 
 @contextmanager
-def divided(impl: str, cell: Cell, settings: Settings, device: torch.device, meshes: Meshes) -> Iterator[Step]:
+def divided(impl: str, cell: Cell, settings: Settings, device: torch.device) -> Iterator[Step]:
     """Build the step of a way; inside this context it can run. Every rank calls it."""
     step = build_whole(cell, settings, device)
     if cell.precision == "bf16":
         _cast_what_is_sent(step.model)
-    fsdp_mesh, tensor_mesh = meshes.of(impl)
+    fsdp_mesh, tensor_mesh = meshes(impl, device)
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(KERNELS))
         if tensor_mesh is not None:
@@ -92,7 +91,7 @@ def divided(impl: str, cell: Cell, settings: Settings, device: torch.device, mes
         yield step
 
 
-def mean_loss(loss: Tensor, step: Step, cell: Cell, fsdp_ranks: int) -> float:
+def mean_loss(loss: Tensor, step: Step, cell: Cell, num_fsdp_ranks: int) -> float:
     """Return the loss over all ranks, given this rank's. A collective.
 
     Ranks that have the same tokens have the same loss; those of FSDP have a mean of their own.
@@ -101,7 +100,7 @@ def mean_loss(loss: Tensor, step: Step, cell: Cell, fsdp_ranks: int) -> float:
     dist.all_reduce(whole)
     inputs = inputs_of(step)
     alike = dist.get_world_size() * inputs.shape[0] * inputs.shape[1] / (cell.batch_size * cell.context_length)
-    return whole.item() / (fsdp_ranks * alike)
+    return whole.item() / (num_fsdp_ranks * alike)
 
 
 def _plan(model: nn.Module, is_sequence: bool) -> dict[str, ParallelStyle]:
