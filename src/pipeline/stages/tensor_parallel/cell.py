@@ -55,8 +55,9 @@ class Cell:
 class Settings:
     """Shared by all cells. The ways take turns in `rounds`; every second round runs in reverse order.
 
-    *_tolerance: how far loss and gradients may be from one process', by their norms, of the parameter furthest off.
-    matmul_side: of the square matrices whose product is the rate of computing.
+    *_tolerance: how far a gradient may be from one process', by their norms, of the parameter furthest off; the loss a
+    tenth of it. What is not summed over ranks, or twice, is off by half or more. matmul_side: of the square matrices whose
+    product is the rate of computing.
     """
 
     vocab_size: int = axis(10_000, minimum=2)
@@ -64,7 +65,7 @@ class Settings:
     steps: int = axis(10, minimum=2)
     rounds: int = axis(2, minimum=1)
     fp32_tolerance: float = axis(1e-4, minimum=0)
-    bf16_tolerance: float = axis(0.1, minimum=0)
+    bf16_tolerance: float = axis(0.2, minimum=0)
     matmul_side: int = axis(8192, minimum=16)
     unstable_rel_error: float = axis(0.05, minimum=0)
     timeout_s: float = axis(600.0, minimum=1)
