@@ -56,8 +56,8 @@ class Settings:
     """Shared by all cells. The ways take turns in `rounds`; every second round runs in reverse order.
 
     *_tolerance: how far a gradient may be from one process', by their norms, of the parameter furthest off; the loss a
-    tenth of it. What is not summed over ranks, or twice, is off by half or more. matmul_side: of the square matrices whose
-    product is the rate of computing.
+    tenth of it. What is not summed over ranks, or twice, is off by half or more. matmul_side: of the square matrices
+    whose product is the rate of computing.
     """
 
     vocab_size: int = axis(10_000, minimum=2)

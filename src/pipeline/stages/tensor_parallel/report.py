@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from pipeline.instruments.profilers.budget import IDLE, ORDER
+from pipeline.instruments.profilers.budget import ORDER
+from pipeline.instruments.profilers.kernel_categories import IDLE
 from pipeline.report import ways
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import gb, interval, ms, number, text, times

@@ -5,10 +5,8 @@ from statistics import median
 from typing import Any
 
 from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
-from pipeline.cells.timed_rows import RanksStepRow, TimedRow
+from pipeline.cells.timed_rows import BudgetRow, RanksStepRow, TimedRow
 from pipeline.formulas.collectives import all_reduce_bus_factor, bus_factor
-from pipeline.instruments.profilers.budget import IDLE
-from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.stages.tensor_parallel.cell import COLLECTIVES, EVERY_IMPL, MEASURES, RATES
 from pipeline.stages.tensor_parallel.prediction import PASSES, Rates, predicted, shares
 from pipeline.ways.cell import TRAIN_STEP
@@ -91,17 +89,10 @@ class Traffic(MeasuredRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetItem(MeasuredRow):
+class BudgetItem(BudgetRow, MeasuredRow):
     """Where a step's time goes, on the first rank: the time that a kind of work adds to those listed before it."""
 
     KEYS = ("impl", "category")
-
-    category: str = column(
-        "kind of work by kernel name, in order; communication is what no other work hides; idle: no kernel ran",
-        allowed=(*CATEGORIES, IDLE),
-    )
-    work_ms: float = column("time that it adds to a profiled step", minimum=0)
-    launches: int = column("kernels and copies a step", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
