@@ -23,7 +23,7 @@ NAMES = {
     "context": "context parallel, FSDP",
 }
 WHATS = {"block": "One block", "step": "A training step"}
-CASE = "{named} of {size}, {precision}, {world_size} ranks, batch {batch_size} over all, context {context_length:,}"
+CASE = "{named} of {size}, {precision}, {world_size} ranks, {batch_size} × {context_length:,} tokens"
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
