@@ -9,12 +9,13 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import Skipped
+from pipeline.instruments.profilers.budget import budget
 from pipeline.model.fused.operations import in_torch, in_triton
 from pipeline.stages.step8b import correctness, keeping
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
 from pipeline.stages.step8b.correctness import check, check_rows
 from pipeline.stages.step8b.models import build
-from pipeline.stages.step8b.turn import budget_rows, ladder
+from pipeline.stages.step8b.turn import ladder
 
 from .conftest import SMALL, SMALL_SETTINGS
 
@@ -71,7 +72,7 @@ def test_the_budget_counts_what_overlaps_once_and_hidden_communication_not_at_al
         ],
         columns=["name", "start_us", "duration_us"],
     )
-    items = {item["category"]: (item["work_ms"], item["launches"]) for item in budget_rows(work, wall_ms=7.0)}
+    items = {item["category"]: (item["work_ms"], item["launches"]) for item in budget(work, wall_ms=7.0)}
     assert items == {"matmul": (1.0, 1), "attention": (4.0, 2), "communication": (0.5, 1), "idle": (1.5, 0)}
 
 

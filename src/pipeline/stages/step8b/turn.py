@@ -5,21 +5,19 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-import pandas as pd
 import torch
 
 from pipeline.attention import ATTENTION, AttentionFunction
 from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.memory.rank_memory import peak_bytes_over_ranks, reset_peak
+from pipeline.instruments.profilers.budget import budget
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_work, summarise_work
-from pipeline.instruments.profilers.kernel_categories import CATEGORIES, category
-from pipeline.instruments.profilers.trace import union_us
 from pipeline.instruments.sampling.rank_timing import STEP, time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling, time_call_ms
 from pipeline.model.fused.operations import Operations, in_torch, in_triton
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.stages.step8b.cell import FUSIONS, IDLE, Cell, Settings
+from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
 from pipeline.stages.step8b.correctness import check, check_rows
 from pipeline.stages.step8b.keeping import choose
 from pipeline.stages.step8b.models import Training, build, random_batch
@@ -32,8 +30,6 @@ FIELDS = {
     "swiglu": ("swiglu", "swiglu_backward"),
     "loss": ("cross_entropy", "scale"),
 }
-HIDDEN_BY_ALL = "communication"
-ORDER = (*(name for name in CATEGORIES if name != HIDDEN_BY_ALL), HIDDEN_BY_ALL)
 
 
 @dataclass(frozen=True)
@@ -79,7 +75,8 @@ def measure_turn(context: RankContext, cell: Cell, settings: Settings, impl: str
     if is_first and device.type == "cuda":
         works, walls_ms = profile_work(training.run, device, steps=1)
         if len(works[0]):  # else the driver tells nothing
-            once += budget_rows(works[0], walls_ms[0])
+            parts = budget(works[0], walls_ms[0])
+            once += [{"measures": "budget", "status": "ok", **part} for part in parts]
             busy = summarise_work(works, walls_ms)
     return Turn(once, sampling, step, busy)
 
@@ -139,20 +136,3 @@ def ladder(device: torch.device) -> Iterator[tuple[str, Operations, AttentionFun
     for fusion, names in FIELDS.items():
         operations = replace(operations, **{name: getattr(in_triton(), name) for name in names})
         yield fusion, operations, ATTENTION["flash"]
-
-
-def budget_rows(work: pd.DataFrame, wall_ms: float) -> list[Row]:
-    """Divide a step's wall time among the kinds of work that there are, and the time in which no kernel ran.
-
-    work: name, start_us and duration_us of what ran on the GPU. Where two kinds overlap, the time belongs to the first
-    in ORDER, so that communication has only what nothing hides and the items add up to the wall time.
-    """
-    found, rows, busy_us = work["name"].map(category), list[Row](), 0.0
-    for number, name in enumerate(ORDER, start=1):
-        launches = int((found == name).sum())
-        if launches:
-            until_here_us = union_us(work[found.isin(ORDER[:number])])
-            rows.append({"category": name, "work_ms": (until_here_us - busy_us) / 1e3, "launches": launches})
-            busy_us = until_here_us
-    rows.append({"category": IDLE, "work_ms": max(0.0, wall_ms - busy_us / 1e3), "launches": 0})
-    return [{"measures": "budget", "status": "ok", **row} for row in rows]
