@@ -9,6 +9,7 @@ from pipeline.errors import UserError
 
 NAMES = (
     "ceilings",
+    "health",
     "timing",
     "levers",
     "profile",

@@ -49,6 +49,7 @@ ALWAYS = {
     "fsdp": WAYS | {"parallel.fsdp_units", "instruments.memory.training_kinds"},
     "step8b": (RANKS - {"model.step"}) | {"model.fused.language_model", "parallel.fsdp_units", "ways.ranks"},
     "accounting": set(),
+    "health": {"instruments.machine.gpu_health", "stages.health.load"},
     "ceilings": {"instruments.machine.ceilings", "instruments.sampling.interleaving", "tf32"},
 }
 
