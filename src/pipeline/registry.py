@@ -18,7 +18,7 @@ NAMES = (
     "attention",
     "flash",
     "ops",
-    "allreduce",
+    "collectives",
     "ddp",
     "sharding",
     "fsdp",
