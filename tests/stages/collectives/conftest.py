@@ -1,4 +1,4 @@
-"""Tables of collectives by hand, from a cost model: latency and bandwidth of each backend, and what a single call adds."""
+"""Tables of collectives by hand, from a cost model: latency and bandwidth of a backend, and what a single call adds."""
 
 from dataclasses import asdict
 

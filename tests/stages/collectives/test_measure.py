@@ -136,7 +136,7 @@ def test_what_ranks_take_is_measuring_and_not_set_up(monkeypatch):
     assert (seconds["measuring"], seconds["set_up"]) == (5.0, 0.0)
 
 
-@pytest.mark.parametrize(("collective", "dtype"), zip(COLLECTIVES, ["bf16", "fp32"] * 3, strict=True))
+@pytest.mark.parametrize(("collective", "dtype"), [*zip(COLLECTIVES, ["bf16", "fp32"] * 3, strict=True)])
 def test_every_collective_is_right_on_gloo_and_timed_at_every_size(collective, dtype):
     cell = Cell("gloo", 3, 1, collective, dtype)
     rows = rows_read(measure.measure, cell, replace(SETTINGS, min_bytes=8, max_bytes=1000, samples=2), Stopwatch())

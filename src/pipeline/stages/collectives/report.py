@@ -9,7 +9,7 @@ from pipeline.report.formats import interval, ms, number, percent, text
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Section, say
-from pipeline.report.table import Columns, Table, filled
+from pipeline.report.table import Columns, Table
 from pipeline.report.versus import versus
 from pipeline.stages.collectives.cell import COLLECTIVES
 
@@ -114,14 +114,15 @@ def _marked(status: str) -> Markdown:
 
 def _table(groups: pd.DataFrame, link: float | None) -> Table:
     of_link = (100 * groups["busbw_gb_per_s_best"] / (link or float("nan"))).where(groups["backend"] == "nccl")
+    least = "".join(groups["size"].dropna().head(1))
     columns: Columns = [
         ("collective", "what", text),
         ("backend", "backend", text),
         ("ranks", "of", text),
         ("dtype", "dtype", text),
-        ("smallest call in a graph", f"median_ms_{GRAPH}", ms),
-        ("back to back", f"median_ms_{BURST}", ms),
-        ("alone, by the host's clock", f"median_ms_{SINGLE}", ms),
+        (f"{least} in a graph", f"median_ms_{GRAPH}", ms),
+        (f"{least} back to back", f"median_ms_{BURST}", ms),
+        (f"{least} alone, by the host's clock", f"median_ms_{SINGLE}", ms),
         ("best bus bandwidth (GB/s)", "busbw_gb_per_s_best", number),
         ("reached at", "size_best", text),
         ("of a copy between GPUs", "of_link_pct", percent),
@@ -203,6 +204,4 @@ def _beside_nccl(calls: pd.DataFrame) -> Table:
         ("times as fast as NCCL (interval)", "gain", text),
         ("verdict", "verdict", text),
     ]
-    return Table(
-        "beside_nccl", "torch.distributed beside NCCL called directly, back to back:", duel, filled(duel, columns)
-    )
+    return Table("beside_nccl", "torch.distributed beside NCCL called directly, back to back:", duel, columns)

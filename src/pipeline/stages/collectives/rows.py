@@ -57,7 +57,7 @@ class CallTime(RankTimes):
 
     placement: str = column("whether the result is written over the input", allowed=PLACEMENTS)
     size_bytes: int = column(
-        "size that was asked for, as nccl-tests counts it: of all-gather, reduce-scatter and all-to-all the whole buffer",
+        "size asked for, as nccl-tests counts it: of all-gather, reduce-scatter and all-to-all the whole buffer",
         minimum=1,
     )
 
@@ -68,7 +68,7 @@ class RepeatedCallTime(CallTime):
 
     calls: int = column("calls per sample; its time is divided by them", minimum=1)
     parts: int | None = column(
-        "burst, graph: parts of the buffers that its calls cycle through, each of this size", minimum=1
+        "burst, graph: parts of the buffers that calls cycle through, each of this size", minimum=1
     )
     buffer_bytes: int = derived("the size, rounded up to whole numbers for each rank's share", minimum=1)
     algbw_gb_per_s: float = derived("algorithm bandwidth: size over time, in 10^9 bytes per second", positive=True)
