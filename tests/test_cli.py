@@ -28,7 +28,7 @@ def pipeline(*words):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("measure timings --out cell.json", "unknown stage 'timings': must be one of ceilings, timing"),
+        ("measure timings --out cell.json", "unknown stage 'timings': must be one of ceilings, "),
         ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
         ("measure timing size=huge --out cell.json", "timing cell: size must be one of"),
         ("measure timing --set steps=-3 --out cell.json", "timing settings: steps must be at least 5, got -3"),

@@ -5,6 +5,7 @@ What a card, driver or container does not support is absent, with NVML's reason;
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import pynvml
@@ -81,7 +82,7 @@ class HealthReader:
         """Count the NVLinks that the GPU has, those that are up, and their errors over all links."""
         states: dict[int, int] = {}
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
-            state = self._ask("nvlinks", lambda link=link: self._nvml.nvmlDeviceGetNvLinkState(self._handle, link))
+            state = self._ask("nvlinks", partial(self._nvml.nvmlDeviceGetNvLinkState, self._handle, link))
             if state is not None:
                 states[link] = state
         if not states:

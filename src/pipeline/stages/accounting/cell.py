@@ -7,6 +7,7 @@ from pipeline.cells.fields import axis
 from pipeline.stages.accounting.models import NAMES
 
 SPLIT_AXIS = "question"
+READS = ("ceilings", "collectives")
 QUESTIONS = ("memory", "fsdp", "mesh", "buckets", "ring", "parallel", "activations", "attention")
 
 

@@ -70,7 +70,7 @@ class GpuState(Row):
             "pcie_generation": _of(max, row.get("pcie_generations")),
             "pcie_width": _of(max, row.get("pcie_widths")),
         }
-        return seen | {"findings": _findings(row | seen, reading)}
+        return seen | {"findings": _findings({**row, **seen}, reading)}
 
 
 def _of(summary: Any, values: list[float] | None) -> Any:
