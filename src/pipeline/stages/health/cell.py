@@ -6,7 +6,7 @@ from typing import Any
 from pipeline.cells.fields import axis
 from pipeline.instruments.machine.gpus import visible_gpus
 
-SPLIT_AXIS = "count"
+SPLIT_AXIS = "gpu_count"
 KINDS = ("gpu", "rate", "link")
 WORKS = ("matmul", "copy")
 LOADS = ("alone", "together")
@@ -16,13 +16,17 @@ LOADS = ("alone", "together")
 class Cell:
     """All GPUs of the machine that the run may use, or so many of them: each by itself, pair by pair, all at once."""
 
-    count: str = axis("all", allowed=("all", *map(str, range(1, 17))))
-    takes_fewer_gpus = True  # a run that is given two of eight checks these two
+    gpu_count: str = axis("all", allowed=("all", *map(str, range(1, 17))))
+
+    @property
+    def takes_fewer_gpus(self) -> bool:
+        """Whether a run that is given two of eight GPUs checks these two."""
+        return self.gpu_count == "all"
 
     @property
     def gpus(self) -> int:
         """The GPUs that it asks for: those that this process sees, unless the axis has a number."""
-        return len(visible_gpus()) if self.count == "all" else int(self.count)
+        return len(visible_gpus()) if self.gpu_count == "all" else int(self.gpu_count)
 
     def row_keys(self) -> list[dict[str, Any]]:
         """Return the key of the row of a cell that could not be measured."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # A burst is long beside a launch and short beside the stretches that are compared.
-BURST_MS = 10.0
+BURST_MS = 20.0
 IN_FLIGHT = 6  # enough to read NVML meanwhile
 LEAST_SAMPLES = 20
 WARM_S = 0.3
