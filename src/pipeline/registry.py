@@ -22,6 +22,7 @@ NAMES = (
     "ddp",
     "sharding",
     "fsdp",
+    "tensor_parallel",
     "step8b",
     "accounting",
 )
