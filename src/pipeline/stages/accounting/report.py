@@ -99,7 +99,5 @@ def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
         ("C / W (FLOPs a byte)", "intensity", count),
         ("tokens per GPU", "tokens", count),
     ]
-    caption = (
-        "FSDP on this machine: from so many tokens per GPU on, computing hides the gathering of bf16 weights:"
-    )
+    caption = "FSDP on this machine: from so many tokens per GPU on, computing hides the gathering of bf16 weights:"
     return Table("here", caption, pd.DataFrame(rows, columns=[name for _, name, _ in columns]), columns)

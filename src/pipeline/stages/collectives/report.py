@@ -9,13 +9,14 @@ from pipeline.report.formats import interval, ms, number, percent, text
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Section, say
-from pipeline.report.table import Columns, Table
+from pipeline.report.table import Columns, Table, filled
 from pipeline.report.versus import versus
 from pipeline.stages.collectives.cell import COLLECTIVES
 
 BACKENDS = ("nccl", "gloo")
 CELL = ["backend", "nodes", "world_size", "dtype", "collective"]
 BURST, SINGLE, GRAPH = HOW = "burst", "single", "graph"
+SIZE_AXIS = Axis("size_bytes", "size (bytes)", log=True)
 UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}
 # What the course asks for, and what training with one replica per rank sends.
 USUAL = {"collective": "all_reduce", "dtype": "fp32"}
@@ -84,8 +85,7 @@ def _largest_group(bursts: pd.DataFrame) -> pd.DataFrame:
 def _link_gb_per_s(beside: Mapping[str, pd.DataFrame]) -> float | None:
     """Return the rate of a copy to another GPU; None where it was not measured."""
     links = known(beside.get("ceilings", pd.DataFrame()), "kind", "gb_per_s")
-    copies = links[links["kind"] == "to_peer"] if len(links) else links
-    return float(copies["gb_per_s"].iloc[0]) if len(copies) else None
+    return next((float(row["gb_per_s"]) for _, row in links.iterrows() if row["kind"] == "to_peer"), None)
 
 
 def _answer(groups: pd.DataFrame) -> str:
@@ -94,11 +94,9 @@ def _answer(groups: pd.DataFrame) -> str:
         return "No call back to back has a time."
     best = timed.loc[timed["busbw_gb_per_s_best"].idxmax()]
     return say(
-        "{what} of {backend} over {ranks} reaches {busbw} GB/s of bus bandwidth at {size}. Its smallest call, "
-        "{least}, takes {burst} back to back, launches queued, and {single} alone.",
-        what=best["what"],
-        ranks=best["ranks"],
-        backend=best["backend"],
+        "Over {ranks} {what} of {backend} reaches {busbw} GB/s of bus bandwidth at {size}. Its smallest call, "
+        "{least}, takes {burst} back to back and {single} alone.",
+        **best[["what", "ranks", "backend"]],
         busbw=_marked(best["status_best"]) + number(best["busbw_gb_per_s_best"]),
         size=best["size_best"],
         least=best["size"],
@@ -108,12 +106,12 @@ def _answer(groups: pd.DataFrame) -> str:
 
 
 def _marked(status: str) -> Markdown:
-    """Return what leads an unstable value."""
     return Markdown("~" if status == "unstable" else "")
 
 
 def _table(groups: pd.DataFrame, link: float | None) -> Table:
     of_link = (100 * groups["busbw_gb_per_s_best"] / (link or float("nan"))).where(groups["backend"] == "nccl")
+    found = groups.assign(of_link_pct=of_link)
     least = "".join(groups["size"].dropna().head(1))
     columns: Columns = [
         ("collective", "what", text),
@@ -127,22 +125,19 @@ def _table(groups: pd.DataFrame, link: float | None) -> Table:
         ("reached at", "size_best", text),
         ("of a copy between GPUs", "of_link_pct", percent),
     ]
-    if groups[f"median_ms_{GRAPH}"].isna().all():
-        columns = [each for each in columns if each[1] != f"median_ms_{GRAPH}"]
-    shown = columns if link else columns[:-1]
     caption = "Each collective by torch.distributed, median of the slowest rank:"
-    return Table("groups", caption, groups.assign(of_link_pct=of_link), shown)
+    return Table("groups", caption, found, filled(found, columns))
 
 
 def _busbw(bursts: pd.DataFrame, link: float | None) -> Chart:
     """Draw the bus bandwidth over size in one data type, a line a collective."""
-    drawn = bursts[bursts["dtype"] == bursts["dtype"].iloc[0]] if len(bursts) else bursts
+    drawn = bursts[bursts["dtype"].isin(bursts["dtype"].head(1))]
     return Chart(
         "busbw",
         "Bus bandwidth of calls back to back over their size",
         drawn,
         "line",
-        Axis("size_bytes", "size (bytes)", log=True),
+        SIZE_AXIS,
         Axis("busbw_gb_per_s", "bus bandwidth (GB/s)"),
         "what",
         limits=[Limit(link, "copy from GPU to GPU")] if link and set(drawn["backend"]) == {"nccl"} else [],
@@ -159,13 +154,12 @@ def _sizes(bursts: pd.DataFrame) -> Table:
         ("time", "median_ms", ms),
     ]
     caption = "Bus bandwidth in GB/s / time of a call back to back, by size, on the most ranks:"
-    return Table("sizes", caption, known(bursts, "size_bytes"), columns, all_rows=True, across="")
+    return Table("sizes", caption, known(bursts, "size_bytes"), columns, True, "")
 
 
 def _times(bursts: pd.DataFrame) -> Chart:
-    axes = Axis("size_bytes", "size (bytes)", log=True), Axis("median_ms", "ms a call", log=True)
-    title = "Time of an all-reduce back to back over its size"
-    return Chart("times", title, bursts, "line", *axes, "ranks", panel="backend")
+    title, time = "Time of an all-reduce back to back over its size", Axis("median_ms", "ms a call", log=True)
+    return Chart("times", title, bursts, "line", SIZE_AXIS, time, "ranks", panel="backend")
 
 
 def _by_size(usual: pd.DataFrame) -> Table:
@@ -177,6 +171,7 @@ def _by_size(usual: pd.DataFrame) -> Table:
     sizes = sorted(both["size_bytes"].dropna().unique())
     each_size = [[size] if pd.notna(size) else sizes for size in both["size_bytes"]]
     both = both.assign(size_bytes=each_size).explode("size_bytes").dropna(subset="size_bytes")
+    both = both.astype({"size_bytes": float})
     columns: Columns = [
         ("backend", "backend", text),
         ("ranks", "of", text),
@@ -185,14 +180,12 @@ def _by_size(usual: pd.DataFrame) -> Table:
         ("alone, ms", "median_ms_alone", number),
     ]
     caption = "Time of an all-reduce of fp32 numbers back to back / alone, ms, median of the slowest rank:"
-    both = both.assign(size_bytes=both["size_bytes"].astype(float))
     return Table("by_size", caption, both, columns, all_rows=True, across="")
 
 
 def _beside_nccl(calls: pd.DataFrame) -> Table:
     """Write torch's all-reduce beside NCCL's own, back to back, at the smallest and the largest size."""
-    bursts = alike(calls, USUAL | {"timing": BURST, "backend": "nccl"})
-    bursts = bursts[bursts["placement"] != "out_of_place"]
+    bursts = alike(calls[calls["placement"] != "out_of_place"], USUAL | {"timing": BURST, "backend": "nccl"})
     duel = versus(bursts, [*CELL, "size_bytes"], "impl", "torch", ["nccl"])
     ends = duel["size_bytes"].isin([duel["size_bytes"].min(), duel["size_bytes"].max()])
     duel = duel[ends].assign(gain=[interval(row) for _, row in duel[ends].iterrows()])
