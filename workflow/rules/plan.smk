@@ -6,7 +6,7 @@ from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import freshness, locks, orphans, preflight, sources
+from pipeline.cells import freshness, locks, preflight, sources
 from pipeline.cells.config import check_something_to_write, load_plan, remarks
 from pipeline.cells.failed import failures
 from pipeline.cells.made import Made, newer_input
@@ -97,7 +97,7 @@ os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
 
 # A cell ends with the Snakemake that runs it. Where a scheduler runs the jobs, each has one of its own.
 if not SCHEDULED:
-    orphans.end_with_this_process()
+    client.start()
 # Such a job is one cell: no other would use its worker.
 if private.is_a_schedulers_job(workflow):
     os.environ.setdefault(client.OFF_VARIABLE, "off")
