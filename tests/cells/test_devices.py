@@ -91,9 +91,8 @@ def test_a_long_wait_is_announced_once_with_who_has_what_it_waits_for(start, mon
 
 
 def test_more_gpus_than_present_is_refused_with_the_reason():
-    with pytest.raises(TooFewGPUs, match=r"^needs 4 GPUs, 1 present$") as refused:
+    with pytest.raises(TooFewGPUs, match=r"^needs 4 GPUs, 1 present$"):
         claim(4, ["GPU-a"])
-    assert (refused.value.needed, refused.value.present) == (4, 1)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "before"
 
 

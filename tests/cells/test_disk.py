@@ -23,16 +23,6 @@ def raising(number):
     return fail
 
 
-@pytest.fixture(params=["without a name", "with a name", "without links"])
-def any_file_system(request, monkeypatch):
-    """File systems differ in whether they take files without a name, and give them one later."""
-    if request.param == "with a name":
-        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY, raising=False)  # to open a folder for writing: EISDIR
-    if request.param == "without links":
-        monkeypatch.setattr(os, "link", raising(errno.EPERM))
-
-
-@pytest.mark.usefixtures("any_file_system")
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_nothing_but_the_file_stays_in_its_place_with_the_rights_that_the_umask_leaves(tmp_path, umask, mode):
     umask = os.umask(umask)
@@ -47,7 +37,6 @@ def test_nothing_but_the_file_stays_in_its_place_with_the_rights_that_the_umask_
     assert stat.S_IMODE((tmp_path / "deep/cell.json").stat().st_mode) == mode
 
 
-@pytest.mark.usefixtures("any_file_system")
 def test_a_file_that_is_given_up_leaves_what_was_there(tmp_path):
     write_text(tmp_path / "cell.json", "old")
     with pytest.raises(KeyError), WholeFile(tmp_path / "cell.json", MIB):
@@ -70,7 +59,7 @@ while True:
 
 
 @pytest.mark.parametrize(("pause_s", "writings"), [(600, 1), (0, 1), (0, 4), (0, 7)])
-def test_a_writer_killed_at_any_moment_leaves_the_old_file_whole_and_before_it_writes_nothing(
+def test_a_writer_killed_at_any_moment_leaves_the_old_file_whole_and_nothing_that_the_next_does_not_take_over(
     tmp_path, pause_s, writings
 ):
     path = tmp_path / "cell.json"
@@ -80,10 +69,11 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_file_whole_and_before_it_w
             writer.stdout.readline()
         writer.kill()
     assert isinstance(json.loads(path.read_text()), dict)
-    assert len(list(tmp_path.iterdir())) == 1 or not pause_s
+    write_text(path, "{}")  # takes over what is left
+    assert len(list(tmp_path.iterdir())) == 1
 
 
-@pytest.mark.parametrize("call", ["posix_fallocate", "fsync", "ftruncate"])
+@pytest.mark.parametrize("call", ["posix_fallocate", "fsync"])
 def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch, call):
     path = tmp_path / "table.csv"
     write_text(path, "old")
@@ -100,11 +90,8 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch,
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
 def test_where_nothing_can_be_allocated_zeros_take_the_room(tmp_path, monkeypatch, number):
     monkeypatch.setattr(os, "posix_fallocate", raising(number), raising=False)
-    written = []
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda to, data: written.append(bytes(data)) or write(to, data))
     with WholeFile(tmp_path / "cell.json", 5000) as file:
-        assert b"".join(written) == bytes(5000)
+        assert (tmp_path / ".cell.json.part").read_bytes() == bytes(5000)
         file.write("short")
     assert (tmp_path / "cell.json").read_text() == "short"
 

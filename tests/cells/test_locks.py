@@ -9,7 +9,6 @@ import time
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 
@@ -113,7 +112,7 @@ def test_a_child_that_outlives_the_holder_keeps_no_lock():
 def test_the_folder_is_the_machine_s_whatever_tmpdir_says(monkeypatch):
     monkeypatch.delenv(locks.FOLDER_VARIABLE)
     monkeypatch.setenv("TMPDIR", "/var/tmp")
-    assert locks.folder() == Path("/tmp/llm-systems-pipeline-locks")
+    assert locks.check_folder() == Path("/tmp/llm-systems-pipeline-locks")
 
 
 def test_folder_and_files_are_every_user_s_whatever_the_umask(folder):
@@ -137,17 +136,6 @@ def test_another_user_locks_the_same_file_but_cannot_delete_it(open_folder):
     assert not as_user(NOBODY, lambda: file.rename(open_folder / "elsewhere"))
     locks.release("host")
     assert as_user(NOBODY, lambda: locks.try_lock("host"))
-
-
-def test_a_file_that_is_there_is_opened_without_asking_to_make_it(monkeypatch):
-    # Which fs.protected_regular refuses in a sticky folder where the file is another user's.
-    locks.try_lock("host")
-    locks.release("host")
-    opened = mock.Mock(wraps=os.open)
-    monkeypatch.setattr(os, "open", opened)
-    assert locks.try_lock("host")
-    (flags,) = [call.args[1] for call in opened.call_args_list if call.args[0] == "host.lock"]
-    assert not flags & os.O_CREAT
 
 
 def test_a_file_taken_away_while_it_is_locked_does_not_count(folder, monkeypatch):
@@ -185,7 +173,7 @@ def test_what_is_no_file_in_a_lock_s_place_is_one_line_and_left_alone(folder, pu
     locks.check_folder()
     put(folder / "host.lock")
     before = sorted((path.name, path.lstat().st_size) for path in folder.parent.rglob("*"))
-    for function in (locks.try_lock, locks.holder, lambda name: locks.first_time(name, "word")):
+    for function in (locks.try_lock, locks.holder):
         with pytest.raises(UserError, match=f"^cannot lock {folder}/host.lock: {why}; .*PIPELINE_LOCKS") as raised:
             function("host")
         assert "\n" not in str(raised.value)
@@ -211,8 +199,8 @@ def linked_folder(path):
         (folder_of_mode(0o777), "its mode must be 1777, got 777"),
         (folder_of_mode(0o1755), "its mode must be 1777, got 1755"),
         (linked_folder, "it is a symbolic link"),
-        (Path.touch, "Not a directory"),
-        (os.mkfifo, "Not a directory"),
+        (Path.touch, "it must be a folder"),
+        (os.mkfifo, "it must be a folder"),
         (lambda path: path.parent.rmdir(), "No such file or directory"),
     ],
 )
@@ -239,14 +227,6 @@ def test_what_another_user_wrote_into_a_lock_cannot_steer_the_terminal(folder):
     (folder / "host.lock").write_bytes(b"\x1b[2Jcleared\n\xff" + b"x" * 5000)
     assert locks.holder("host").startswith("[2Jcleared�xxx")
     assert len(locks.holder("host")) <= locks.LONGEST_TEXT
-
-
-def test_a_word_is_new_once_until_many_came_after_it():
-    assert locks.first_time("runs", "first")
-    assert not locks.first_time("runs", "first")
-    assert all(locks.first_time("runs", f"run{number}") for number in range(30))
-    assert not locks.first_time("runs", "run29")
-    assert locks.first_time("runs", "first")
 
 
 @pytest.mark.parametrize(("seconds", "announced"), [(0, 0), (2, 0), (9, 1)])

@@ -134,14 +134,16 @@ def test_a_host_that_stays_busy_is_measured_on_after_a_minute_and_told(others, c
     assert capsys.readouterr().err.splitlines()[1:] == [told]
 
 
-def test_a_run_waits_once(others, monkeypatch):
+def test_a_run_waits_once(others, monkeypatch, tmp_path):
     others(3.0)
-    monkeypatch.setenv(quiet_host.RUN_VARIABLE, "run1")
+    monkeypatch.setenv(quiet_host.RUN_VARIABLE, str(tmp_path / "run1"))
     assert settled().waited_s > 0
     second = settled()
     assert (second.waited_s, second.is_busy) == (0, True)
-    monkeypatch.setenv(quiet_host.RUN_VARIABLE, "run2")
+    monkeypatch.setenv(quiet_host.RUN_VARIABLE, str(tmp_path / "run2"))
     assert settled().waited_s > 0
+    monkeypatch.setenv(quiet_host.RUN_VARIABLE, str(tmp_path / "gone/run3"))  # where nothing can be noted
+    assert settled().waited_s == 0
 
 
 @pytest.mark.parametrize("why", ["shared", "turned off", "no counters"])

@@ -194,7 +194,7 @@ def test_a_cell_is_alone_unless_it_may_share_the_host_or_measures_nothing(monkey
 def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_what_may_fail_comes_before_measuring(monkeypatch):
     order = []
     monkeypatch.setattr(quiet_host.Host, "settle", lambda _host: order.append("settle"))
-    monkeypatch.setattr(quiet_host, "_take", lambda *_: order.append("take") or 0.0)
+    monkeypatch.setattr(quiet_host.locks, "sign", lambda *_: order.append("take"))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: order.append("claim") or Claim(()))
     monkeypatch.setattr(run, "slurm_job", lambda: order.append("ask"))
     waiting = stage(None)

@@ -93,7 +93,7 @@ WRITTEN = [stage for stage in STAGES.values() if stage.cells]
 PAGES = ("writeup.md", "course.md", "report.html", "summary.json", "figures")
 WRITEUP, COURSE, REPORT_PAGE, SUMMARY, FIGURES = (f"{REPORTS}/{name}" for name in PAGES)
 # Each job's own Snakemake, on another machine too, belongs to the same run.
-os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
+os.environ.setdefault(RUN_VARIABLE, str(Path(f".snakemake/waited-{os.getpid()}-{time.time_ns()}").absolute()))
 
 # A cell ends with the Snakemake that runs it. Where a scheduler runs the jobs, each has one of its own.
 if not SCHEDULED:

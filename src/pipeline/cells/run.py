@@ -50,7 +50,7 @@ def run_cell(
     """Measure a cell and return its record.
 
     granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
-    files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.output).
+    files_folder: where a stage that keeps files beside its records leaves them (`files_place`).
     force: measure also what this machine's memory cannot hold by the formulas.
     subjects: implementations of the user's own, of kinds that the stage measures.
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through, as does
