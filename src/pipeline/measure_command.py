@@ -58,8 +58,8 @@ def failed(arguments: argparse.Namespace) -> int:
 
     Not after a full disk, which would take no record either: that is told in a line, and its code returned.
     """
-    from pipeline.cells.failed import failed_record, how_it_ended
     from pipeline.cells.disk import record_place
+    from pipeline.cells.failed import failed_record, how_it_ended
     from pipeline.cells.record import write_record
     from pipeline.registry import stage
 

@@ -4,8 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells.disk import DiskFull
-from pipeline.cells.disk import RECORD_ROOM_BYTES, files_place, record_place
+from pipeline.cells.disk import RECORD_ROOM_BYTES, DiskFull, files_place, record_place
 from pipeline.errors import UserError
 
 
