@@ -5,15 +5,29 @@ import shutil
 import stat
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells.disk import DiskFull, WholeFile, check_free, files_below, naming_the_full_disk, write_text
+from pipeline.cells.disk import (
+    RECORD_ROOM_BYTES,
+    DiskFull,
+    WholeFile,
+    check_free,
+    files_below,
+    files_place,
+    naming_the_full_disk,
+    record_place,
+    write_text,
+)
 from pipeline.errors import UserError
 
 MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
 
 
 def raising(number):
@@ -96,12 +110,11 @@ def test_where_nothing_can_be_allocated_zeros_take_the_room(tmp_path, monkeypatc
     assert (tmp_path / "cell.json").read_text() == "short"
 
 
-@pytest.mark.parametrize("place", ["file/cell.json", "/proc/nowhere/cell.json", "x" * 300 + ".json"])
-def test_a_place_that_takes_no_file_is_one_line_beforehand(tmp_path, monkeypatch, place):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("place", ["file/cell.json", "/proc/nowhere/cell.json", "/proc/cell.json", "x" * 300 + ".json"])
+def test_a_place_that_takes_no_file_is_one_line_beforehand(tmp_path, place):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^cannot write ") as raised:
-        WholeFile(Path(place), MIB)
+        record_place(place)
     assert "\n" not in str(raised.value)
 
 
@@ -152,3 +165,78 @@ def test_files_are_found_through_links_and_a_link_to_a_folder_above_ends(tmp_pat
     (folder / "d.json").symlink_to(other / "b.json")
     found = files_below(folder, ".json")
     assert [str(path.relative_to(folder)) for path in found] == ["d.json", "inner/a.json", "inner/other/b.json"]
+
+
+def record_path(asked):
+    with record_place(asked) as record:
+        return record.path
+
+
+def contents(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
+
+
+@pytest.mark.parametrize("asked", ["", ".", "..", "cell", "cell.txt", ".json", "folder.json", "folder.json/"])
+def test_a_record_is_a_json_file(asked, tmp_path):
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(UserError, match=r"^--out must be a file that ends in \.json, got '.*'$"):
+        record_place(asked)
+
+
+def test_trying_a_place_leaves_its_folder_and_an_earlier_record(tmp_path):
+    (tmp_path / "earlier.json").write_text("earlier")
+    record_path("earlier.json")
+    record_path("deep/er/cell.json")
+    assert contents(tmp_path) == ["deep", "deep/er", "earlier.json"]
+    assert (tmp_path / "earlier.json").read_text() == "earlier"
+
+
+def test_a_record_has_its_room_on_the_disk_before_it_is_measured(monkeypatch):
+    taken = []
+    monkeypatch.setattr(os, "posix_fallocate", lambda _file, start, size: taken.append((start, size)), raising=False)
+    record_path("cell.json")
+    assert taken == [(0, RECORD_ROOM_BYTES)]
+
+
+def test_files_are_kept_only_where_there_is_room_for_them(monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=20 * 2**20))
+    with pytest.raises(DiskFull, match=r"^cell\.files/ is on a full disk: 20 MiB free, 100 MiB needed$"):
+        files_place(None, record_path("cell.json"))
+
+
+@pytest.mark.parametrize("asked", [None, "here/chosen"])
+def test_an_earlier_runs_files_make_room_for_the_next_ones_also_where_both_were_moved(asked, tmp_path):
+    folder = files_place(asked, record_path("here/cell.json"))
+    (folder / "deep").mkdir()
+    (folder / "deep/left_over").write_text("from the earlier run")
+    (folder / "link").symlink_to(tmp_path)
+    os.rename("here", "there")
+    again = files_place(asked and asked.replace("here", "there"), record_path("there/cell.json"))
+    assert contents(again) == [".record"]
+    assert tmp_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        *((place, "where the record goes too") for place in (".", "..", "deep", "deep/cell.json")),
+        *((place, f"^--files must be a folder, got '{place}'$") for place in ("", "file")),
+        ("file/deep", "^--files is 'file/deep', which cannot be written: Not a directory$"),
+    ],
+)
+def test_what_is_no_folder_or_would_hold_the_record_is_refused_for_it_is_emptied(asked, complaint, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=complaint):
+        files_place(asked, record_path("deep/cell.json"))
+
+
+@pytest.mark.parametrize("asked", [None, "cell.files", "link", "others"])
+def test_a_folder_with_what_no_earlier_run_left_or_one_of_another_record_is_refused_and_kept(asked, tmp_path):
+    (files_place("others", record_path("a.json")) / "capture").write_text("")
+    (tmp_path / "cell.files").mkdir()
+    (tmp_path / "cell.files/thesis").write_text("the only copy")
+    (tmp_path / "link").symlink_to("cell.files")
+    with pytest.raises(UserError, match=r"holds what no earlier run for cell\.json left"):
+        files_place(asked, record_path("cell.json"))
+    assert contents(tmp_path / "cell.files") == ["thesis"]
+    assert "capture" in contents(tmp_path / "others")

@@ -1,5 +1,8 @@
 import json
+import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +13,7 @@ from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.stages.timing.cell import Cell
 
-from ..records import record
+from ..records import CPU, record
 
 CELL = Cell(precision="bf16", size="2.7B", context_length=512)
 PLACE = "precision=bf16/size=2.7B/context_length=512/batch_size=4/warmup_steps=5/mode=eager/repeat=1"
@@ -97,3 +100,56 @@ def test_a_record_of_something_else_is_named_in_one_line(tmp_path, parts, compla
         layout.recorded_cells(tmp_path, stages()["timing"])
     assert str(raised.value).startswith(f"{path} is no record: {complaint}")
     assert str(raised.value).isprintable()
+
+
+def leave_record(results, machine, name="cell"):
+    left = record(machine={**CPU, "kind": machine})
+    write_record(WholeFile(results / f"timing/cells/precision=bf16/{name}.json"), left)
+
+
+def test_a_folder_of_this_machine_or_an_absent_one_may_be_measured_into(tmp_path):
+    layout.check_results(tmp_path / "results", "NVIDIA H200", stages())
+    leave_record(tmp_path / "results", "NVIDIA H200")
+    layout.check_results(tmp_path / "results", "NVIDIA H200", stages())
+
+
+def test_one_record_of_another_machine_stops_the_run_and_says_how_to_go_on(tmp_path):
+    for index, machine in enumerate(["NVIDIA L4", "NVIDIA L4", "NVIDIA H200", "NVIDIA L4"]):
+        leave_record(tmp_path, machine, f"cell{index}")
+    with pytest.raises(UserError) as raised:
+        layout.check_results(tmp_path, "NVIDIA L4", stages())
+    for part in ("NVIDIA H200", "NVIDIA L4", "--config measure=false", "--directory runs/"):
+        assert part in str(raised.value)
+
+
+def test_a_record_in_the_place_of_another_cell_stops_the_run(tmp_path):
+    place = "size=tiny/context_length=16/batch_size=4/warmup_steps=5/mode=eager/repeat=1"
+    leave_record(tmp_path, "NVIDIA H200", place)
+    with pytest.raises(UserError, match=r"repeat=1\.json holds the record of another cell"):
+        layout.check_results(tmp_path, "NVIDIA H200", stages())
+
+
+def test_a_full_disk_stops_the_run_before_it_measures(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * 2**20))
+    with pytest.raises(UserError, match="full disk: 5 MiB free, 100 MiB needed"):
+        layout.check_results(tmp_path / "results", "NVIDIA H200", stages())
+
+
+def test_a_folder_that_is_there_or_can_be_made_passes(tmp_path):
+    assert layout.check_writable(tmp_path) == tmp_path
+    assert layout.check_writable(tmp_path / "reports/sections") == tmp_path
+    assert not (tmp_path / "reports").exists()
+
+
+@pytest.mark.parametrize("refused", [os.W_OK, os.X_OK])
+def test_a_read_only_folder_is_named(tmp_path, monkeypatch, refused):
+    monkeypatch.setattr("os.access", lambda _path, mode: not mode & refused)  # root may write anywhere
+    with pytest.raises(UserError) as raised:
+        layout.check_writable(tmp_path / "reports")
+    assert str(raised.value) == f"{tmp_path}/reports/ cannot be written: {tmp_path} is read-only for this user"
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "reports").write_text("")
+    with pytest.raises(UserError, match="reports is no folder"):
+        layout.check_writable(tmp_path / "reports/sections")

@@ -147,7 +147,7 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "folder.json").mkdir()
     for path in tmp_path.iterdir():
-        with pytest.raises(UserError, match="cannot read .*: it must be a plain file"):
+        with pytest.raises(UserError, match=r"cannot read .*: it must be a plain file"):
             read_record(path, stages())
     with pytest.raises(UserError, match="is larger than 16 MiB"):
         parse_record(b"x" * (MOST_RECORD_BYTES + 1), "cell.json", stages())

@@ -78,6 +78,22 @@ def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(error, status, reas
     assert all(row["reason"].startswith(reason) and "\n" not in row["reason"] for row in rows)
 
 
+REFUSED = "takes 33.6 GB of memory or more, this machine has 16.0 GB; `measure --force` tries it"
+WARNED = "takes 12.0 GB of memory or more, of which 9.0 GB are free: it may be killed\n"
+
+
+@pytest.mark.parametrize(
+    ("needed_gb", "refused", "warned"), [(33.6, REFUSED, ""), (12, "None", WARNED), (8, "None", ""), (0, "None", "")]
+)
+def test_what_this_machine_cannot_hold_is_refused_and_what_is_not_free_now_measured_with_a_warning(
+    monkeypatch, capsys, needed_gb, refused, warned
+):
+    monkeypatch.setattr(run, "memory_limit_bytes", lambda: 16e9)
+    monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=9e9))
+    assert str(run.too_large(SimpleNamespace(needed_bytes=lambda *_: needed_gb * 1e9), None, None)) == refused
+    assert capsys.readouterr().err == warned
+
+
 @pytest.fixture
 def too_large(monkeypatch):
     """Have every cell be too large for the host's memory."""

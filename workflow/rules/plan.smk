@@ -6,7 +6,7 @@ from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import freshness, locks, preflight, sources
+from pipeline.cells import freshness, layout, locks, sources
 from pipeline.cells.config import check_something_to_write, load_plan, remarks
 from pipeline.cells.failed import failures
 from pipeline.cells.made import Made, newer_input
@@ -46,11 +46,11 @@ def checked_plan():
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not SCHEDULED:
-        preflight.check_results(RESULTS, identity.machine_kind(), stages())
+        layout.check_results(RESULTS, identity.machine_kind(), stages())
         locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
     for folder in (REPORTS, REPORTS / "figures"):
-        preflight.check_writable(folder)
+        layout.check_writable(folder)
     return plan
 
 

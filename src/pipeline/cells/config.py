@@ -108,11 +108,8 @@ def remarks(config: Mapping[str, Any], plan: Plan) -> list[str]:
     ]
     told = [f"subjects: {line}" for line in naming.told(config.get("subjects"), plan.subjects)]
     taken = {subject for asked in measured.values() for subject in asked.subjects}
-    left_out = [
-        f"subjects: {subject.kind}.{subject.name} is not measured, for this run has no cell of a stage that takes its kind"
-        for subject in plan.subjects
-        if subject not in taken
-    ]
+    without = "is not measured, for this run has no cell of a stage that takes its kind"
+    left_out = [f"subjects: {each.kind}.{each.name} {without}" for each in plan.subjects if each not in taken]
     cells = (cell for asked in measured.values() for cell in asked.cells)
     return [*idle, *told, *left_out, *unmodelled(dict.fromkeys(getattr(cell, AXIS, "") for cell in cells))]
 
