@@ -7,9 +7,9 @@ from pipeline.errors import Skipped
 from pipeline.parallel.processes.starting import RankFailed
 from pipeline.subjects.attention_check import check_attention
 from pipeline.subjects.checking import Processes, Verdict, survivors, verdict
-from pipeline.subjects.marks import note_last
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import check_ddp
+from pipeline.subjects.turns import note_last
 
 from .outside_files import ADAPTERS, attention, training
 

@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from pipeline.errors import UserError
-from pipeline.subjects.course import ADAPTERS
-from pipeline.subjects.naming import KINDS, Subject, facts, read, words
+from pipeline.subjects.naming import ADAPTERS, KINDS, Subject, facts, read, words
 
 from .outside_files import ADAPTERS as FILE
 from .outside_files import OUTSIDE

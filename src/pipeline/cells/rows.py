@@ -124,11 +124,11 @@ class Column:
 
     def _accepts_one(self, value: Any) -> bool:
         if self.type in (str, bool):
-            if not isinstance(value, self.type):
-                return False
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return False
-        elif self.type is int and value != int(value):
+            is_of_type = isinstance(value, self.type)
+        else:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            is_of_type = is_number and (self.type is float or value == int(value))
+        if not is_of_type:
             return False
         if self.allowed and value not in self.allowed:
             return self.or_subject and NAME.fullmatch(value) is not None

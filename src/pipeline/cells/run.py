@@ -114,7 +114,7 @@ def run_cell(
 def too_large(stage: Stage, cell: Any, settings: Any) -> Skipped | None:
     """Return the reason why a cell on the CPU cannot be measured; None where it fits, or its stage does not say.
 
-    On a GPU running out of memory is an outcome; on a CPU the kernel kills what takes more than there is, after minutes.
+    On a GPU running out of memory is an outcome; on a CPU the kernel kills what takes too much, after minutes.
     What this machine has decides, so that the outcome is the same on another day. Of what is free now a line tells.
     """
     needed_bytes = stage.needed_bytes(cell, settings)

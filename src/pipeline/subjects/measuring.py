@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.subjects.checking import Processes, Verdict, survivors, verdict
-from pipeline.subjects.marks import noted_changes
 from pipeline.subjects.naming import Subject
+from pipeline.subjects.turns import noted_changes
 
 Row = dict[str, Any]
 Verdicts = Mapping[Subject, Verdict]
