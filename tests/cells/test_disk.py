@@ -9,17 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells.disk import (
-    RECORD_ROOM_BYTES,
-    DiskFull,
-    WholeFile,
-    check_free,
-    files_below,
-    files_place,
-    naming_the_full_disk,
-    record_place,
-    write_text,
-)
+from pipeline.cells import disk
+from pipeline.cells.disk import DiskFull, WholeFile, files_place, record_place, write_text
 from pipeline.errors import UserError
 
 MIB = 2**20
@@ -28,6 +19,10 @@ MIB = 2**20
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+
+
+def contents(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 def raising(number):
@@ -46,7 +41,7 @@ def test_nothing_but_the_file_stays_in_its_place_with_the_rights_that_the_umask_
                 file.write(content)
     finally:
         os.umask(umask)
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["cell.json"]
+    assert contents(tmp_path) == ["deep", "deep/cell.json"]
     assert (tmp_path / "deep/cell.json").read_text() == r"second é \udcff"
     assert stat.S_IMODE((tmp_path / "deep/cell.json").stat().st_mode) == mode
 
@@ -55,7 +50,7 @@ def test_a_file_that_is_given_up_leaves_what_was_there(tmp_path):
     write_text(tmp_path / "cell.json", "old")
     with pytest.raises(KeyError), WholeFile(tmp_path / "cell.json", MIB):
         raise KeyError("a bug")
-    assert [path.name for path in tmp_path.iterdir()] == ["cell.json"]
+    assert contents(tmp_path) == ["cell.json"]
     assert (tmp_path / "cell.json").read_text() == "old"
 
 
@@ -72,7 +67,7 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("pause_s", "writings"), [(600, 1), (0, 1), (0, 4), (0, 7)])
+@pytest.mark.parametrize(("pause_s", "writings"), [(600, 1), (0, 1), (0, 4)])
 def test_a_writer_killed_at_any_moment_leaves_the_old_file_whole_and_nothing_that_the_next_does_not_take_over(
     tmp_path, pause_s, writings
 ):
@@ -84,21 +79,18 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_file_whole_and_nothing_tha
         writer.kill()
     assert isinstance(json.loads(path.read_text()), dict)
     write_text(path, "{}")  # takes over what is left
-    assert len(list(tmp_path.iterdir())) == 1
+    assert contents(tmp_path) == ["cell.json"]
 
 
 @pytest.mark.parametrize("call", ["posix_fallocate", "fsync"])
 def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch, call):
-    path = tmp_path / "table.csv"
-    write_text(path, "old")
+    write_text(tmp_path / "table.csv", "old")
     monkeypatch.setattr(os, call, raising(errno.ENOSPC), raising=False)
-    with (
-        pytest.raises(DiskFull, match=r"^cannot write \S*table.csv: No space left on device$"),
-        WholeFile(path, 1) as it,
-    ):
+    told = r"^cannot write \S*table.csv: No space left on device$"
+    with pytest.raises(DiskFull, match=told), WholeFile(tmp_path / "table.csv", 1) as it:
         it.write("new")
-    assert path.read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "table.csv").read_text() == "old"
+    assert contents(tmp_path) == ["table.csv"]
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
@@ -118,40 +110,36 @@ def test_a_place_that_takes_no_file_is_one_line_beforehand(tmp_path, place):
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_with_room_is_written_on_a_disk_that_fills_meanwhile(small_disk):
-    disk = small_disk(size_mib=4)
+@pytest.mark.parametrize("asked", ["", ".", "cell", "cell.txt", ".json", "folder.json", "folder.json/"])
+def test_a_record_is_a_json_file(asked, tmp_path):
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(UserError, match=r"^--out must be a file that ends in \.json, got '.*'$"):
+        record_place(asked)
+
+
+def test_a_record_is_written_on_a_disk_that_fills_meanwhile(small_disk):
+    small = small_disk(size_mib=6)
     content = "0123456789" * 100_000
-    with WholeFile(disk.folder / "cell.json", MIB) as file:
-        disk.fill()
+    with record_place(small.folder / "cell.json") as file:
+        small.fill()
         file.write(content)
-    assert (disk.folder / "cell.json").read_text() == content
+    assert (small.folder / "cell.json").read_text() == content
     with pytest.raises(DiskFull, match="No space left on device"):
-        WholeFile(disk.folder / "another.json", MIB)
-
-
-def test_a_limit_on_the_size_of_files_is_a_full_disk_too(tmp_path):
-    script = (
-        "import resource, sys; from pathlib import Path; from pipeline.cells.disk import DiskFull, WholeFile\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n"
-        "try: WholeFile(Path(sys.argv[1]), 2**20)\n"
-        "except DiskFull as full: print(full)"
-    )
-    words = [sys.executable, "-c", script, str(tmp_path / "cell.json")]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert told == f"cannot write {tmp_path / 'cell.json'}: File too large\n"
+        record_place(small.folder / "another.json")
 
 
 def test_too_little_room_is_told_with_what_is_free_and_what_is_needed(tmp_path, monkeypatch):
-    check_free(tmp_path, 1)
+    disk.check_free(tmp_path, 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * MIB))
-    with pytest.raises(DiskFull, match=r"^\S+/ is on a full disk: 5 MiB free, 100 MiB needed$"):
-        check_free(tmp_path)
+    with pytest.raises(DiskFull, match=r"^cell.files/ is on a full disk: 5 MiB free, 100 MiB needed$"):
+        files_place(None, disk.Path("cell.json"))
 
 
 def test_only_want_of_room_is_told_as_such():
-    with pytest.raises(DiskFull, match=r"^cannot write kernels\.csv: No space left on device$"), naming_the_full_disk():
+    told = r"^cannot write kernels\.csv: No space left on device$"
+    with pytest.raises(DiskFull, match=told), disk.naming_the_full_disk():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "kernels.csv")
-    with pytest.raises(FileNotFoundError), naming_the_full_disk():
+    with pytest.raises(FileNotFoundError), disk.naming_the_full_disk():
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), "kernels.csv")
 
 
@@ -163,55 +151,18 @@ def test_files_are_found_through_links_and_a_link_to_a_folder_above_ends(tmp_pat
     (folder / "inner/other").symlink_to(other)
     (folder / "inner/above").symlink_to(folder)
     (folder / "d.json").symlink_to(other / "b.json")
-    found = files_below(folder, ".json")
+    found = disk.files_below(folder, ".json")
     assert [str(path.relative_to(folder)) for path in found] == ["d.json", "inner/a.json", "inner/other/b.json"]
-
-
-def record_path(asked):
-    with record_place(asked) as record:
-        return record.path
-
-
-def contents(folder):
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-@pytest.mark.parametrize("asked", ["", ".", "..", "cell", "cell.txt", ".json", "folder.json", "folder.json/"])
-def test_a_record_is_a_json_file(asked, tmp_path):
-    (tmp_path / "folder.json").mkdir()
-    with pytest.raises(UserError, match=r"^--out must be a file that ends in \.json, got '.*'$"):
-        record_place(asked)
-
-
-def test_trying_a_place_leaves_its_folder_and_an_earlier_record(tmp_path):
-    (tmp_path / "earlier.json").write_text("earlier")
-    record_path("earlier.json")
-    record_path("deep/er/cell.json")
-    assert contents(tmp_path) == ["deep", "deep/er", "earlier.json"]
-    assert (tmp_path / "earlier.json").read_text() == "earlier"
-
-
-def test_a_record_has_its_room_on_the_disk_before_it_is_measured(monkeypatch):
-    taken = []
-    monkeypatch.setattr(os, "posix_fallocate", lambda _file, start, size: taken.append((start, size)), raising=False)
-    record_path("cell.json")
-    assert taken == [(0, RECORD_ROOM_BYTES)]
-
-
-def test_files_are_kept_only_where_there_is_room_for_them(monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=20 * 2**20))
-    with pytest.raises(DiskFull, match=r"^cell\.files/ is on a full disk: 20 MiB free, 100 MiB needed$"):
-        files_place(None, record_path("cell.json"))
 
 
 @pytest.mark.parametrize("asked", [None, "here/chosen"])
 def test_an_earlier_runs_files_make_room_for_the_next_ones_also_where_both_were_moved(asked, tmp_path):
-    folder = files_place(asked, record_path("here/cell.json"))
+    folder = files_place(asked, disk.Path("here/cell.json"))
     (folder / "deep").mkdir()
     (folder / "deep/left_over").write_text("from the earlier run")
     (folder / "link").symlink_to(tmp_path)
     os.rename("here", "there")
-    again = files_place(asked and asked.replace("here", "there"), record_path("there/cell.json"))
+    again = files_place(asked and asked.replace("here", "there"), disk.Path("there/cell.json"))
     assert contents(again) == [".record"]
     assert tmp_path.exists()
 
@@ -227,16 +178,16 @@ def test_an_earlier_runs_files_make_room_for_the_next_ones_also_where_both_were_
 def test_what_is_no_folder_or_would_hold_the_record_is_refused_for_it_is_emptied(asked, complaint, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=complaint):
-        files_place(asked, record_path("deep/cell.json"))
+        files_place(asked, disk.Path("deep/cell.json"))
 
 
 @pytest.mark.parametrize("asked", [None, "cell.files", "link", "others"])
 def test_a_folder_with_what_no_earlier_run_left_or_one_of_another_record_is_refused_and_kept(asked, tmp_path):
-    (files_place("others", record_path("a.json")) / "capture").write_text("")
+    (files_place("others", disk.Path("a.json")) / "capture").write_text("")
     (tmp_path / "cell.files").mkdir()
     (tmp_path / "cell.files/thesis").write_text("the only copy")
     (tmp_path / "link").symlink_to("cell.files")
     with pytest.raises(UserError, match=r"holds what no earlier run for cell\.json left"):
-        files_place(asked, record_path("cell.json"))
+        files_place(asked, disk.Path("cell.json"))
     assert contents(tmp_path / "cell.files") == ["thesis"]
     assert "capture" in contents(tmp_path / "others")

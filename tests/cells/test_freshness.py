@@ -9,8 +9,9 @@ import pytest
 
 from pipeline import loaded_modules, peers
 from pipeline.attention.triton import kernel_sets
-from pipeline.cells import freshness, locks, sources
+from pipeline.cells import freshness, sources
 from pipeline.cells.freshness import Present, code_facts, has_changed_code, why_stale
+from pipeline.cells.library_environment import library_environment
 from pipeline.subjects import naming
 from pipeline.subjects.naming import Subject
 
@@ -144,12 +145,6 @@ def test_a_variable_that_an_imported_module_names_makes_its_cell_stale_when_it_s
         assert why_stale(record, Settings(), 2, present[other]) == "PIPELINE_ATTENTION changed"
 
 
-def test_the_variables_of_what_runs_cells_change_no_figure(monkeypatch):
-    monkeypatch.setattr(freshness, "loaded_modules", lambda: {kernel_sets.__name__, locks.__name__})
-    monkeypatch.setattr(sources, "reached_modules", lambda *_: {kernel_sets.__name__, locks.__name__})
-    assert list(code_facts("pipeline.stages.flash", AFTER_ALL_EDITS)["environment"]) == [kernel_sets.VARIABLE]
-
-
 def test_edited_modules_make_stale_those_that_imported_them(record, package):
     for path in ("cli.py", "errors.py", "cells/run.py", "stages/timing/rows.py", "stages/flash/cell.py"):
         (package / path).write_text("X = 2\n")
@@ -248,3 +243,23 @@ def test_a_cell_is_stale_where_a_peer_of_its_stage_came_or_has_another_version(r
     assert why_stale(record, Settings(), 2, NOW) is None
     del record["code"]["peers"]  # an earlier version wrote it
     assert why_stale(record, Settings(), 2, NOW) is None
+
+
+def test_what_changes_figures_is_there_and_what_cells_set_or_only_names_a_place_is_not():
+    read = {"OMP_PROC_BIND": "true", "GLIBC_TUNABLES": "glibc.malloc.arena_max=1", "NCCL_ALGO": "Ring"}
+    others = {
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "TRITON_CACHE_DIR": "/home/me/cache",
+        "HOME": "/home/me",
+    }
+    assert library_environment(read | others) == read
+
+
+def test_what_is_preloaded_counts_without_telling_whose_machine_it_is():
+    first, second = (
+        library_environment({"LD_PRELOAD": f"/home/me/{name}.so"})["LD_PRELOAD"] for name in ("tcmalloc", "jemalloc")
+    )
+    assert first != second
+    assert "me" not in first

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from pipeline.cells.own_sizes import read_sizes, unmodelled, with_sizes
+from pipeline.cells.own_sizes import read_sizes, unmodelled
 from pipeline.errors import UserError
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES, OwnSize
@@ -124,11 +124,3 @@ def test_a_mistake_in_numbers_or_a_config_json_is_one_line(tmp_path, given, said
 def test_a_name_that_cannot_be_is_refused(name):
     with pytest.raises(UserError, match=r"the pipeline has a size of this name|a name must be at most 24"):
         read_sizes({name: NUMBERS}, "sizes")
-
-
-def test_only_the_axis_of_sizes_is_renamed():
-    grids = [{"size": ["tiny", "mine"], "precision": ["mine"]}, {"size": "mine"}]
-    assert with_sizes(grids, {"mine": "mine-d1"}) == [
-        {"size": ["tiny", "mine-d1"], "precision": ["mine"]},
-        {"size": "mine-d1"},
-    ]

@@ -94,32 +94,20 @@ def test_what_this_machine_cannot_hold_is_refused_and_what_is_not_free_now_measu
     assert capsys.readouterr().err == warned
 
 
-@pytest.fixture
-def too_large(monkeypatch):
-    """Have every cell be too large for the host's memory."""
+@pytest.mark.parametrize(("gpus", "force", "measures"), [(0, False, False), (0, True, True), (1, False, True)])
+def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_unless_by_force_or_on_a_gpu(
+    monkeypatch, gpus, force, measures
+):
     monkeypatch.setattr(run, "too_large", lambda *_: Skipped("takes 34 GB, this machine has 16 GB"))
-
-
-@pytest.mark.usefixtures("too_large")
-def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_without_measuring(monkeypatch):
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
-    monkeypatch.setattr(run.freshness, "code_facts", lambda *_, measured: {"modules": {}, "measured": measured})
-    record = record_of(raising(AssertionError("measured")))
-    outcomes = {(row["status"], row["reason"]) for row in record["rows"]}
-    assert outcomes == {("skipped", "takes 34 GB, this machine has 16 GB")}
-    # The code that told its memory counts then, and only then.
-    assert not record["code"]["measured"]
-    monkeypatch.setattr(run, "too_large", lambda *_: None)
-    assert record_of(lambda *_: [])["code"]["measured"]
-
-
-@pytest.mark.usefixtures("too_large")
-@pytest.mark.parametrize(("gpus", "force"), [(0, True), (1, False)])
-def test_by_force_or_on_a_gpu_whose_memory_is_another_it_is_measured(monkeypatch, gpus, force):
     monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim(()))
+    monkeypatch.setattr(run.freshness, "code_facts", lambda *_, measured: {"modules": {}, "measured": measured})
     row = {"phase": "forward", "status": "ok"}
-    assert run.run_cell(stage(lambda *_: [row]), Cell(), Settings(), None, START, force=force)["rows"] == [row]
+    measured = run.run_cell(stage(lambda *_: [row]), Cell(), Settings(), None, START, force=force)
+    # The code that told its memory counts only where nothing was measured.
+    assert measured["code"]["measured"] == measures
+    reasons = {each.get("reason") for each in measured["rows"]}
+    assert reasons == ({None} if measures else {"takes 34 GB, this machine has 16 GB"})
 
 
 def test_a_bug_is_no_outcome_nor_are_rows_that_are_not_as_their_stage_declares_them():
@@ -217,20 +205,3 @@ def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_what_may_f
     waiting.measure = lambda: order.append("import") or (lambda *_: order.append("measure") or [])
     run.run_cell(waiting, Cell(), Settings(), None, START)
     assert order == ["take", "import", "ask", "claim", "settle", "measure"]
-
-
-def test_a_stage_that_keeps_files_is_given_their_folder(tmp_path):
-    def measure(_cell, _settings, _stopwatch, files_dir):
-        (files_dir / "capture").write_text("kept")
-        return [{"phase": "forward", "status": "ok"}]
-
-    folder = tmp_path / "files"
-    folder.mkdir()
-    run.run_cell(stage(measure), Cell(), Settings(), None, START, folder)
-    assert [path.name for path in folder.iterdir()] == ["capture"]
-
-
-def test_torch_starts_no_threads_where_its_count_is_right_already(monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "set_num_threads", lambda _threads: pytest.fail("starts a pool"))
-        run._start_torch(torch.get_num_threads(), with_cuda=False)

@@ -30,14 +30,6 @@ def test_a_mistyped_target_is_one_line_that_names_the_allowed(project):
     assert told == f"snakemake: no target 'results/timing/fp64.csv' at scale few: {allowed}"
 
 
-def test_a_record_of_a_cell_that_may_not_be_is_one_line(project):
-    target = str(project.records()[0].relative_to(project.root)).replace("size=tiny", "size=huge")
-    code, output = project.snakemake("--dry-run", target)
-    assert code == 1
-    assert last_line(output).startswith("snakemake: timing: size must be one of tiny, nano")
-    assert "Traceback" not in output
-
-
 def test_a_profile_without_its_plugin_is_one_line_with_the_remedy(project):
     profile = project.root / "workflow/profiles/slurm/config.yaml"
     profile.write_text(profile.read_text().replace('executor("slurm")', 'executor("flux")'))
@@ -75,20 +67,6 @@ def test_what_cannot_be_done_is_one_line_and_leaves_what_is_there(project, plan,
         plan(project, **{name: given.get(name, value) for name, value in words.items()})
     assert complaint in last_line(capfd.readouterr().err)
     assert not (project.root / "runs/results").exists()
-
-
-def test_a_stage_that_is_not_whole_is_one_line_before_anything_runs(project):
-    (project.root / "src/pipeline/stages/timing/report.py").unlink()
-    code, output = project.snakemake("--dry-run")
-    assert code == 1
-    assert "stages/timing/ has no report.py" in last_line(output)
-    assert "Traceback" not in output
-
-
-def test_settings_of_a_stage_without_cells_are_told_of(measured, plan, capfd):
-    plan(measured, overrides={"memory": {"settings": {"vocab_size": 50}}})
-    told = "overrides: memory is not measured, for scale 'few' has no cell of it: give it `grids`"
-    assert told in capfd.readouterr().err
 
 
 def test_records_of_another_machine_are_kept_and_can_be_rendered(project, plan):

@@ -168,19 +168,6 @@ def test_a_killed_snakemake_takes_its_cell_along_and_the_next_run_measures_it_on
 
 
 @pytest.mark.slow
-def test_a_second_run_in_the_same_folder_is_refused_by_the_lock(project):
-    run = project.start("results/timing/cells.csv", "--config", FOUR_CELLS)
-    for line in run.stdout:
-        if "cells done" in line:
-            break
-    code, output = project.snakemake("results/timing/cells.csv", "--config", FOUR_CELLS)
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
-    assert code != 0
-    assert "cannot be locked" in output
-
-
-@pytest.mark.slow
 def test_snakemakes_own_report_takes_every_caption(project):
     code, output = project.snakemake("--report", "report.html")
     assert code == 0, output
@@ -218,12 +205,3 @@ def test_nothing_runs_beside_a_cell_that_is_to_be_alone(project):
     assert code == 0, output
     threads = set(re.findall(r"<measure_(\w+) (\d+)>", output))
     assert threads == {("timing", "4"), ("flash", "1"), ("accounting", "1")}
-
-
-def test_a_run_without_a_folder_for_locks_ends_before_it_measures_with_one_line(project, monkeypatch):
-    monkeypatch.setenv("PIPELINE_LOCKS", str(project.root / "config/config.yaml"))
-    code, output = project.snakemake("--forceall")
-    assert code != 0
-    assert "snakemake: cannot lock" in output
-    assert "Traceback" not in output
-    assert "cells done" not in output
