@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.cells import quiet_host, run
-from pipeline.cells.devices import Claim, TooFewGPUs
+from pipeline.cells.devices import Claim
 from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.errors import Skipped
 
@@ -145,15 +145,6 @@ def test_a_cell_has_the_threads_that_its_settings_name_or_all_whatever_snakemake
     assert os.environ["OMP_NUM_THREADS"] == str(cores)
 
 
-def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: 8)
-    monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
-    record = record_of(lambda *_: [], cell=Cell(gpus=4), granted=2)
-    assert {row["reason"] for row in record["rows"]} == {str(TooFewGPUs(4, 2))}
-    assert {row["status"] for row in record["rows"]} == {"skipped"}
-    assert record["machine"]["gpus_taken"] == []
-
-
 def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measuring(monkeypatch):
     monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))
@@ -181,7 +172,9 @@ class CellOfGpuTime(Cell):
         (Cell(gpus=4), 8, 2, False),
     ],
 )
-def test_a_cell_is_alone_unless_it_may_share_the_host_or_measures_nothing(monkeypatch, cell, gpus, granted, alone):
+def test_a_cell_is_alone_unless_it_may_share_the_host_or_has_too_few_gpus_which_is_told(
+    monkeypatch, cell, gpus, granted, alone
+):
     asked = []
 
     def take(*, alone, command):
@@ -191,8 +184,11 @@ def test_a_cell_is_alone_unless_it_may_share_the_host_or_measures_nothing(monkey
     monkeypatch.setattr(run, "Host", take)
     monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
     monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
-    record_of(lambda *_: [], cell=cell, granted=granted)
+    record = record_of(lambda *_: [], cell=cell, granted=granted)
     assert asked == [(alone, START.command)]
+    lacking = {(row["status"], row["reason"]) for row in record["rows"]}
+    assert lacking == ({("skipped", "needs 4 GPUs, 2 present")} if cell.gpus == 4 else set())
+    assert len(record["machine"]["gpus_taken"]) == (0 if lacking else min(gpus, 1))
 
 
 def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_what_may_fail_comes_before_measuring(monkeypatch):
