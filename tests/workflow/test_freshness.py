@@ -87,6 +87,22 @@ def test_a_record_is_a_target_by_itself(measured, plan):
         assert plan(measured, record_path) == {"measure_timing": 1}
 
 
+TIMING = {"size": ["tiny"], "context_length": [16], "precision": ["fp32", "bf16"]}
+
+
+@pytest.mark.parametrize(
+    ("timing", "expected"),
+    [
+        ({"settings": {"vocab_size": 200}}, measured_again(timing=2)),
+        ({"grids": [TIMING | {"context_length": [16, 17]}]}, measured_again(timing=2)),  # the others are left alone
+        ({"grids": [TIMING | {"precision": ["fp32"]}]}, {"tabulate_cells": 1, "writeup": 1}),
+    ],
+    ids=["a setting", "new cells", "a cell less"],
+)
+def test_an_override_measures_what_it_changes(measured, plan, timing, expected):
+    assert plan(measured, overrides={"timing": timing}) == expected
+
+
 def test_an_error_while_freshness_is_told_ends_the_run(measured, plan, monkeypatch, capfd):
     def fail(*_):
         raise RuntimeError("nobody can tell")
