@@ -168,11 +168,6 @@ def test_a_run_that_would_write_up_nothing_says_what_to_do(tmp_path):
         check_something_to_write(plan(measure=False), tmp_path)
 
 
-def test_keys_that_a_merge_brings_may_be_given_again(tmp_path):
-    (tmp_path / "mine.yaml").write_text("a: &a {x: 1, y: 2}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, x: 4}\n")
-    assert read_yaml(tmp_path / "mine.yaml")["c"] == {"x": 4, "y": 2}
-
-
 OUTSIDE = ROOT / "tests/subjects/outside"
 MINE = {"attention": {"mine": f"{OUTSIDE}/kernels/attention.py:Right"}}
 
@@ -209,11 +204,6 @@ def test_a_scale_may_name_the_users_own_and_the_configuration_others(tmp_path):
     for subjects, name in (({}, "mine"), ({"attention": {"other": place}}, "other")):
         planned = plan(scales=tmp_path, subjects=subjects)
         assert [subject.name for subject in planned.stages["flash"].subjects] == [name]
-
-
-def test_only_some_stages_are_planned():
-    assert list(plan(only="timing").stages) == list(plan(only=["timing"]).stages) == ["timing"]
-    assert list(plan(only=[]).stages) == list(stages())
 
 
 def test_sizes_of_the_users_own_stand_in_grids_by_the_names_that_say_them():

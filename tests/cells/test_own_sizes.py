@@ -83,14 +83,6 @@ def test_what_of_a_model_is_left_out_is_in_the_name_and_told(tmp_path, changes, 
     assert all(name in line for line in told)
 
 
-def test_a_path_may_begin_at_home_hold_colons_and_the_file_tabs(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / "a:b, c: d"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA, indent="\t"))
-    assert read_sizes({"mine": "~/a:b, c: d/config.json"}, "sizes")["mine"].startswith("mine-d2048")
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [

@@ -18,16 +18,6 @@ def complaint(asked, taken=()):
     return str(raised.value)
 
 
-def test_a_place_is_enough_and_functions_may_go_with_it():
-    hook = f"{OUTSIDE}/adapters.py:ddp_individual_parameters_on_after_backward"
-    wrapper = f"{OUTSIDE}/adapters.py:get_ddp_individual_parameters"
-    asked = {"attention": {"mine": PLACE}, "ddp": {"ours_2": {"use": wrapper, "after_backward": hook}}}
-    assert read(asked, "subjects", {}) == (
-        Subject("attention", "mine", PLACE),
-        Subject("ddp", "ours_2", wrapper, after_backward=hook),
-    )
-
-
 def test_a_command_gives_the_subjects_that_were_read():
     subjects = read(FILE, "subjects", {})
     option, text = words(subjects)

@@ -80,13 +80,6 @@ def test_results_copied_to_another_checkout_are_not_measured_again(measured, pla
     assert set(plan(copy)) == {"writeup"}
 
 
-def test_a_record_is_a_target_by_itself(measured, plan):
-    record_path = str(measured.records()[0].relative_to(measured.root))
-    assert plan(measured, record_path) == {}
-    with edited(measured, "src/pipeline/model/transformer.py", "10_000.0", "20_000.0"):
-        assert plan(measured, record_path) == {"measure_timing": 1}
-
-
 TIMING = {"size": ["tiny"], "context_length": [16], "precision": ["fp32", "bf16"]}
 
 

@@ -95,21 +95,6 @@ def test_lost_or_emptied_records_are_measured_again_unless_nothing_is_to_be_and_
     assert plan(project, "reports/writeup.md")["measure_timing"] == 2
 
 
-@pytest.mark.usefixtures("without_worker")
-@pytest.mark.slow
-def test_a_lost_record_is_measured_again_once(project):
-    lost = next(path for path in project.records() if "precision=bf16" in path.parts)
-    lost.unlink()
-    assert project.planned("results/timing/fp32.csv") == {}  # it has no part in that one
-    code, output = project.snakemake("results/timing/bf16.csv")
-    assert code == 0, output
-    assert lost.is_file()
-    code, output = project.snakemake("reports/writeup.md")
-    assert code == 0, output
-    assert project.planned("reports/writeup.md") == {}
-    assert project.planned() == {}
-
-
 def test_a_cells_files_are_where_its_rule_says_whichever_stage_comes_last(measured):
     cell = Cell(size="tiny", context_length=16, mode="inference")
     record = layout.record_path(Path("results"), "memory", cell)
