@@ -135,12 +135,17 @@ class Column:
         return not (self.positive and value <= 0) and (self.minimum is None or value >= self.minimum)
 
 
-@cache
-def columns(row_type: Any) -> Mapping[str, Column]:
+def columns(row_type: type[Row]) -> Mapping[str, Column]:
     """Return the columns of a kind of row by name: its keys, the outcome, the figures as declared, lists at the end.
 
     Raises TypeError for a field that is no column, or of a type that tables cannot hold.
     """
+    anything: Any = row_type  # mypy takes the class of a frozen dataclass for unhashable
+    return _columns(anything)
+
+
+@cache
+def _columns(row_type: Any) -> Mapping[str, Column]:
     hints = get_type_hints(row_type)
     named = {item.name: _column(item.name, hints[item.name], item.metadata) for item in fields(row_type)}
     order = sorted(named.values(), key=lambda item: item.is_list)

@@ -37,7 +37,7 @@ def main(token: str) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address(token))
         listener.listen()
-        while 0 not in select.select([0, listener], [], [])[0]:
+        while 0 not in select.select([0, listener.fileno()], [], [])[0]:
             caller, _ = listener.accept()
             with caller:
                 if is_own(caller):
@@ -74,7 +74,7 @@ def _watch(caller: socket.socket) -> None:
     _tell(caller, {"pid": pid})
     cell = os.pidfd_open(pid)
     # A caller sends nothing after its request: whatever there is to read is the end.
-    if cell not in select.select([caller, cell], [], [])[0]:
+    if cell not in select.select([caller.fileno(), cell], [], [])[0]:
         _kill(pid)
     _tell(caller, {"status": os.waitpid(pid, 0)[1]})
 
