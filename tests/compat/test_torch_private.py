@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 import torch
 import torch.distributed.distributed_c10d
+import torch.distributed.tensor.experimental
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline.compat import torch_private
@@ -23,6 +24,7 @@ PATHS = (
     *("autograd._get_sequence_nr", "cuda._sleep", "cuda.memory._dump_snapshot", "cuda.memory._record_memory_history"),
     *("utils._python_dispatch.TorchDispatchMode", "utils._python_dispatch.is_in_torch_dispatch_mode"),
     *("utils._pytree.tree_leaves", "distributed.distributed_c10d._coalescing_manager"),
+    "distributed.tensor.experimental.context_parallel",
 )
 
 
