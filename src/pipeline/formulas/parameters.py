@@ -18,17 +18,12 @@ def feed_forward_matrices(size: ModelSize) -> list[int]:
     return [size.d_model * size.d_ff] * 3
 
 
-def feed_forward_matrix_elements(size: ModelSize) -> int:
-    """Count the elements of SwiGLU's three matrices in one block: 3df."""
-    return sum(feed_forward_matrices(size))
-
-
 def block_matrix_elements(size: ModelSize) -> int:
     """Count the elements of one block's matrices: 4d² of attention (q, k, v, output) and 3df of SwiGLU.
 
     Where all heads of queries have width q and of keys k, attention has 2dq + 2dk.
     """
-    return sum(attention_matrices(size)) + feed_forward_matrix_elements(size)
+    return sum(attention_matrices(size)) + sum(feed_forward_matrices(size))
 
 
 def block_parameter_count(size: ModelSize) -> int:

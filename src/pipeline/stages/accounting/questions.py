@@ -162,7 +162,7 @@ def bucket_rows(asked: Asked) -> Iterator[Row]:
     counts = sorted({2**power for power in range(math.ceil(math.log2(max(best, 2))) + 5)})
     overheads_s = [
         *(("buckets", count, buckets.bucketed_s(gradient_bytes, count, link)) for count in counts),
-        ("one_call", 1, buckets.unhidden_s(gradient_bytes, 1, link)),
+        ("one_call", 1, link.seconds(gradient_bytes)),
         ("best", best, buckets.least_overhead_s(gradient_bytes, link)),
     ]
     for case, count, overhead_s in overheads_s:
