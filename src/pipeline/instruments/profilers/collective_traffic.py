@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from pipeline.compat.torch_private import TorchDispatchMode, operator_name
+from pipeline.compat.torch_private import TorchDispatchMode, operator_name, tensors_in
 
 
 @dataclass(frozen=True)
@@ -33,23 +32,12 @@ class CollectiveLog(TorchDispatchMode):
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Note the operator where it is a collective, and run it."""
         # What has no tensor, like a split of the group, moves no data.
-        if function.namespace == "c10d" and (tensors := _tensors(args)):
+        if function.namespace == "c10d" and (tensors := tensors_in(args)):
             name = operator_name(function).removeprefix("c10d::").strip("_")
-            self.calls.append(Collective(name, _payload_bytes(args), tensors[0].dtype))
+            # The largest argument: a gather's output and a scatter's input hold all ranks' parts.
+            payload_bytes = max(sum(tensor.nbytes for tensor in tensors_in(argument)) for argument in args)
+            self.calls.append(Collective(name, payload_bytes, tensors[0].dtype))
         return function(*args, **(kwargs or {}))
-
-
-def _payload_bytes(arguments: Iterable[Any]) -> int:
-    """Return the bytes of the largest argument: a gather's output and a scatter's input hold all ranks' parts."""
-    return max(sum(tensor.nbytes for tensor in _tensors(argument)) for argument in arguments)
-
-
-def _tensors(argument: Any) -> list[Tensor]:
-    if isinstance(argument, Tensor):
-        return [argument]
-    if isinstance(argument, list | tuple):
-        return [tensor for item in argument for tensor in _tensors(item)]
-    return []
 
 
 def total_bytes(calls: Iterable[Collective]) -> int:
