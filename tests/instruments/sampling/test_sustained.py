@@ -8,6 +8,7 @@ import torch
 from pipeline.instruments.machine.power import Power
 from pipeline.instruments.sampling import sustained
 from pipeline.instruments.sampling.interleaving import Work
+from pipeline.instruments.sampling.step_timing import recorded_event
 from pipeline.instruments.sampling.sustained import BLOCKS_AHEAD, hold
 
 
@@ -125,9 +126,9 @@ def test_a_gpu_holds_about_the_time_that_events_around_many_calls_give():
     work = Work(lambda _: x @ x)
     work.call(None)
     found = hold(work, 0.2, 0.5)
-    begin = sustained.cuda_event()
+    begin = recorded_event()
     for _ in range(100):
         work.call(None)
-    end = sustained.cuda_event()
+    end = recorded_event()
     end.synchronize()
     assert found.median_ms == pytest.approx(begin.elapsed_time(end) / 100, rel=0.3)

@@ -87,7 +87,7 @@ class Recorder(ABC):
         return Recording(
             events,
             [(name, position) for name, position, addresses in noted if addresses is None],
-            [Identity(*each) for each in noted if each[2] is not None],
+            [Identity(name, position, addresses) for name, position, addresses in noted if addresses is not None],
         )
 
     @abstractmethod

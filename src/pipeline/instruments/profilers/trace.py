@@ -97,7 +97,9 @@ def nestings(intervals: pd.DataFrame) -> Iterator[tuple[Any, Nesting]]:
 
 
 def _nest(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Nesting:
-    parents, changes, stack = [], [], []
+    parents: list[int] = []
+    changes: list[tuple[float, int]] = []
+    stack: list[tuple[int, float]] = []
 
     def close_until(time: float) -> None:
         while stack and stack[-1][1] <= time:
