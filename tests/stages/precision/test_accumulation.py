@@ -8,13 +8,7 @@ from pipeline.stages.precision.cell import Cell, Settings
 from ...records import derived
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")],
-    ),
-]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(scope="module", params=DEVICES)
