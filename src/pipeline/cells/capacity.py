@@ -10,7 +10,7 @@ import psutil
 
 from pipeline.cells.stage import Stage
 from pipeline.errors import Skipped
-from pipeline.instruments.machine.memory_limit import memory_limit_bytes
+from pipeline.instruments.machine.cgroups import memory_limit_bytes
 
 
 def too_large(stage: Stage, cell: Any, settings: Any) -> Skipped | None:

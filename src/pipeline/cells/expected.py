@@ -10,7 +10,7 @@ from pipeline.cells import sweep
 from pipeline.cells.record import has_failed, read_head
 from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
-from pipeline.instruments.machine.memory_limit import memory_limit_bytes
+from pipeline.instruments.machine.cgroups import memory_limit_bytes
 
 # Of a stage that does not say.
 UNKNOWN_S = 10.0

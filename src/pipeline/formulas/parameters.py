@@ -3,7 +3,9 @@
 Symbols: V vocabulary size, d d_model, f d_ff, L layers.
 """
 
-from pipeline.formulas.sizes import ModelSize
+from collections.abc import Iterable
+
+from pipeline.formulas.sizes import SIZES, ModelSize
 from pipeline.formulas.units import FP32_BYTES
 
 
@@ -48,3 +50,11 @@ def parameter_count(size: ModelSize, vocab_size: int) -> int:
 def parameter_bytes(size: ModelSize, vocab_size: int) -> int:
     """Count the bytes of the parameters in fp32: 4P."""
     return FP32_BYTES * parameter_count(size, vocab_size)
+
+
+def by_size(names: Iterable[str]) -> list[str]:
+    """Sort the names of sizes, the user's own among them: the smallest first, by the parameters of their layers."""
+    return sorted(names, key=lambda name: SIZES[name].num_layers * block_parameter_count(SIZES[name]))
+
+
+BY_SIZE = tuple(by_size(SIZES))
