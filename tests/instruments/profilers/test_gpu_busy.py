@@ -4,7 +4,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 from pipeline.instruments.profilers import gpu_busy
@@ -15,7 +14,6 @@ from pipeline.instruments.profilers.gpu_busy import (
     steps_between_marks,
     summarise_work,
 )
-from pipeline.instruments.profilers.intervals import work_of
 from pipeline.instruments.sampling.step_timing import StopRule, time_phases
 
 MATMUL, ALL_REDUCE, MARK = "sm90_gemm", "ncclDevKernel_AllReduce_Sum", "void at::cuda::spin_kernel(long)"
@@ -52,31 +50,6 @@ def test_marks_divide_the_work_into_steps_whatever_its_order_and_a_step_without_
         (MATMUL, 12, 5),
     )
     assert [list(step["start_us"]) for step in steps_between_marks(work(*events))] == [[12, 20], [], [50]]
-
-
-def event(name, start_ns, duration_ns, device_type=DeviceType.CUDA, annotation=False):
-    return SimpleNamespace(
-        name=lambda: name,
-        start_ns=lambda: start_ns,
-        duration_ns=lambda: duration_ns,
-        device_type=lambda: device_type,
-        is_user_annotation=lambda: annotation,
-    )
-
-
-def test_neither_calls_of_the_host_nor_named_ranges_are_work_and_times_keep_their_nanoseconds():
-    since_1970 = 1_790_000_000_000_000_000
-    events = [
-        event("Optimizer.step#AdamW.step", since_1970, 9000, annotation=True),
-        event("cudaLaunchKernel", since_1970, 9000, device_type=DeviceType.CPU),
-        event(MATMUL, since_1970 + 1001, 1003),
-        event(MATMUL, since_1970, 500),
-    ]
-    assert work_of(events, on_gpu=True).to_dict("list") == {
-        "name": [MATMUL, MATMUL],
-        "start_us": [1.001, 0.0],
-        "duration_us": [1.003, 0.5],
-    }
 
 
 def test_of_what_was_profiled_torch_makes_no_objects(monkeypatch):

@@ -1,7 +1,6 @@
 import pandas as pd
 import pytest
 
-from pipeline.instruments.profilers.intervals import overlap_us, span_us, union_us
 from pipeline.instruments.profilers.trace import (
     NOWHERE,
     build_trace,
@@ -30,10 +29,6 @@ def work(*rows):
 
 def trace(work, launches, ranges):
     return build_trace(work, launches, ranges, "hand-made")
-
-
-def intervals(*rows):
-    return frame("start_us duration_us", *rows)
 
 
 @pytest.fixture
@@ -142,15 +137,3 @@ def test_times_count_from_the_start_of_the_capture(step):
         work(("gemm", 7, 1040.0, 20.0, 1)), launches((1, 1012.0, MAIN)), ranges(("step", MAIN, 1000.0, 100.0))
     )
     assert (later.ranges["start_us"][0], later.events["start_us"][0]) == (0, 40)
-
-
-def test_a_union_counts_overlapping_nested_and_equal_intervals_once():
-    assert union_us(intervals((0, 10), (5, 10), (6, 2), (0, 10), (20, 5))) == 20
-    assert union_us(intervals()) == 0
-    assert span_us(intervals((5, 10), (0, 3))) == 15
-
-
-def test_overlap_is_the_time_in_which_both_ran():
-    compute, communication = intervals((0, 10), (20, 10)), intervals((5, 10), (8, 20))
-    assert overlap_us(compute, communication) == 5 + 8
-    assert overlap_us(compute, intervals()) == 0
