@@ -85,7 +85,7 @@ class _Rank:
         if device.type != "cuda" and not way.captured:
             return
         step = self._build(way)
-        for _ in range(self.settings.warmup_steps if self.experiment.profiles_warm else 1):
+        for _ in range(self.settings.warmup_steps):
             step.run()
         result.busy = profile_gpu_busy(step.run, device)
         if way.captured:
@@ -93,8 +93,7 @@ class _Rank:
 
     def _build(self, way: Way) -> TrainingStep:
         """Build a way's step: weights and tokens use the rank's own seed, so that to communicate makes a difference."""
-        if self.experiment.collects:
-            gc.collect()
+        gc.collect()  # hooks refer to the module that has them: counting references alone would keep the turn before
         if self.turns_of_own is not None:
             self.turns_of_own.begin(way.name)
         return way.build(

@@ -19,6 +19,7 @@ from pipeline.ranges import listening
 
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
+_READ = (*_DEVICE_WORK, *_LAUNCHES, "user_annotation", "cpu_op")
 # "aten::mm", "gloo:all_reduce"; not the nodes of autograd's graph, which call operators and compute nothing themselves.
 _OPERATOR = r"(?!autograd::|torch::)\w+:"
 
@@ -42,7 +43,7 @@ def read_trace(path: Path) -> Trace:
             found = json.load(file)["traceEvents"]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise CaptureFailed(f"{path.name} is no whole trace of torch.profiler: {str(error) or 'cut short'}") from None
-    events = _table([event for event in found if event.get("ph") == "X"])
+    events = _table([event for event in found if event.get("ph") == "X" and event.get("cat") in _READ])
     # PyTorch's own ranges, like "Optimizer.step#AdamW.step", have a # in their names.
     ranges = events[(events["category"] == "user_annotation") & ~events["name"].str.contains("#", regex=False)]
     work, launches = events[events["category"].isin(_DEVICE_WORK)], events[events["category"].isin(_LAUNCHES)]
@@ -60,7 +61,7 @@ def _table(events: list[dict]) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "name": pd.Series([event["name"] for event in events], dtype=str),
-            "category": [event.get("cat", "") for event in events],
+            "category": [event["cat"] for event in events],
             "thread": [event["tid"] for event in events],
             "start_us": np.array([event["ts"] for event in events], dtype=float),
             "duration_us": np.array([event["dur"] for event in events], dtype=float),
