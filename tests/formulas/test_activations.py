@@ -1,4 +1,3 @@
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -15,7 +14,7 @@ from pipeline.formulas.activations import (
 from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
 from pipeline.instruments.memory.saved_tensors import saved_bytes
 
-from .models import given, saved_by, step_of
+from .models import step_of
 
 SHAPES = {
     "wide": Workload(ModelSize(d_model=32, d_ff=96, num_layers=2, num_heads=2), 50, 3, 8),
@@ -27,16 +26,9 @@ SHAPES = {
 
 
 def count_saved(workload):
-    """Run a forward pass on the CPU; give the bytes of the distinct storages that it keeps, batch and model apart."""
+    """Run a forward pass; give the bytes of the distinct storages that it keeps, batch and model apart."""
     step = step_of(workload)
-    ours = {tensor.untyped_storage().data_ptr() for tensor in given(step)}
-    inputs = []
-    for layer in step.model.layers:
-        layer.register_forward_pre_hook(lambda module, args: inputs.append(args[0]))
-    kept = saved_by(step.forward)
-    if workload.checkpoint_every:  # their inputs are kept by the checkpoint itself, not as saved tensors
-        kept |= {x.untyped_storage().data_ptr(): x for x in inputs[:: workload.checkpoint_every]}
-    return sum(tensor.untyped_storage().nbytes() for address, tensor in kept.items() if address not in ours)
+    return saved_bytes(step.forward, [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets])
 
 
 @pytest.mark.parametrize("checkpoint_every", [0, 1, 2])
@@ -47,20 +39,6 @@ def test_saved_bytes_equal_the_counted_tensors(shape, precision, attention, chec
     varied = {"precision": precision, "attention": attention, "checkpoint_every": checkpoint_every}
     workload = replace(SHAPES[shape], device_type="cpu", **varied)
     assert sum(saved_terms(workload).values()) == count_saved(workload)
-
-
-@pytest.mark.parametrize(("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
-def test_scores_and_swiglu_are_the_terms_that_their_tensors_make(precision, dtype):
-    workload = replace(SHAPES["wide"], precision=precision, device_type="cpu", batch_size=5)
-    kept = saved_by(step_of(workload).forward).values()
-    counted = Counter((tensor.untyped_storage().nbytes(), tensor.dtype) for tensor in kept)
-    terms = saved_terms(workload)
-    layers, element = workload.size.num_layers, workload.product_bytes
-    scores, hidden = workload.score_elements * element, workload.tokens * workload.size.d_ff * element
-    inputs = layers * workload.tokens * workload.size.d_model * element * (2 if precision == "bf16" else 1)
-    assert counted[scores, dtype] * scores == terms["scores"]
-    assert counted[hidden, dtype] == 4 * layers
-    assert counted[hidden, dtype] * hidden + inputs == terms["feed_forward"]
 
 
 def test_cudas_fused_norm_keeps_one_tensor_less_and_its_autocast_the_softmax_in_fp32_beside_its_copy():
@@ -81,18 +59,13 @@ def workload(attention="eager", seq_len=16, **others):
     return Workload(SIZE, vocab_size=40, batch_size=2, seq_len=seq_len, attention=attention, **others)
 
 
-def model_bytes(work):
-    step = step_of(work)
-    return saved_bytes(step.forward, given(step))
-
-
 @pytest.mark.parametrize("device_type", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("attention", ["eager", "tiled", "flash"])
 def test_the_model_keeps_what_its_parts_add_up_to(attention, device_type):
     if attention == "flash" and device_type == "cpu" and torch.cuda.is_available():
         pytest.skip("where there is a GPU, Triton runs on it alone")
     work = workload(attention, device_type=device_type)
-    assert model_bytes(work) == sum(bytes_by_part(work).values())
+    assert count_saved(work) == sum(bytes_by_part(work).values())
 
 
 @pytest.mark.parametrize(("attention", "of_a_query"), [("eager", 16), ("flash", 1)])
