@@ -6,9 +6,9 @@ from pipeline.stages.precision.cases import ASSIGNED_SUMS, SUMS
 from pipeline.stages.precision.cell import Cell, Settings
 
 from ...records import derived
+from .conftest import DEVICES
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 @pytest.fixture(scope="module", params=DEVICES)

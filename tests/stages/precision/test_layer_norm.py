@@ -10,8 +10,7 @@ from pipeline.stages.precision.layer_norm import limits, measure_layer_norm, nor
 from pipeline.stages.precision.roundoff import FORMATS
 
 from ...records import derived
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+from .conftest import DEVICES
 
 
 @pytest.fixture(scope="module", params=DEVICES)
