@@ -3,8 +3,7 @@
 import pandas as pd
 
 from pipeline.instruments.profilers.intervals import union_us
-from pipeline.instruments.profilers.kernel_categories import CATEGORIES, category
-from pipeline.stages.step8b.cell import IDLE
+from pipeline.instruments.profilers.kernel_categories import CATEGORIES, IDLE, category
 
 HIDDEN_BY_ALL = "communication"
 ORDER = (*(name for name in CATEGORIES if name != HIDDEN_BY_ALL), HIDDEN_BY_ALL)
