@@ -12,7 +12,7 @@ from pipeline.cells.config import Plan
 from pipeline.cells.record import has_failed, is_empty, read_head
 from pipeline.cells.stage import Stage
 from pipeline.errors import UserError
-from pipeline.instruments.machine.memory_limit import memory_limit_bytes
+from pipeline.instruments.machine.cgroups import memory_limit_bytes
 from pipeline.subjects import naming
 
 # Seconds of a cell of a stage that does not say, and of one that does not fit into the host's memory.

@@ -22,7 +22,7 @@ from pipeline.cells.scheduler import slurm_job
 from pipeline.cells.stage import Stage, shares_host
 from pipeline.errors import Skipped
 from pipeline.instruments.machine import identity
-from pipeline.instruments.machine.memory_limit import memory_limit_bytes
+from pipeline.instruments.machine.cgroups import memory_limit_bytes
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.subjects import naming

@@ -47,7 +47,6 @@ def test_the_keys_of_an_unmeasured_cell_are_those_of_its_rows(cpu_rows_by_cell, 
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_a_gpu_gives_the_rows_that_the_cpu_gives(cpu_rows_by_cell, experiment):
     names = list(Cell(experiment).row_keys()[0])
