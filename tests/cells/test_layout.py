@@ -16,7 +16,7 @@ from pipeline.stages.timing.cell import Cell
 from ..records import CPU, record
 
 CELL = Cell(precision="bf16", size="2.7B", context_length=512)
-REST = "context_length=512/batch_size=4/warmup_steps=5/mode=eager/repeat=1"
+REST = "context_length=512/batch_size=4/warmup_steps=5/repeat=1"
 SIZE = f"size=tiny/{REST}"
 
 
