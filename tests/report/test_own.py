@@ -2,7 +2,8 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.own import first_rows, parts, ranked, without_own
+from pipeline.report.own import first_table, parts, ranked, without_own
+from pipeline.report.section import Told
 
 from .frames import failed, folded, timed
 
@@ -66,6 +67,6 @@ def test_sections_do_not_see_them():
 
 
 def test_the_first_screen_has_each_at_the_first_problem():
-    found = first_rows({"flash": measured()}, {"flash": FLASH})
+    found = first_table([Told(FLASH, None, (), "", measured())]).rows
     assert [(row["impl"], row["seq_len"]) for _, row in found.iterrows()] == [("mine", 16384), ("broken", 16384)]
-    assert first_rows({"flash": without_own(measured(), FLASH)}, {"flash": FLASH}).empty
+    assert first_table([Told(FLASH, None, (), "", without_own(measured(), FLASH))]).is_empty

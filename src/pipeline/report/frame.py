@@ -19,7 +19,7 @@ import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES, RowTypes
 from pipeline.cells.samples import NEGLIGIBLE_SHARE
-from pipeline.cells.stage import SETTING, Stage
+from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.cells.stage_rows import stage_rows
 from pipeline.cells.timed_rows import idle_columns
 from pipeline.report.intervals import pooled_repeat_spread
@@ -35,6 +35,12 @@ WHOLE_STEP = "train_step"
 # What a phase shares with the whole step that it is of.
 OF_STEP = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")
 LIMIT = f"{SETTING}unstable_rel_error"
+
+
+def by_stage(stages: Stages, records: Records) -> dict[str, pd.DataFrame]:
+    """Return the frame of each stage that there are records of, in the order of the stages."""
+    found = {name: [record for record in records if record["stage"] == name] for name in stages}
+    return {name: build(stages[name], own) for name, own in found.items() if own}
 
 
 def build(stage: Stage, records: Records) -> pd.DataFrame:

@@ -35,6 +35,11 @@ class Table:
     all_rows: bool = False
     across: str | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing would be seen."""
+        return self.rows.empty
+
     def markdown(self) -> Markdown:
         """Write the table as Markdown under its caption."""
         shown = self.rows if self.all_rows else self.rows.head(MOST_ROWS)
@@ -54,6 +59,11 @@ class Table:
         more = len(self.rows) - len(shown)
         rest = f"\n\n… and {more:,} more rows in the tables below." if more else ""
         return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
+
+
+def same(form: Form, *names: str) -> Columns:
+    """Return columns that have their headers in `rows` too."""
+    return [(name, name, form) for name in names]
 
 
 def filled(rows: pd.DataFrame, columns: Columns) -> Columns:

@@ -4,8 +4,10 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
 from markdown_it.token import Token
 from markupsafe import Markup
 
@@ -18,6 +20,7 @@ CHART = Markup(
     '<figure class="chart" data-chart="{key}"><figcaption>{title}</figcaption>'
     '<div class="pickers"></div><div class="plot" role="img" aria-label="{title}"></div></figure>\n'
 )
+LONE_CHART = re.compile(r"<p>(<figure .*?</figure>\n)</p>")
 
 
 @dataclass(frozen=True)
@@ -34,55 +37,28 @@ def to_html(text: str, charts: Collection[str] = ()) -> Body:
 
     Links to tables become links to the rows of that stage in this page.
     """
+
+    def image(self: RendererHTML, tokens: Sequence[Token], place: int, options: Any, env: Any) -> str:
+        link = FIGURE_LINK.fullmatch(str(tokens[place].attrGet("src")))
+        if link is None or link[1] not in charts:
+            return self.image(tokens, place, options, env)
+        return str(CHART.format(key=link[1], title=_plain(tokens[place])))
+
     parser = MarkdownIt("commonmark", {"html": False}).enable("table")
     parser.add_render_rule("table_open", lambda *_: '<div class="scroll"><table>\n')
     parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    parser.add_render_rule("image", image)
     tokens = parser.parse(text)
-    contents = _headings(tokens)
-    html = parser.renderer.render(_with_charts(tokens, charts), parser.options, {})
-    title = next((_plain(text) for start, text in pairwise(tokens) if start.tag == "h1"), "")
+    headings = [(token, inline) for token, inline in pairwise(tokens) if token.type == "heading_open"]
+    for token, inline in headings:
+        token.attrSet("id", anchor(inline.content))
+    for part in (part for token in tokens for part in token.children or ()):
+        if part.type == "link_open" and (table := TABLE_LINK.fullmatch(str(part.attrGet("href")))):
+            part.attrSet("href", f"#rows-{table[1]}/{table[2]}")
+    html = LONE_CHART.sub(r"\1", parser.renderer.render(tokens, parser.options, {}))
+    title = next((_plain(inline) for token, inline in headings if token.tag == "h1"), "")
+    contents = [(anchor(inline.content), _plain(inline)) for token, inline in headings if token.tag == "h2"]
     return Body(title, Markup(html), contents)
-
-
-def _headings(tokens: Sequence[Token]) -> list[tuple[str, str]]:
-    """Give headings their anchors and links to tables their place in the page; return the second-level headings."""
-    found = []
-    for token, text in pairwise(tokens):
-        if token.type == "heading_open":
-            token.attrSet("id", anchor(text.content))
-            if token.tag == "h2":
-                found.append((anchor(text.content), _plain(text)))
-    for token in tokens:
-        for part in token.children or ():
-            if part.type == "link_open" and (table := TABLE_LINK.fullmatch(str(part.attrGet("href")))):
-                part.attrSet("href", f"#rows-{table[1]}/{table[2]}")
-    return found
-
-
-def _with_charts(tokens: Sequence[Token], charts: Collection[str]) -> list[Token]:
-    """Replace each paragraph that is a drawing by the chart of that name, which keeps its title."""
-    kept: list[Token] = []
-    skip_close = False
-    for token in tokens:
-        key = _figure(token)
-        if key in charts:
-            [image] = token.children or []
-            kept[-1] = Token("html_block", "", 0, content=str(CHART.format(key=key, title=_plain(image))), block=True)
-            skip_close = True
-        elif skip_close:
-            skip_close = False
-        else:
-            kept.append(token)
-    return kept
-
-
-def _figure(token: Token) -> str | None:
-    """Return `stage/name` of the drawing that is all of a paragraph's text; None for any other token."""
-    parts = token.children or []
-    if token.type != "inline" or len(parts) != 1 or parts[0].type != "image":
-        return None
-    link = FIGURE_LINK.fullmatch(str(parts[0].attrGet("src")))
-    return link[1] if link else None
 
 
 def _plain(token: Token) -> str:
