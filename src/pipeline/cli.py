@@ -5,12 +5,16 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pipeline.cells.disk import DISK_FULL, DiskFull
+from pipeline.cells.disk import DISK_FULL, DiskFull, write_text
 from pipeline.errors import UserError
 from pipeline.measure_command import check, failed, measure
 from pipeline.printing import escape_what_streams_cannot_write, print_lines
 from pipeline.worker import client
+
+if TYPE_CHECKING:
+    from pipeline.compare.runs import Run
 
 BAD_INPUT = 2
 # What `compare --fail-if-slower` ends with: Python itself ends with 1 where it fails.
@@ -75,7 +79,6 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _tabulate(arguments: argparse.Namespace) -> None:
-    from pipeline.cells.disk import write_text
     from pipeline.cells.tabulate import cell_table, row_table
     from pipeline.registry import stages
 
@@ -105,7 +108,7 @@ def _account(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from pipeline.compare import page, pair, runs
+    from pipeline.compare import machines, page, pair, published, runs
     from pipeline.registry import stages
 
     if not arguments.tolerance_pct >= 0:
@@ -113,17 +116,31 @@ def _compare(arguments: argparse.Namespace) -> int:
     if arguments.fail_if_slower and len(arguments.runs) != 2:
         raise UserError(f"compare: --fail-if-slower compares two runs, got {len(arguments.runs)}")
     found = runs.load_runs(arguments.runs, stages())
-    prices = runs.prices(arguments.price, found)
+    if arguments.history:
+        return _history(arguments, found)
+    prices = machines.prices(arguments.price, found)
     two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
+    beside = published.beside(found) if arguments.published else None
     if arguments.html is not None:
-        from pipeline.cells.disk import write_text
-
-        write_text(arguments.html, page.html(found, prices, two))
-    _print(page.machines(found, prices) + (f"\n\n{page.details(two, arguments.all)}" if two else ""))
+        write_text(arguments.html, page.comparison_page(found, prices, two, beside))
+    _print(page.comparison(found, prices, two, beside, arguments.all))
     failure = two.failure if two and arguments.fail_if_slower else ""
     if failure:
         print_lines([f"compare: --fail-if-slower fails: {failure}"], sys.stderr)
     return SLOWER if failure else 0
+
+
+def _history(arguments: argparse.Namespace, runs: Sequence["Run"]) -> int:
+    from pipeline.compare import page
+    from pipeline.compare.history import history
+    from pipeline.registry import stage
+
+    name, *given = " ".join(arguments.history).split()
+    rows = history(runs, stage(name), given)
+    if arguments.html is not None:
+        write_text(arguments.html, page.history_page(rows))
+    _print(page.history_text(rows))
+    return 0
 
 
 def _run(arguments: argparse.Namespace) -> None:
@@ -237,6 +254,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     compare.add_argument("--html", type=Path, metavar="PAGE.html", help="write it as an interactive page, too")
     compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
+    values = "put the values that write-ups and the course published beside those of the runs"
+    compare.add_argument("--published", action="store_true", help=values)
+    row = "follow this one row over the runs, in the order of their time, and name the runs where its time made a step"
+    compare.add_argument("--history", nargs="+", metavar=("STAGE", "AXIS=VALUE"), help=row)
     failing = f"exit with code {SLOWER} if B is slower beyond the tolerance, lost a figure, or shares no time with A"
     compare.add_argument("--fail-if-slower", action="store_true", help=failing)
     compare.set_defaults(run=_compare)

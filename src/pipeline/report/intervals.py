@@ -62,6 +62,14 @@ def compare_samples(a: Sequence[Sequence[float]], b: Sequence[Sequence[float]], 
     return Verdict(math.exp(log_ratio), low, high, _word(math.exp(log_ratio), low, high))
 
 
+def interval_of_median(repeats: Sequence[Sequence[float]], spread: RepeatSpread) -> tuple[float, float] | None:
+    """Return the ends of the interval of the median of repeats; None with fewer than LEAST_SAMPLES in one."""
+    if min(map(len, repeats)) < LEAST_SAMPLES:
+        return None
+    middle, margin = _log_median(repeats), _margin([repeats], spread)
+    return math.exp(middle - margin), math.exp(middle + margin)
+
+
 def log_median_error(samples: Sequence[float]) -> tuple[float, float]:
     """Return the standard error of the log of a median, and its degrees of freedom, for samples that depend on others.
 

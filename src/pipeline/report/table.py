@@ -50,7 +50,7 @@ class Table:
             place = [head for head, _, _ in self.columns].index(self.across)
             _, name, form = self.columns[place]
             order = shown[name].drop_duplicates()
-            order = order.sort_values() if is_numeric_dtype(order) else order
+            order = order.sort_values() if is_numeric_dtype(order) or order.dtype == "category" else order
             values: list[str] = [Markdown.escape(form(value)) for value in order]
             lines = _spread(lines, place, values)
             heads, rule = [*heads[:place], *(f"{heads[place]} {value}".strip() for value in values)], rule[:place]

@@ -17,10 +17,18 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
-from pipeline.report.intervals import RepeatSpread, compare_samples
+from pipeline.report.intervals import (
+    FASTER,
+    LARGEST_SAMENESS,
+    SAME,
+    SLOWER,
+    UNDECIDED,
+    RepeatSpread,
+    compare_samples,
+    interval_of_median,
+)
 
-FASTER, SLOWER, SAME, UNDECIDED = ("faster", "slower", "same", "undecided")
-LEAST_WITHOUT_REPEATS, SAMENESS = 1.05, 1.02
+LEAST_WITHOUT_REPEATS = 1.05
 COLUMNS = ("ratio", "low", "high", "verdict")
 # What of a row decides.
 JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
@@ -64,16 +72,28 @@ def _sides(both: pd.DataFrame, suffix: str) -> list[dict[Any, Any]]:
     return both[present].rename(columns=names).to_dict("records")
 
 
-def _by_repeats(base: Row, other: Row) -> dict[str, Any] | None:
+def median_interval(row: Row) -> tuple[float, float]:
+    """Return the 95% interval of a row's median in ms; the quartiles where nothing of its kind was repeated."""
+    spread, repeats = _spread(row), row.get("samples_of_repeats")
+    found = interval_of_median(repeats, spread) if spread and isinstance(repeats, list) else None
+    return found or (row["q1_ms"], row["q3_ms"])
+
+
+def _spread(*rows: Row) -> RepeatSpread | None:
+    """Return the widest spread of repeats that is known for any of these rows."""
     spreads = [
         RepeatSpread(row["spread_log_std"], int(row["spread_degrees"]))
-        for row in (base, other)
+        for row in rows
         if row.get("spread_degrees") is not None and not math.isnan(row["spread_degrees"])
     ]
-    first, second = base.get("samples_of_repeats"), other.get("samples_of_repeats")
-    if not spreads or not isinstance(first, list) or not isinstance(second, list):
+    return max(spreads, key=lambda spread: spread.log_std, default=None)
+
+
+def _by_repeats(base: Row, other: Row) -> dict[str, Any] | None:
+    spread, first, second = _spread(base, other), base.get("samples_of_repeats"), other.get("samples_of_repeats")
+    if spread is None or not isinstance(first, list) or not isinstance(second, list):
         return None
-    verdict = compare_samples(first, second, max(spreads, key=lambda spread: spread.log_std))
+    verdict = compare_samples(first, second, spread)
     if verdict.low is None or verdict.high is None:
         return None
     return {"ratio": 1 / verdict.ratio, "low": 1 / verdict.high, "high": 1 / verdict.low, "verdict": verdict.word}
@@ -82,7 +102,7 @@ def _by_repeats(base: Row, other: Row) -> dict[str, Any] | None:
 def _by_quartiles(base: Row, other: Row) -> dict[str, Any]:
     ratio = base["median_ms"] / other["median_ms"]
     low, high = base["q1_ms"] / other["q3_ms"], base["q3_ms"] / other["q1_ms"]
-    if max(ratio, 1 / ratio) <= SAMENESS and max(high, 1 / low) <= LEAST_WITHOUT_REPEATS:
+    if max(ratio, 1 / ratio) <= LARGEST_SAMENESS and max(high, 1 / low) <= LEAST_WITHOUT_REPEATS:
         word = SAME
     elif max(ratio, 1 / ratio) < LEAST_WITHOUT_REPEATS or low <= 1 <= high:
         word = UNDECIDED
