@@ -5,16 +5,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pipeline.cells.disk import DISK_FULL, DiskFull, write_text
 from pipeline.errors import UserError
 from pipeline.measure_command import check, failed, measure
 from pipeline.printing import escape_what_streams_cannot_write, print_lines
 from pipeline.worker import client
-
-if TYPE_CHECKING:
-    from pipeline.compare.runs import Run
 
 BAD_INPUT = 2
 # What `compare --fail-if-slower` ends with: Python itself ends with 1 where it fails.
@@ -108,39 +104,32 @@ def _account(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from pipeline.compare import machines, page, pair, published, runs
-    from pipeline.registry import stages
+    from pipeline.compare import history, machines, page, pair, published, runs
+    from pipeline.registry import stage, stages
 
     if not arguments.tolerance_pct >= 0:
         raise UserError(f"compare: --tolerance-pct must be at least 0, got {arguments.tolerance_pct:g}")
     if arguments.fail_if_slower and len(arguments.runs) != 2:
         raise UserError(f"compare: --fail-if-slower compares two runs, got {len(arguments.runs)}")
+    if arguments.history and (arguments.fail_if_slower or arguments.published or arguments.price):
+        raise UserError("compare: --history follows one row and goes with --html alone")
     found = runs.load_runs(arguments.runs, stages())
+    two = beside = None
     if arguments.history:
-        return _history(arguments, found)
-    prices = machines.prices(arguments.price, found)
-    two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
-    beside = published.beside(found) if arguments.published else None
+        name, *given = " ".join(arguments.history).split()
+        parts = shown = page.one_row(history.history(found, stage(name), given))
+    else:
+        prices = machines.prices(arguments.price, found)
+        two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
+        beside = published.beside(found) if arguments.published else None
+        parts, shown = (page.comparison(found, prices, two, beside, every) for every in (False, arguments.all))
     if arguments.html is not None:
-        write_text(arguments.html, page.comparison_page(found, prices, two, beside))
-    _print(page.comparison(found, prices, two, beside, arguments.all))
+        write_text(arguments.html, page.html(found, parts, page.explored(two, beside)))
+    _print(page.markdown(shown))
     failure = two.failure if two and arguments.fail_if_slower else ""
     if failure:
         print_lines([f"compare: --fail-if-slower fails: {failure}"], sys.stderr)
     return SLOWER if failure else 0
-
-
-def _history(arguments: argparse.Namespace, runs: Sequence["Run"]) -> int:
-    from pipeline.compare import page
-    from pipeline.compare.history import history
-    from pipeline.registry import stage
-
-    name, *given = " ".join(arguments.history).split()
-    rows = history(runs, stage(name), given)
-    if arguments.html is not None:
-        write_text(arguments.html, page.history_page(rows))
-    _print(page.history_text(rows))
-    return 0
 
 
 def _run(arguments: argparse.Namespace) -> None:

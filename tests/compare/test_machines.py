@@ -62,9 +62,11 @@ def test_what_runs_were_made_with_is_told_where_it_differs(both, make_run):
 
 def test_text_and_page_hold_models_and_times_and_tables_are_tables(both, make_run):
     pair = compare(*both, 0.05)
-    text = page.comparison(both, {}, pair, None, every=False)
+    parts = page.comparison(both, {}, pair, None)
+    text = page.markdown(parts)
     assert text.count("\n| :-- |") >= 4
     assert "&#124;" not in text
     assert "| slower | 3 |" in text
-    assert 'data-chart="compare/ratios"' in page.comparison_page(both, {}, pair, None)
-    assert "compare/ratios" not in page.comparison_page([*both, make_run("third", FAST)], {}, None, None)
+    assert 'data-chart="compare/ratios"' in page.html(both, parts, page.explored(pair, None))
+    three = [*both, make_run("third", FAST)]
+    assert "compare/ratios" not in page.html(three, page.comparison(three, {}, None, None), {})

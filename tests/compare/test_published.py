@@ -70,8 +70,8 @@ def test_published_values_stand_beside_the_rows_that_they_are_of_each_source_in_
 
 def test_they_are_shown_without_verdicts(make_run, table):
     run = make_run("levers", {"eager": [1.0]})
-    html = page.comparison_page([run], {}, None, table)
+    html = page.html([run], page.comparison([run], {}, None, table), page.explored(None, table))
     assert "write-up 004" in html
     assert "<option>published</option>" in html
     assert "verdict" not in [head for head, _, _ in table.columns]
-    assert "write-up" not in page.comparison_page([run], {}, None, None)
+    assert "write-up" not in page.markdown(page.comparison([run], {}, None, None))

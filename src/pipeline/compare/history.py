@@ -6,8 +6,10 @@ count one by one, pooled over runs. Splits lie between runs; the largest differe
 most ALARM_RATE have a step. One of less than 1% is none. Beside a step others are sought on either side of it.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -21,9 +23,8 @@ from pipeline.errors import UserError
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import count, ms, text, times
 from pipeline.report.frame import known
-from pipeline.report.intervals import LEAST_DIFFERENCE
 from pipeline.report.table import Columns, Table, same
-from pipeline.report.versus import FASTER, SLOWER, median_interval
+from pipeline.report.versus import FASTER, LEAST_DIFFERENCE, SLOWER, median_interval
 
 ALARM_RATE, PERMUTATIONS, SEED = 0.01, 1999, 0
 CAPTION = (
@@ -34,7 +35,7 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Step:
-    """A step in time: the number of runs before it, the time after it over that before, and how likely chance is."""
+    """A step: the number of runs before it, the time from it to the next over that before, how likely chance is."""
 
     place: int
     ratio: float
@@ -77,11 +78,11 @@ def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataF
 
 def steps(medians_ms: Sequence[Sequence[float]]) -> list[Step]:
     """Return the steps in the times of runs in order, each given as the medians of its repeats."""
-    largest = _largest_split([np.log(each) for each in medians_ms]) if len(medians_ms) > 1 else None
-    if largest is None or largest.p_value > ALARM_RATE or abs(np.log(largest.ratio)) < np.log(LEAST_DIFFERENCE):
-        return []
-    before, after = steps(medians_ms[: largest.place]), steps(medians_ms[largest.place :])
-    return [*before, largest, *(Step(largest.place + each.place, each.ratio, each.p_value) for each in after)]
+    logs = [np.log(each) for each in medians_ms]
+    found = dict(_splits(logs))
+    levels = [float(np.concatenate(logs[first:end]).mean()) for first, end in pairwise([0, *found, len(logs)])]
+    ratios = [math.exp(after - before) for before, after in pairwise(levels)]
+    return [Step(place, ratio, p_value) for (place, p_value), ratio in zip(found.items(), ratios, strict=True)]
 
 
 def table(rows: pd.DataFrame) -> Table:
@@ -128,22 +129,28 @@ def _is_of(cell: Mapping[str, Any], axes: Mapping[str, str]) -> bool:
     return all(fields.text(cell[name]) == word for name, word in axes.items())
 
 
-def _largest_split(runs: Sequence[np.ndarray]) -> Step:
-    values, borders = np.concatenate(runs), np.cumsum([len(each) for each in runs])[:-1]
+def _splits(logs: Sequence[np.ndarray], first: int = 0) -> Iterator[tuple[int, float]]:
+    """Yield the places of steps and their p-values; first: the place of the first of these runs."""
+    if len(logs) < 2:
+        return
+    values, borders = np.concatenate(logs), np.cumsum([len(each) for each in logs])[:-1]
     behind = len(values) - borders
 
     def differences(orders: np.ndarray) -> np.ndarray:
         sums = orders.cumsum(axis=-1)
         before, every = sums[..., borders - 1], sums[..., -1:]
-        return (every - before) / behind - before / borders
+        return np.abs((every - before) / behind - before / borders)
 
     weights = np.sqrt(borders * behind / len(values))
     seen = differences(values)
-    place = int(np.argmax(np.abs(seen) * weights))
+    split = int(np.argmax(seen * weights))
     random = np.random.default_rng(SEED).permuted(np.tile(values, (PERMUTATIONS, 1)), axis=1)
-    largest = (np.abs(differences(random)) * weights).max(axis=1)
-    as_large = int((largest >= abs(seen[place]) * weights[place] * (1 - 1e-9)).sum())
-    return Step(place + 1, float(np.exp(seen[place])), (1 + as_large) / (1 + PERMUTATIONS))
+    as_large = (differences(random) * weights).max(axis=1) >= seen[split] * weights[split] * (1 - 1e-9)
+    p_value = (1 + int(as_large.sum())) / (1 + PERMUTATIONS)
+    if p_value <= ALARM_RATE and seen[split] >= math.log(LEAST_DIFFERENCE):
+        yield from _splits(logs[: split + 1], first)
+        yield first + split + 1, p_value
+        yield from _splits(logs[split + 1 :], first + split + 1)
 
 
 def _told(step: Step) -> str:

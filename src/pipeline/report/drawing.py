@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import vl_convert
 
@@ -19,10 +18,8 @@ Spec = dict[str, Any]
 VERSION = "6.4"
 WIDTH_PX, HEIGHT_PX, BAR_PX, STACK_PX = 620, 300, 14, 26
 FAINT, MOST_TICKS, MOST_POINTS = 0.45, 14, 60
-# Columns of data that marks add: words and their side, the place in a stack, what hover tells.
-WORDS, SIDE, PLACE, TOLD = "_words", "_side", "_place", "_told"
-# Where words stand beside a point: to the right, unless they would cover something.
-SIDES = {"right": (7, 0, "left"), "left": (-7, 0, "right"), "above": (0, -13, "center"), "below": (0, 13, "center")}
+# Columns of data that marks add: words beside them, the place in a stack, what hover tells.
+WORDS, PLACE, TOLD = "_words", "_place", "_told"
 MUTED, LINE = "#5b6570", "#e2e6ea"
 LABELS = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titleColor": MUTED}
 CONFIG = {
@@ -55,14 +52,9 @@ def specification(chart: Chart) -> Spec:
         bind = {"input": "select", "options": options, "name": "shown "}
         picker["params"] = [{"name": "panel", "value": options[0], "bind": bind}]
         picker["transform"] = [{"filter": f"toString(datum['{chart.panel}']) === panel"}]
+    view = _view(chart, _looks(chart), is_still=False)
     fit = {"type": "fit-x", "contains": "padding"}
-    return {
-        "width": "container",
-        "autosize": fit,
-        **picker,
-        **_view(chart, _looks(chart), is_still=False),
-        "config": CONFIG,
-    }
+    return {"width": "container", "autosize": fit, **picker, **view, "config": CONFIG}
 
 
 def draw(chart: Chart, path: Path) -> None:
@@ -112,10 +104,8 @@ def _values(chart: Chart, looks: Mapping[str, str]) -> list[Spec]:
         drawn[chart.x.column] = drawn[chart.x.column].astype(float).fillna(0.0)
     elif chart.mark == "stack":
         drawn[PLACE] = drawn[chart.colour].astype(str).map([*looks].index)
-    elif chart.mark == "point" and chart.label:
-        drawn[SIDE] = _sides(chart, drawn)
     own = [chart.x.column, chart.y.column, chart.colour, chart.panel, chart.low, chart.high]
-    names = [*own, "status", WORDS, SIDE, PLACE, TOLD]
+    names = [*own, "status", WORDS, PLACE, TOLD]
     shown = drawn[[name for name in dict.fromkeys(names) if name and name in drawn]]
     return json.loads(shown.to_json(orient="records", double_precision=9))
 
@@ -142,12 +132,12 @@ def _layers(chart: Chart, looks: Mapping[str, str], is_still: bool) -> list[Spec
     powers = _powers(chart) if not chart.is_horizontal else None
     place = {"x": _numbers(chart.x, powers), "y": _names(chart) if chart.is_horizontal else _numbers(chart.y)}
     coloured = {**place, **_colour(chart, looks)}
-    seen: Spec = {**coloured, "opacity": _faint(), "tooltip": {"field": TOLD, "type": "nominal"}}
+    faint = {"condition": {"test": "datum.status === 'unstable'", "value": FAINT}, "value": 1}
+    seen: Spec = {**coloured, "opacity": faint, "tooltip": {"field": TOLD, "type": "nominal"}}
     words: Spec = {**place, "text": {"field": WORDS}}
     beside = {"type": "text", "align": "left", "dx": 4}
-    shapes = (
-        {"shape": {"field": chart.colour, "scale": {"domain": [*looks]}, "legend": {"title": None}}} if looks else {}
-    )
+    shape = {"field": chart.colour, "scale": {"domain": [*looks]}, "legend": {"title": None}}
+    shapes = {"shape": shape} if looks else {}
     dots = {"type": "point", "filled": True}
     match chart.mark:
         case "bar":
@@ -162,49 +152,12 @@ def _layers(chart: Chart, looks: Mapping[str, str], is_still: bool) -> list[Spec
         case "line":
             ends = {"y": {**place["y"], "field": chart.low}, "y2": {"field": chart.high}}
             many = len(chart.drawn) > MOST_POINTS * max(1, len(looks))
-            return [
-                {"mark": "line", "encoding": coloured},
-                *([{"mark": "rule", "encoding": {**coloured, **ends}}] if chart.low else []),
-                *(
-                    []
-                    if many and is_still
-                    else [{"mark": {**dots, "size": 12 if many else 60}, "encoding": seen | shapes}]
-                ),
-            ]
+            points = {"mark": {**dots, "size": 12 if many else 60}, "encoding": seen | shapes}
+            bars = [{"mark": "rule", "encoding": {**coloured, **ends}}] if chart.low else []
+            return [{"mark": "line", "encoding": coloured}, *bars, *([] if many and is_still else [points])]
         case "point":
-            named = [
-                {
-                    "transform": [{"filter": f"datum.{SIDE} === '{side}'"}],
-                    "mark": {"type": "text", "dx": dx, "dy": dy, "align": align},
-                    "encoding": words,
-                }
-                for side, (dx, dy, align) in SIDES.items()
-            ]
-            return [{"mark": {**dots, "size": 80}, "encoding": seen | shapes}, *(named if chart.label else [])]
-
-
-def _sides(chart: Chart, rows: pd.DataFrame) -> list[str]:
-    """Choose for the words of each point the first side on which they cover no point and no other words."""
-
-    def pixels(axis: Axis, size: int) -> np.ndarray:
-        values = np.log(rows[axis.column].astype(float)) if axis.log else rows[axis.column].astype(float)
-        low = 0.0 if axis.zero and not axis.log else values.min()
-        return np.asarray((values - low) / (values.max() - low or 1.0) * size)
-
-    places = list(zip(pixels(chart.x, WIDTH_PX), -pixels(chart.y, HEIGHT_PX), strict=True))
-    taken = [(x, y, 5.0, 5.0) for x, y in places]  # middles, half widths, half heights
-    sides = []
-    for (x, y), words in zip(places, rows[WORDS], strict=True):
-        half, centre = 3.4 * len(words), {"left": 1, "right": -1, "center": 0}
-        boxes = {side: (x + dx + centre[align] * half, y + dy, half, 6) for side, (dx, dy, align) in SIDES.items()}
-        free = [side for side, box in boxes.items() if not any(_overlap(box, other) for other in taken)]
-        sides.append((free or ["right"])[0])
-        taken += [boxes[sides[-1]]] if words else []
-    return sides
-
-
-def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
-    return abs(a[0] - b[0]) < a[2] + b[2] and abs(a[1] - b[1]) < a[3] + b[3]
+            named = [{"mark": {**beside, "dx": 7}, "encoding": words}] if chart.label else []
+            return [{"mark": {**dots, "size": 80}, "encoding": seen | shapes}, *named]
 
 
 def _limits(chart: Chart) -> Iterator[Spec]:
@@ -241,7 +194,3 @@ def _colour(chart: Chart, looks: Mapping[str, str]) -> Spec:
         return {"color": {"value": colour("ours")}}
     scale = {"domain": [*looks], "range": [*looks.values()]}
     return {"color": {"field": chart.colour, "type": "nominal", "scale": scale, "legend": {"title": None}}}
-
-
-def _faint() -> Spec:
-    return {"condition": {"test": "datum.status === 'unstable'", "value": FAINT}, "value": 1}
