@@ -1,6 +1,5 @@
 """A headless chromium, driven by the DevTools protocol over pipes: no driver, no package."""
 
-import base64
 import json
 import os
 import shutil
@@ -95,11 +94,6 @@ class Browser:
         """Return how many bars a chart of a page shows."""
         bars = f"document.querySelectorAll('[data-chart=\"{chart}\"] .mark-rect.role-mark path')"
         return self.run(f"{bars}.length")
-
-    def screenshot(self, path, whole=False):
-        """Write a picture of what is seen, or of the whole page."""
-        picture = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(picture["data"]))
 
 
 @contextmanager

@@ -89,7 +89,7 @@ def _view(chart: Chart, looks: Mapping[str, str], is_still: bool) -> Spec:
     return {
         "height": height,
         "data": {"values": _values(chart, looks)},
-        "layer": [*_layers(chart, looks, is_still), *_limits(chart)],
+        "layer": [*_lines_behind(chart), *_layers(chart, looks, is_still), *_limits(chart)],
     }
 
 
@@ -171,6 +171,20 @@ def _limits(chart: Chart) -> Iterator[Spec]:
         yield {"data": data, "mark": {"type": "text", "align": "right", "dy": -6}, "encoding": {**at, **edge}}
 
 
+def _lines_behind(chart: Chart) -> Iterator[Spec]:
+    names, place = (chart.x.column, chart.y.column), {"x": _numbers(chart.x), "y": _numbers(chart.y)}
+    for label, points in chart.lines.items():
+        ends = [dict(zip(names, point, strict=True)) for point in points]
+        middle = dict(zip(names, chart.middle(points), strict=True)) | {"label": label}
+        words = {"type": "text", "align": "right", "dy": -8}
+        yield {
+            "data": {"values": ends},
+            "mark": {"type": "line", "strokeDash": [2, 3], "color": MUTED},
+            "encoding": place,
+        }
+        yield {"data": {"values": [middle]}, "mark": words, "encoding": {**place, "text": {"field": "label"}}}
+
+
 def _names(chart: Chart) -> Spec:
     order = list(dict.fromkeys(chart.drawn[chart.y.column].astype(str)))
     axis = {"grid": False, "ticks": False, "domain": False}
@@ -186,7 +200,7 @@ def _numbers(axis: Axis, powers: list[float] | None = None) -> Spec:
 def _powers(chart: Chart) -> list[float] | None:
     """Return the ticks of a logarithmic x axis of few values: these values."""
     values = sorted({float(value) for value in chart.drawn[chart.x.column]})
-    return values if chart.x.log and len(values) <= MOST_TICKS else None
+    return values if chart.x.log and len(values) <= MOST_TICKS and not chart.lines else None
 
 
 def _colour(chart: Chart, looks: Mapping[str, str]) -> Spec:

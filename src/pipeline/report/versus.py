@@ -68,10 +68,9 @@ def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, pe
 
 def judge(base: Row, other: Row) -> dict[str, Any]:
     """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, whether `other` is faster."""
-    sides = base.get("samples_of_repeats"), other.get("samples_of_repeats")
-    spread = _widest_spread(base, other)
-    found = compare_samples(*sides, spread) if spread and all(isinstance(side, list) for side in sides) else None
-    found = found or _by_quartiles(base, other)
+    a, b, spread = base.get("samples_of_repeats"), other.get("samples_of_repeats"), _widest_spread(base, other)
+    by_repeats = spread and isinstance(a, list) and isinstance(b, list) and compare_samples(a, b, spread)
+    found = by_repeats or _by_quartiles(base, other)
     return found | ({"verdict": UNDECIDED} if "unstable" in (base["status"], other["status"]) else {})
 
 
