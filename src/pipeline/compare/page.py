@@ -10,10 +10,8 @@ from pipeline.compare.machines import ceilings, differences, models
 from pipeline.compare.pair import Pair
 from pipeline.compare.runs import Run
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.drawing import specification
 from pipeline.report.formats import code, count, data_size, intervals, number, text, times
-from pipeline.report.html.markdown_page import to_html
-from pipeline.report.html.page import Page, RowTable, render, row_table
+from pipeline.report.html.page import RowTable, page, row_table
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Part, say
 from pipeline.report.table import Columns, Table, same
@@ -70,9 +68,9 @@ def markdown(parts: Parts) -> Markdown:
 def html(runs: Sequence[Run], parts: Parts, tables: Mapping[str, RowTable]) -> str:
     """Return parts as an HTML page."""
     title = say("# {names} compared", names=" and ".join(dict.fromkeys(run.machine for run in runs)))
-    charts = {f"compare/{part.name}": specification(part) for part in parts if isinstance(part, Chart)}
+    charts = {f"compare/{part.name}": part for part in parts if isinstance(part, Chart)}
     placed = [image("compare", part) if isinstance(part, Chart) else part for part in parts]
-    return render(Page(to_html(markdown([title, *placed]), charts), charts, tables))
+    return page(markdown([title, *placed]), charts, tables)
 
 
 def _is_shown(part: str | Part) -> bool:

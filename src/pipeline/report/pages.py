@@ -15,8 +15,7 @@ from pipeline.errors import UserError
 from pipeline.report import course, drawing, facts, frame, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
-from pipeline.report.html.markdown_page import to_html
-from pipeline.report.html.page import Page, render, row_table
+from pipeline.report.html.page import page, row_table
 from pipeline.report.markup import unwrapped
 from pipeline.report.section import Told
 from pipeline.report.summary import summary
@@ -39,11 +38,16 @@ def write_pages(asked: Asked, stages: Stages, folder: Path) -> None:
     cells = facts.cells(records, stages)
     text = writeup(asked, cells, every)
     tables = {each.stage.name: _all_rows(each.stage, records) for each in every} | {CELLS: row_table(cells, {})}
+    charts = _charts(every)
+    shown = {key: chart for key, chart in charts.items() if f"](figures/{key}.svg)" in text}
     try:
-        _draw(every, folder / FIGURES)
+        shutil.rmtree(folder / FIGURES, ignore_errors=True)
+        (folder / FIGURES).mkdir(parents=True)
+        for key, chart in charts.items():
+            drawing.draw(chart, folder / FIGURES / f"{key}.svg")
         write_text(folder / WRITEUP, text)
         write_text(folder / COURSE, course.page(every))
-        write_text(folder / HTML, _html(text, every, tables))
+        write_text(folder / HTML, page(text, shown, tables))
         write_text(folder / SUMMARY, summary(asked, cells, every))
     except OSError as error:
         raise UserError(f"cannot write the pages into {folder}: {error}") from None
@@ -71,19 +75,7 @@ def _all_rows(stage: Stage, records: frame.Records) -> Mapping:
     return row_table(frame.readable(stage_rows(stage, own_records)), meanings(stage))
 
 
-def _html(text: str, told: Sequence[Told], tables: Mapping[str, Mapping]) -> str:
-    """Return the write-up as a page, its charts in place of their drawings, all rows below."""
-    charts = {f"{each.stage.name}/{name}": part for each in told for name, part in each.every.items()}
-    shown = {key: part for key, part in charts.items() if f"](figures/{key}.svg)" in text}
-    drawn = {key: drawing.specification(part) for key, part in shown.items() if isinstance(part, Chart)}
-    return render(Page(to_html(text, drawn), drawn, tables))
-
-
-def _draw(told: Sequence[Told], folder: Path) -> None:
-    """Draw all charts into an emptied folder, one below it a stage."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for each in told:
-        for name, part in each.every.items():
-            if isinstance(part, Chart):
-                drawing.draw(part, folder / each.stage.name / f"{name}.svg")
+def _charts(told: Sequence[Told]) -> dict[str, Chart]:
+    """Return all charts by the stage and their name."""
+    parts = {f"{each.stage.name}/{name}": part for each in told for name, part in each.every.items()}
+    return {key: part for key, part in parts.items() if isinstance(part, Chart)}

@@ -10,9 +10,7 @@ import pytest
 from pipeline.registry import stages
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.drawing import specification
-from pipeline.report.html.markdown_page import to_html
-from pipeline.report.html.page import LONGEST_TEXT, Page, render, row_table
+from pipeline.report.html.page import LONGEST_TEXT, page, row_table
 from pipeline.report.pages import meanings, write_pages
 
 from ..runs import GPU, levers_record, step, written
@@ -22,13 +20,13 @@ COUNT = 5000
 STATUSES = ["ok", "unstable", "oom", "skipped"]
 
 
-def page():
+def example():
     """Return a page with a chart of two bars, a wide table, and rows to explore."""
     rows = pd.DataFrame(
         {"name": [HOSTILE, "b"], "ms": [2.0, 1234.5678], "missing": [None, None], "status": ["ok", "ok"]}
     )
     axes = Axis("ms", "median (ms)"), Axis("name", "model")
-    charts = {"a/bars": specification(Chart("bars", "Bars", rows, "bar", *axes, hover={"idle (%)": "missing"}))}
+    charts = {"a/bars": Chart("bars", "Bars", rows, "bar", *axes, hover={"idle (%)": "missing"})}
     wide = f"| {'wide ' * 60} | x |\n|---|---|\n| {'x' * 400} | y |\n"
     text = f"# A machine\n\nText.\n\n## One\n\nAnswer.\n\n![Bars](figures/a/bars.svg)\n\n{wide}"
     numbers = [(7 * place) % COUNT for place in range(COUNT)]
@@ -41,13 +39,13 @@ def page():
         }
     )
     tables = {"timing": row_table(table, {"ms": "median"}), "flash": row_table(table.head(3), {})}
-    return Page(to_html(text, charts), charts, tables)
+    return page(text, charts, tables)
 
 
 @pytest.fixture
 def file(tmp_path):
     path = tmp_path / "page.html"
-    path.write_text(render(page()))
+    path.write_text(example())
     return path
 
 
@@ -91,14 +89,14 @@ def test_rows_to_explore_have_what_differs_and_say_what_is_the_same_in_all():
 
 
 def test_what_a_record_holds_stands_in_the_page_escaped_or_packed():
-    html = render(page())
-    assert html == render(page())
+    html = example()
+    assert html == example()
     assert "onerror" not in html.replace("&lt;img src=x onerror=alert(1)&gt;", "")
     assert unpacked(html, "charts")["a/bars"]["data"]["values"][0]["name"] == HOSTILE
 
 
 def test_a_page_without_charts_carries_no_library():
-    assert len(render(Page(to_html("# Plain\n")))) < 50_000
+    assert len(page("# Plain\n", {}, {})) < 50_000
 
 
 def test_the_report_has_every_chart_of_its_text_and_the_rows_of_all_repeats_with_what_they_mean(tmp_path):

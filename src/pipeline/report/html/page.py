@@ -1,34 +1,69 @@
-"""Render a page as one HTML file that needs no network: text, charts, tables of rows that a reader filters."""
+"""Make a page of Markdown: one HTML file that needs no network, with charts and with tables of rows to filter."""
 
 import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
 from markupsafe import Markup
 
 from pipeline.report import drawing
-from pipeline.report.html.markdown_page import Body
+from pipeline.report.chart import Chart
+from pipeline.report.markup import anchor
 
 HERE = Path(__file__).parent
 DIGITS, LONGEST_TEXT = 6, 400
 RowTable = Mapping[str, Mapping[str, Any]]
+# Where the Markdown links to a stage's table, be it beside the page or in a snapshot.
+TABLE_LINK = re.compile(r"(?:\.\./results|tables)/([\w-]+)/([^/]+)\.csv")
+FIGURE_LINK = re.compile(r"figures/([\w-]+/[\w-]+)\.svg")
+CHART = Markup(
+    '<figure class="chart" data-chart="{key}"><figcaption>{title}</figcaption>'
+    '<div class="pickers"></div><div class="plot" role="img" aria-label="{title}"></div></figure>\n'
+)
+LONE_CHART = re.compile(r"<p>(<figure .*?</figure>\n)</p>")
 
 
 @dataclass(frozen=True)
-class Page:
-    """What a page holds: charts (Vega-Lite) by their keys in the body, tables of rows by name."""
+class Body:
+    """Rendered Markdown: its title, its HTML, its second-level headings by anchor."""
 
-    body: Body
-    charts: Mapping[str, Any] = field(default_factory=dict)
-    tables: Mapping[str, RowTable] = field(default_factory=dict)
+    title: str
+    html: Markup
+    contents: Sequence[tuple[str, str]]
+
+
+def page(text: str, charts: Mapping[str, Chart], tables: Mapping[str, RowTable]) -> str:
+    """Return the page of a Markdown text as HTML, the same bytes for the same page.
+
+    charts: by key, `stage/name`, those that take the place of their drawings. tables: by name, those of `row_table`.
+    The page's content security policy lets run only its own scripts, told by their digests, and load nothing.
+    """
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    library = _library() if charts else ""
+    specifications = {key: drawing.specification(chart) for key, chart in charts.items()}
+    packed = {"library": library, "charts": _json(specifications), "tables": _json(tables)}
+    environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
+    return environment.get_template("page.html.j2").render(
+        body=to_html(text, charts),
+        tables=[*tables],
+        style=Markup(style),
+        script=Markup(script),
+        digests=[_base64(hashlib.sha256(each.encode()).digest()) for each in (script, library)],
+        data={name: _base64(gzip.compress(each.encode(), mtime=0)) for name, each in packed.items()},
+    )
 
 
 def row_table(rows: pd.DataFrame, meanings: Mapping[str, str]) -> RowTable:
@@ -47,34 +82,51 @@ def row_table(rows: pd.DataFrame, meanings: Mapping[str, str]) -> RowTable:
     }
 
 
-def render(page: Page) -> str:
-    """Return the page as HTML, the same bytes for the same page.
+def to_html(text: str, charts: Collection[str] = ()) -> Body:
+    """Render Markdown in which HTML is text. A chart takes the place of the drawing with its key, `stage/name`.
 
-    Its content security policy lets run only the page's own scripts, told by their digests, and load nothing.
+    Links to tables become links to the rows of that stage in this page.
     """
-    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    library = _library() if page.charts else ""
-    charts, tables = (json.dumps(each, allow_nan=False) for each in (page.charts, page.tables))
-    environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
-    return environment.get_template("page.html.j2").render(
-        page=page,
-        style=Markup(style),
-        script=Markup(script),
-        digests=[_base64(hashlib.sha256(text.encode()).digest()) for text in (script, library)],
-        data={
-            name: _base64(gzip.compress(text.encode(), mtime=0))
-            for name, text in {"library": library, "charts": charts, "tables": tables}.items()
-        },
-    )
+
+    def image(self: RendererHTML, tokens: Sequence[Token], place: int, options: Any, env: Any) -> str:
+        link = FIGURE_LINK.fullmatch(str(tokens[place].attrGet("src")))
+        if link is None or link[1] not in charts:
+            return self.image(tokens, place, options, env)
+        return str(CHART.format(key=link[1], title=_plain(tokens[place])))
+
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser.add_render_rule("table_open", lambda *_: '<div class="scroll"><table>\n')
+    parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    parser.add_render_rule("image", image)
+    tokens = parser.parse(text)
+    headings = [(token, inline) for token, inline in pairwise(tokens) if token.type == "heading_open"]
+    for token, inline in headings:
+        token.attrSet("id", anchor(inline.content))
+    for part in (part for token in tokens for part in token.children or ()):
+        if part.type == "link_open" and (table := TABLE_LINK.fullmatch(str(part.attrGet("href")))):
+            part.attrSet("href", f"#rows-{table[1]}/{table[2]}")
+    html = LONE_CHART.sub(r"\1", parser.renderer.render(tokens, parser.options, {}))
+    title = next((_plain(inline) for token, inline in headings if token.tag == "h1"), "")
+    contents = [(anchor(inline.content), _plain(inline)) for token, inline in headings if token.tag == "h2"]
+    return Body(title, Markup(html), contents)
 
 
 _library = cache(drawing.library)  # to bundle it takes two seconds
+
+
+def _plain(token: Token) -> str:
+    """Return text without its markup."""
+    return "".join(part.content for part in token.children or ())
 
 
 def _short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     return f"{value[:LONGEST_TEXT]}…" if isinstance(value, str) and len(value) > LONGEST_TEXT else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
 
 
 def _base64(content: bytes) -> str:
