@@ -43,7 +43,12 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
     by_stage = facts.by_stage(cells, {each.stage.name: each.rows for each in told})
     blocks = [
         *first_screen(cells, told),
-        _trust_line(cells, by_stage),
+        " ".join(
+            [
+                _trust_line(cells, by_stage),
+                *(each.section.trust for each in told if each.section and each.section.trust),
+            ]
+        ),
         *[block for each in told for block in section(each)],
         "## How far to trust it",
         unwrapped(RULES.read_text(encoding="utf-8").strip()),
@@ -71,7 +76,11 @@ def first_screen(cells: pd.DataFrame, told: Sequence[Told]) -> list[str]:
         ("measured on", "where", text),
         ("repeats", "repeats", count),
     ]
-    return [*blocks, *_written(own.first_table(told), Table("changes", WHAT_TO_CHANGE, rows, columns)), *_alarms(cells)]
+    return [
+        *blocks,
+        *_written(own.first_table(told), Table("changes", WHAT_TO_CHANGE, rows, columns)),
+        *_alarms(cells, told),
+    ]
 
 
 def changes(found: Sequence[Change]) -> pd.DataFrame:
@@ -148,8 +157,8 @@ def _trust_line(cells: pd.DataFrame, by_stage: pd.DataFrame) -> str:
     return say(TRUST_LINE, **{name: count(number) for name, number in numbers.items()})
 
 
-def _alarms(cells: pd.DataFrame) -> list[str]:
-    """Return what a reader must see first: cells that failed, and cells measured beside other work."""
+def _alarms(cells: pd.DataFrame, told: Sequence[Told]) -> list[str]:
+    """Return what a reader must see first: failed cells, cells measured beside other work, and what stages warn of."""
     ended: Columns = [
         *same(text, "stage"),
         *same(code, "cell"),
@@ -170,6 +179,7 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
             busy,
             [*same(text, "stage"), *same(count, "cells")],
         ),
+        *(table for each in told if each.section for table in each.section.alarms),
     )
 
 
