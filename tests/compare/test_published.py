@@ -3,7 +3,7 @@ import pytest
 
 from pipeline.cells import fields
 from pipeline.cells.rows import columns
-from pipeline.compare import page
+from pipeline.compare import page, published
 from pipeline.compare.published import FILE, beside, load
 from pipeline.compare.runs import Run, load_records
 from pipeline.registry import stages
@@ -66,6 +66,14 @@ def test_published_values_stand_beside_the_rows_that_they_are_of_each_source_in_
     assert rows["the course (B200, other code)"].dropna().tolist() == [10_000]
     assert not rows.duplicated(["stage", "cell", "row", "quantity"]).any()
     assert "levers" not in rows
+
+
+def test_a_value_that_fits_several_rows_equally_well_is_left_out(run, monkeypatch):
+    value = {"source": "x", "machine": "", "stage": "timing", "quantity": "mean_ms", "value": 1.0}
+    for of, lines in (("size=xl phase=forward", 1), ("size=xl", 0)):
+        values = pd.DataFrame([value | {"of": of}])
+        monkeypatch.setattr(published, "load", lambda stage, values=values: values[values["stage"] == stage])
+        assert len(beside([run]).rows) == lines
 
 
 def test_they_are_shown_without_verdicts(make_run, table):
