@@ -5,8 +5,24 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from pipeline.report.markup import Markdown
-from pipeline.report.markup import code as code
+from pipeline.report.markup import Markdown, code
+
+__all__ = [
+    "Form",
+    "code",
+    "count",
+    "data_size",
+    "gb",
+    "interval",
+    "intervals",
+    "mib",
+    "ms",
+    "number",
+    "percent",
+    "significant",
+    "text",
+    "times",
+]
 
 # What writes one value of a column.
 Form = Callable[..., str]
@@ -77,9 +93,14 @@ def data_size(value: float) -> str:
 
 def interval(row: pd.Series) -> str:
     """Write a ratio of `versus` with its interval: `1.41× (1.38 to 1.44)`; the ratio alone where none is known."""
-    # To a thousandth where a hundredth would hide on which side of 1 an end lies.
-    low, high = (f"{row[end]:.3f}" if f"{row[end]:.2f}" == "1.00" else f"{row[end]:.2f}" for end in ("low", "high"))
-    return times(row["ratio"]) + ("" if pd.isna(row["low"]) else f" ({low} to {high})")
+    if pd.isna(row["low"]):
+        return times(row["ratio"])
+    return f"{times(row['ratio'])} ({_end(row['low'])} to {_end(row['high'])})"
+
+
+def _end(value: float) -> str:
+    """Write an end of an interval: to a thousandth where a hundredth would hide on which side of 1 it lies."""
+    return f"{value:.3f}" if f"{value:.2f}" == "1.00" else f"{value:.2f}"
 
 
 def intervals(rows: pd.DataFrame) -> list[str | None]:

@@ -61,14 +61,14 @@ class Table:
         return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
 
 
-def same(form: Form, *names: str) -> Columns:
-    """Return columns that have their headers in `rows` too."""
-    return [(name, name, form) for name in names]
-
-
 def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
     """Keep the columns that have a value in any row: a machine without a GPU has no clock and no data sheet."""
     return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
+
+
+def same(form: Form, *names: str) -> Columns:
+    """Return columns that have their headers in `rows` too."""
+    return [(name, name, form) for name in names]
 
 
 def _spread(lines: list[list[str]], place: int, values: list[str]) -> list[list[str]]:
