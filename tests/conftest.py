@@ -16,7 +16,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from xdist.scheduler import LoadFileScheduling
 
 from pipeline.worker import client
@@ -219,10 +218,3 @@ def small_disk(tmp_path):
     yield mount
     if folder.is_mount():
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Leave figures undrawn, which takes most of a section's time: their files are there, and empty."""
-    monkeypatch.setattr(Figure, "draw_without_rendering", lambda _figure: None)
-    monkeypatch.setattr(Figure, "savefig", lambda _figure, path, **_options: path.touch())

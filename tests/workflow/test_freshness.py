@@ -49,7 +49,7 @@ EDITS = {
     "what times are trusted by": ("report/trust.md", "A time", "One time", TOLD),
     "the page's script": ("report/html/page.js", "const ROWS_BEYOND = 8", "const ROWS_BEYOND = 9", TOLD),
     "the page": ("report/html/page.py", "return ", "return 1 * ", TOLD),
-    "how charts are drawn": ("report/svg.py", "return ", "return 1 * ", TOLD),
+    "how charts are drawn": ("report/drawing.py", "return ", "return 1 * ", TOLD),
     "a section": ("stages/timing/report.py", "return ", "return 1 * ", TOLD),
 }
 
