@@ -18,6 +18,8 @@ import pytest
 import torch
 from xdist.scheduler import LoadFileScheduling
 
+from pipeline.worker import client
+
 from .browser import executable, started
 
 # Triton has to be asked for its interpreter before a kernel is imported.
@@ -85,6 +87,15 @@ def fork_server():
     """Start the fork server of fresh ranks with what each of them would import in its optimizer's first step."""
     forkserver.set_forkserver_preload(["__main__", "torch._dynamo"])
     forkserver.ensure_running()
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """Have cells of commands that tests of a module run measured by a worker, as in a run: they import no torch."""
+    kept_open = client.start()
+    yield
+    os.close(kept_open)
+    del os.environ[client.SNAKEMAKE_VARIABLE]
 
 
 @pytest.fixture(autouse=True)
