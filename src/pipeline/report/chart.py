@@ -39,8 +39,8 @@ class Chart:
     title: what is seen. rows: with `status`, as a frame has it; an unstable row is drawn faint, one without a value by
     its outcome. colour: the column that gives colours, each name the same in all charts (look.py). label: the column
     written beside marks. panel: a column that splits the chart, drawn below each other and chosen from on the page.
-    low, high: columns of the ends of error bars. limits: lines across, on the axis of numbers. hover: what the page
-    tells of a mark, by title.
+    low, high: columns of the ends of error bars. limits: lines across, on the axis of numbers. lines: other ones behind
+    points, by label, each from point to point. hover: what the page tells of a mark, by title.
     """
 
     name: str
@@ -55,6 +55,7 @@ class Chart:
     low: str = ""
     high: str = ""
     limits: Sequence[Limit] = ()
+    lines: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     hover: Mapping[str, str] = field(default_factory=dict)
 
     @property

@@ -7,7 +7,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from pipeline.report.formats import Form, code, text
+from pipeline.report.formats import Form, code, count, gb, mib, number, percent, text, times
 from pipeline.report.markup import Markdown
 
 MOST_ROWS, MOST_COLUMNS = 12, 10
@@ -18,6 +18,33 @@ Column = tuple[str, str, Form]
 Columns = list[Column]
 # What `versus` says of a row.
 GAIN: Columns = [("times as fast (interval)", "gain", text), ("verdict", "verdict", text)]
+# By how the name of a column ends: its unit, and what writes its values.
+UNITS: dict[str, tuple[str, Form]] = {
+    "_ms": (" (ms)", number),
+    "_us": (" (µs)", number),
+    "_mb": (" (MB)", number),
+    "_bytes": (" (GB)", gb),
+    "_mib_bytes": (" (MiB)", mib),
+    "_gb_per_s": (" (GB/s)", number),
+    "_pct": ("", percent),
+    "_times": (", times", times),
+}
+HEADS = {
+    "median_ms": "ms",
+    "gain": "times as fast (interval)",
+    "context_length": "context",
+    "tokens_per_s": "tokens/s",
+    "gpu_idle_pct": "GPU idle",
+    "gpus": "GPUs",
+    "attention_by": "attention",
+    "size": "model",
+    "d_model": "d_model",
+    "setting_batch_size": "batch",
+    "rank_bytes": "GB a rank",
+    "all_reduces": "all-reduces",
+    "each_repeat": "each repeat (ms)",
+    "zero_times": "times ZeRO stage 1's bytes",
+}
 
 
 @dataclass(frozen=True)
@@ -56,6 +83,25 @@ class Table:
         more = len(self.rows) - len(shown)
         rest = f"\n\n… and {more:,} more rows in the tables below." if more else ""
         return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
+
+
+def columns(rows: pd.DataFrame, names: str) -> Columns:
+    """Return columns by their names, with spaces between: `span_ms` is headed `span (ms)` and written as a number.
+
+    Without a unit in its name a column of whole numbers is written as counts, of others to three figures, else as text.
+    """
+    return [_column(rows, name) for name in names.split()]
+
+
+def _column(rows: pd.DataFrame, name: str) -> Column:
+    suffix = max((each for each in UNITS if name.endswith(each)), key=len, default="")
+    plain: Form = text
+    if name in rows and is_numeric_dtype(rows[name]):
+        plain: Form = text
+    if name in rows and is_numeric_dtype(rows[name]):
+        plain = count if (rows[name].dropna() % 1 == 0).all() else number
+    unit, form = UNITS.get(suffix, ("", plain))
+    return HEADS.get(name, name.removesuffix(suffix).replace("_", " ") + unit), name, form
 
 
 def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
