@@ -224,7 +224,7 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     cells = with_figures(plain[plain["mode"] != STEP] if (plain["mode"] != STEP).any() else plain)
     first = in_order(cells, ["precision"], ORDERS).groupby("precision", sort=False).tail(1).head(1)
     found = _of(rows, "largest", first).sort_values("rank")
-    found = found.assign(made_by=found["location"].str.partition(",")[0], each_mib_bytes=found["size_bytes"])
+    found = found.assign(made_by=found["location"].str.split(",").str[0], each_mib_bytes=found["size_bytes"])
     same = ["each_mib_bytes", "category", "made_by", "code"]
     found = found.assign(how_many=found.groupby(same)["count"].transform("sum")).drop_duplicates(same)
     shown: Columns = [
@@ -242,11 +242,8 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
     blocks = blocks.sort_values("context_length", kind="stable").drop_duplicates("attention", keep="last").sort_index()
     saved = _of(rows, "block_saved", blocks).sort_values(["attention", "rank"], kind="stable")
     saved = saved[saved["rank"] <= MOST_ALLOCATIONS]
-    shapes = pd.Series(["×".join(map("{:.0f}".format, shape)) for shape in saved["shape"]], saved.index, dtype=object)
     saved = saved.assign(
-        one_block=written(saved, "largest, {rank:.0f}"),
-        module=saved["module"].fillna("").replace("", "block"),
-        shape=shapes,
+        one_block=written(saved, "largest, {rank:.0f}"), module=saved["module"].fillna("").replace("", "block")
     )
     saved = saved.assign(tensor=written(saved, ": {module} {operation}, {dtype} {shape}"))
     sums = [blocks.assign(one_block=what, size_bytes=blocks[name], tensor="") for name, what in BLOCK_SUMS.items()]
