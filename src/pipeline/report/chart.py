@@ -1,5 +1,6 @@
 """Declare charts once; Matplotlib (svg.py) and Vega-Lite (html/vega_lite.py) draw them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -70,6 +71,15 @@ class Chart:
         if self.mark == "bar" and "status" in self.rows:
             with_value |= ~self.rows["status"].isin(WITH_FIGURES)
         return self.rows[with_value]
+
+    def middle(self, points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        """Return the place half way between the ends of a line as it is drawn, where its label stands."""
+        ends = list(zip(points[0], points[-1], strict=True))
+        x, y = (
+            math.sqrt(first * last) if axis.log else (first + last) / 2
+            for axis, (first, last) in zip((self.x, self.y), ends, strict=True)
+        )
+        return x, y
 
     @property
     def is_empty(self) -> bool:

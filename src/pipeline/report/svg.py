@@ -77,6 +77,7 @@ def _figure(chart: Chart) -> Figure:
     names = [str(name) for name in drawn[chart.colour].unique()] if chart.colour else []
     looks = colours(names)
     for axes, (name, rows) in zip(places, panels, strict=True):
+        _lines_behind(axes, chart)
         _MARKS[chart.mark](axes, chart, rows, looks)
         _limits(axes, chart)
         if chart.panel:
@@ -245,6 +246,13 @@ def _log_scale(axes: Axes, which: str) -> None:
     target.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
     target.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     target.set_minor_formatter(NullFormatter())
+
+
+def _lines_behind(axes: Axes, chart: Chart) -> None:
+    for label, points in chart.lines.items():
+        axes.plot(*zip(*points, strict=True), color=NO_COLOUR, linewidth=1.0, linestyle=":")
+        place: dict[str, Any] = {"textcoords": "offset points", "ha": "right", "va": "bottom"}
+        axes.annotate(label, chart.middle(points), (-4, 4), fontsize=SMALL_PT, color=NO_COLOUR, **place)
 
 
 def _limits(axes: Axes, chart: Chart) -> None:

@@ -15,12 +15,13 @@ TELL = "tell"
 # Matplotlib's markers by the names of Vega's.
 SHAPES = {"o": "circle", "s": "square", "^": "triangle-up", "D": "diamond", "v": "triangle-down", "P": "cross"}
 BAR_PX, STACK_PX, HEIGHT_PX = 14, 26, 320
+MUTED = "#5b6570"
 OUTCOME, FAINT = "_outcome", 0.45
 
 
 def specification(chart: Chart) -> Spec:
     """Return the specification of a chart with its data, which JSON can hold."""
-    layers = [*_MARKS[chart.mark](chart), *_limits(chart)]
+    layers = [*_lines_behind(chart), *_MARKS[chart.mark](chart), *_limits(chart)]
     pick = _picker(chart) if chart.panel else {}
     step = {"step": BAR_PX if chart.mark == "bar" else STACK_PX}
     height: Any = step if chart.is_horizontal else HEIGHT_PX
@@ -142,6 +143,21 @@ def _limits(chart: Chart) -> list[Spec]:
     return found
 
 
+def _lines_behind(chart: Chart) -> list[Spec]:
+    place = {"x": _numbers(chart.x), "y": _numbers(chart.y)}
+    found: list[Spec] = []
+    for label, points in chart.lines.items():
+        ends = [dict(zip((chart.x.column, chart.y.column), point, strict=True)) for point in points]
+        middle = dict(zip((chart.x.column, chart.y.column), chart.middle(points), strict=True))
+        line, words = {"type": "line", "strokeDash": [2, 3], "color": MUTED}, {"type": "text", "align": "right"}
+        text = {"text": {"field": "label"}}
+        found += [
+            {"data": {"values": ends}, "mark": line, "encoding": place},
+            {"data": {"values": [middle | {"label": label}]}, "mark": words | {"dy": -8}, "encoding": place | text},
+        ]
+    return found
+
+
 def _names(chart: Chart) -> Spec:
     order = list(dict.fromkeys(chart.drawn[chart.y.column].astype(str)))
     axis = {"grid": False, "ticks": False, "domain": False}
@@ -159,7 +175,7 @@ def _numbers(axis: Axis, values: list[float] | None = None) -> Spec:
 def _powers(chart: Chart) -> list[float] | None:
     """Return the ticks of a logarithmic x axis of few values: these values."""
     values = sorted({float(value) for value in chart.drawn[chart.x.column]})
-    return values if chart.x.log and len(values) <= 14 else None
+    return values if chart.x.log and len(values) <= 14 and not chart.lines else None
 
 
 def _colour(chart: Chart) -> Spec:

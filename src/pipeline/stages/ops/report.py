@@ -23,6 +23,13 @@ OP_WORDS = {
     "linear_cross_entropy": "head and loss",
     "adamw": "AdamW of a block",
 }
+SHORT = {
+    "rms_norm": "RMSNorm",
+    "rotary": "rotary",
+    "swiglu": "SwiGLU",
+    "linear_cross_entropy": "head",
+    "adamw": "AdamW",
+}
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -94,22 +101,21 @@ def _floors(whole: pd.DataFrame) -> Chart:
 
 def _roofline(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Chart:
     """Draw the rates of one data type over FLOP/byte, below what a copy and a product reach; the fastest is named."""
-    shown = with_figures(whole[whole["dtype"] == whole["dtype"].iloc[0]]) if len(whole) else whole
     copy_gb_per_s, products = _rates(ceilings)
-    roof = products.get(shown["dtype"].iloc[0], float("nan")) if len(shown) else float("nan")
-    fastest = shown.groupby(["size", "op"])["work_tflops_per_s"].transform("max") == shown["work_tflops_per_s"]
-    ridge, (low, high) = (
-        1e3 * roof / copy_gb_per_s,
-        (shown["flop_per_byte"].min() / 2, 2 * shown["flop_per_byte"].max()),
-    )
+    shown = known(with_figures(whole[whole["dtype"].isin(products)]), "predicted_ms")
+    shown = shown[shown["dtype"] == shown["dtype"].min()]
+    rate, per_byte = shown["work_tflops_per_s"], shown["flop_per_byte"]
+    fastest = rate.groupby([shown["size"], shown["op"]]).transform("max") == rate
+    roof = products.get(shown["dtype"].min(), 0.0)
+    low, ridge, high = per_byte.min() / 1.5, 1e3 * roof / copy_gb_per_s, 1.5 * per_byte.max()
     lines = {
         f"copy: {number(copy_gb_per_s)} GB/s": [(low, low * copy_gb_per_s / 1e3), (ridge, roof)],
         f"product: {number(roof)} TFLOP/s": [(ridge, roof), (max(high, 2 * ridge), roof)],
     }
     return Chart(
         "roofline",
-        "Work per byte and rate, forward + backward, below what this machine's copies and products reach",
-        shown.assign(name=shown["what"].where(fastest, "")).iloc[: None if roof > 0 and copy_gb_per_s > 0 else 0],
+        "Rate by work per byte, forward + backward, below what copies and products reach here",
+        shown.assign(name=shown["op"].map(SHORT).where(fastest, "")),
         "point",
         Axis("flop_per_byte", "FLOP/byte", log=True),
         Axis("work_tflops_per_s", "TFLOP/s", log=True),
