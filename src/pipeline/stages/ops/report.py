@@ -7,7 +7,7 @@ import pandas as pd
 from pipeline.formulas.operations import WHOLE, flops, product_flops
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import number, text, written
-from pipeline.report.frame import in_order, with_figures
+from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Compared, Section, say
 from pipeline.report.table import Columns, Table, columns, filled
 from pipeline.report.versus import versus
