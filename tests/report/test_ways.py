@@ -12,7 +12,8 @@ HELD = {"parameters": 8e9, "gradients": 8e9, "optimizer_state": 16e9}
 
 
 def steps(*rows):
-    found = [{"clock": "host", "case": "a cell", "limited_by": "gpu", **row} for row in rows]
+    read = {"clock": "host", "limited_by": "gpu", "exposed_communication_ms": None, "peak_bytes": None}
+    found = [{"case": "a cell", **read, **row} for row in rows]
     frame = folded(*found, keys=("name", "case")).rename(columns={"name": "way"})
     return ways.whole_steps(frame, [BASE, "fully_shard"], BASE)
 

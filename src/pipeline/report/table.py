@@ -1,5 +1,6 @@
 """Write tables: a header, a column and a format each; an outcome stands in for a missing value."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from pipeline.report.formats import Form, code, count, gb, mib, number, percent, text, times
+from pipeline.report.formats import Form, code, data_size, percent, plain, text
 from pipeline.report.markup import Markdown
 
 MOST_ROWS, MOST_COLUMNS = 12, 10
@@ -16,35 +17,28 @@ NOTHING = "–"
 TO_THE_LEFT: tuple[Form, ...] = (text, code)
 Column = tuple[str, str, Form]
 Columns = list[Column]
-# What `versus` says of a row.
-GAIN: Columns = [("times as fast (interval)", "gain", text), ("verdict", "verdict", text)]
-# By how the name of a column ends: its unit, and what writes its values.
-UNITS: dict[str, tuple[str, Form]] = {
-    "_ms": (" (ms)", number),
-    "_us": (" (µs)", number),
-    "_mb": (" (MB)", number),
-    "_bytes": (" (GB)", gb),
-    "_mib_bytes": (" (MiB)", mib),
-    "_gb_per_s": (" (GB/s)", number),
-    "_pct": ("", percent),
-    "_times": (", times", times),
-}
+# Headings of columns, by how their names begin; others are headed by their names.
 HEADS = {
-    "median_ms": "ms",
-    "gain": "times as fast (interval)",
+    "size": "model",
+    "part": "",
+    "who": "",
+    "who_peer": "beside",
     "context_length": "context",
+    "batch_size": "batch",
+    "seq_len": "length",
+    "median_ms": "ms",
+    "median_ms_peer": "its ms",
+    "gain": "times as fast (interval)",
     "tokens_per_s": "tokens/s",
+    "tflops_per_s": "TFLOP/s",
+    "mfu_pct": "MFU",
     "gpu_idle_pct": "GPU idle",
     "gpus": "GPUs",
-    "attention_by": "attention",
-    "size": "model",
-    "d_model": "d_model",
-    "setting_batch_size": "batch",
-    "rank_bytes": "GB a rank",
-    "all_reduces": "all-reduces",
-    "each_repeat": "each repeat (ms)",
-    "zero_times": "times ZeRO stage 1's bytes",
+    "repeats": "repeats",
+    "limited_by": "limited by",
 }
+# What `versus` says of a row.
+GAIN: Columns = [(HEADS["gain"], "gain", text), ("verdict", "verdict", text)]
 
 
 @dataclass(frozen=True)
@@ -85,23 +79,24 @@ class Table:
         return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
 
 
-def columns(rows: pd.DataFrame, names: str) -> Columns:
-    """Return columns by their names, with spaces between: `span_ms` is headed `span (ms)` and written as a number.
+def named(rows: pd.DataFrame, names: str, **heads: str) -> Columns:
+    """Return columns of rows, named in one string; what the names say of units decides how values are written.
 
-    Without a unit in its name a column of whole numbers is written as counts, of others to three figures, else as text.
+    heads: of some columns the heading in place of HEADS and of the name itself.
     """
-    return [_column(rows, name) for name in names.split()]
+    return [(heads.get(name, _head(name)), name, _form(name, rows[name])) for name in names.split()]
 
 
-def _column(rows: pd.DataFrame, name: str) -> Column:
-    suffix = max((each for each in UNITS if name.endswith(each)), key=len, default="")
-    plain: Form = text
-    if name in rows and is_numeric_dtype(rows[name]):
-        plain: Form = text
-    if name in rows and is_numeric_dtype(rows[name]):
-        plain = count if (rows[name].dropna() % 1 == 0).all() else number
-    unit, form = UNITS.get(suffix, ("", plain))
-    return HEADS.get(name, name.removesuffix(suffix).replace("_", " ") + unit), name, form
+def _head(name: str) -> str:
+    known = max((each for each in HEADS if f"{name}_".startswith(f"{each}_")), key=len, default="")
+    return HEADS[known] if known else re.sub(r"_(bytes|pct)\b", "", name).replace("_ms", ", ms").replace("_", " ")
+
+
+def _form(name: str, values: pd.Series) -> Form:
+    if values.map(lambda value: isinstance(value, str)).any():
+        return text
+    units = {"_pct": percent, "_bytes": data_size}
+    return next((form for unit, form in units.items() if f"{unit}_" in f"{name}_"), plain)
 
 
 def filled(rows: pd.DataFrame, columns: Columns) -> Columns:

@@ -9,10 +9,10 @@ import numpy as np
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import number, text, written
+from pipeline.report.formats import number, written
 from pipeline.report.frame import WHOLE_STEP, in_order, with_figures
 from pipeline.report.section import Change, say
-from pipeline.report.table import Columns, Table, columns, filled
+from pipeline.report.table import Table, filled, named
 from pipeline.report.versus import FASTER, beside
 
 CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} a rank, context {context_length}"
@@ -23,7 +23,7 @@ KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state"
 PARTS = 80  # of a captured step, as drawn
 
 
-def named(rows: pd.DataFrame, ways: Sequence[str]) -> pd.DataFrame:
+def of_cases(rows: pd.DataFrame, ways: Sequence[str]) -> pd.DataFrame:
     """Add the way and the case of rows."""
     return rows.assign(way=ways, case=written(rows, CASE))
 
@@ -50,22 +50,24 @@ def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
     return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_figures(own))), key=doubt)
 
 
-def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = "") -> Table:
+def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = "", **heads: str) -> Table:
     """Write the steps of one case, a row a way; names: further columns. Those without any value are left out.
 
-    which: in words, what of the steps are told.
+    which: in words, what of the steps are told; heads: of further columns, as in `named`.
     """
     cards = {card for cards in steps["cards"].dropna() for card in cards.split(", ")}
     limits = list(steps["limited_by"].dropna().unique())
     told = [f"repeats: {steps['repeats'].max():.0f}", f"GPU sets: {len(cards)}"]
     told += [f"limited by: {limits[0]}"] if len(limits) == 1 else []
-    every: Columns = [
-        *columns(steps, "way median_ms each_repeat"),
-        (f"times as fast as {base} (interval)", "gain", text),
-        *columns(steps, f"verdict {'limited_by' if len(limits) > 1 else ''} exposed_communication_ms {names}"),
-    ]
+    first = f"way median_ms each_repeat gain verdict {'limited_by' if len(limits) > 1 else ''} exposed_communication_ms"
+    heads = {
+        "gain": f"times as fast as {base} (interval)",
+        "rank_bytes": "memory a rank",
+        "each_repeat": "each repeat, ms",
+        **heads,
+    }
     caption = "; ".join([steps["case"].iloc[0], *told, *filter(None, [which])])
-    return Table(name, f"{caption}:", steps, filled(steps, every))
+    return Table(name, f"{caption}:", steps, filled(steps, named(steps, f"{first} {names}", **heads)))
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:
@@ -144,13 +146,12 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
     return wide.assign(share_pct=100 * wide["communication"] / wide[WHOLE_STEP])
 
 
-def captures(steps: pd.DataFrame, captured: pd.DataFrame, names: str, what: str = "") -> Table:
-    """Write one captured step a way beside the timed one; names: further columns."""
-    timed = steps.set_index("way")["median_ms"].rename("timed_step_ms")
-    captured = captured.rename(columns={"span_ms": "captured_step_ms"}).join(timed, on="way")
-    caption = f"{steps['case'].iloc[0]}: one captured step each.{what}"
-    shown = columns(captured, f"way timed_step_ms captured_step_ms computation_ms {names}")
-    return Table("captures", caption, captured, shown)
+def captures(steps: pd.DataFrame, captured: pd.DataFrame, names: str, what: str = "", **heads: str) -> Table:
+    """Write one captured step a way beside the timed one; names: further columns; heads as in `named`."""
+    captured = captured.join(steps.set_index("way")["median_ms"].rename("timed_step_ms"), on="way")
+    heads = {"span_ms": "captured step, ms", "computation_ms": "computes, ms"} | heads
+    columns = named(captured, f"way timed_step_ms span_ms computation_ms {names}", **heads)
+    return Table("captures", f"{steps['case'].iloc[0]}: one captured step each.{what}", captured, columns)
 
 
 def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:

@@ -41,7 +41,7 @@ def test_the_formula_has_the_cost_of_this_machines_calls_and_the_fastest_stands_
     assert row["best_by_formula_mb"] == pytest.approx(best_bucket_bytes(GRADIENT_BYTES, COST) / 2**20, rel=1e-3)
     assert row["w_gb_per_s"] == pytest.approx(320, rel=1e-3)
     assert (row["fastest_mb"], row["measured_nearest_mb"], row["overhead_there_ms"]) == (1, 100, 18.0)
-    assert row["than_the_nearest"] == "faster"
+    assert row["beside_the_nearest"] == "faster"
     assert "best_bucket" not in shown(section(steps(), allreduce=False))
 
 
@@ -94,7 +94,7 @@ def test_captured_lanes_tell_what_hides():
     lanes = {"computation_busy_pct": [100] * 160, "communication_busy_pct": [0] * 80 + [50] * 80}
     rows = [way(name, 1.0, **captured, **lanes, hidden_pct=pct) for name, pct in (("naive", 0.0), ("overlap", 90.0))]
     found = shown(section([*steps(), *rows]))
-    assert found["captures"].rows.set_index("way")["share_hidden_pct"].to_dict() == {"naive": 0.0, "overlap": 90.0}
+    assert found["captures"].rows.set_index("way")["hidden_pct"].to_dict() == {"naive": 0.0, "overlap": 90.0}
     assert found["captures"].rows["timed_step_ms"].tolist() == [130.0, 110.0]
     drawn = found["capture"].drawn
     assert drawn[drawn["kind"] == "communication"].groupby("way")["busy_pct"].mean().tolist() == [25.0, 25.0]

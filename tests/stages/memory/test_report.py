@@ -116,7 +116,7 @@ def test_peaks_of_both_precisions_stand_beside_the_formula_and_what_did_not_fit_
 
 def test_the_residual_stream_by_formula_is_what_was_recorded():
     [row] = shown(section(cell_of(context_length=512)))["residual"].rows.to_dict("records")
-    assert row["by_formula_mib_bytes"] == row["recorded_mib_bytes"] == 4 * 512 * 2560 * 4
+    assert row["by_formula_mib"] == row["recorded_mib"] == 4 * 512 * 2560 * 4 / 2**20
 
 
 def test_allocations_of_one_line_count_together_and_a_block_tells_its_largest_tensors_and_sums():

@@ -79,6 +79,6 @@ def test_without_ceilings_nothing_is_predicted_and_the_rest_stays():
 def test_ours_stands_beside_the_fastest_other_and_an_operation_without_ours_beside_none():
     found = shown(section(*operations(), *(row(impl, 0.3, "adamw") for impl in IMPLS if impl == "fused")))
     duel = found["ops"].rows.set_index("op")
-    assert duel["fastest_other"].to_dict() == {"swiglu": "compiled", "linear_cross_entropy": "compiled"}
+    assert duel["who_peer"].to_dict() == {"swiglu": "compiled", "linear_cross_entropy": "compiled"}
     assert duel["ratio"].tolist() == pytest.approx([2.0, 2.0])
     assert "adamw" in set(found["times"].rows["op"])

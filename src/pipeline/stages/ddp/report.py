@@ -12,7 +12,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import number
 from pipeline.report.frame import alike, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, columns
+from pipeline.report.table import Table, named
 from pipeline.report.versus import judge
 from pipeline.stages.ddp.cell import CAPTURED, CAPTURED_STEP, VARIANTS
 
@@ -37,7 +37,7 @@ ORDER = [label(variant.impl, variant.bucket_size_mb) for variant in (VARIANTS[-1
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the ddp stage; beside: allreduce, of whose times the overhead by formula is made."""
-    rows = ways.named(rows, [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)])
+    rows = ways.of_cases(rows, [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)])
     steps = _steps(rows, TORCH)
     cases = ways.by_trust(steps)
     if not cases:
@@ -49,14 +49,19 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for place, each in enumerate(cases[:MOST_TABLES], start=1)
     ]
     captured = own[(own["phase"] == CAPTURED_STEP) & own["impl"].isin(CAPTURED)]
-    captured = captured.rename(columns={"hidden_ms": "both_at_once_ms", "hidden_pct": "share_hidden_pct"})
     return Section(
         _answer(lead),
         [*tables, _added(steps)],
         ways.changes(lead[lead["impl"] == "torch"], "DDP's bucket_cap_mb={bucket_size_mb:.0f}", ORDER, "peak_bytes"),
         for_course=[
             _beside_naive(own),
-            ways.captures(lead, captured, "communication_ms both_at_once_ms share_hidden_pct"),
+            ways.captures(
+                lead,
+                captured,
+                "communication_ms hidden_ms hidden_pct",
+                hidden_ms="both at once, ms",
+                hidden_pct="share hidden",
+            ),
             ways.lanes(captured, ("computation", "communication")),
             _best(steps, beside.get("allreduce", pd.DataFrame())),
         ],
@@ -114,10 +119,10 @@ def _added(steps: pd.DataFrame) -> Chart:
 def _beside_naive(rows: pd.DataFrame) -> Table:
     """Write every way of one case beside the naive one, with its phases; of torch's DDP the default bucket size."""
     phases = ways.phases(rows)[["backward", "communication", "share_pct"]]
-    phases.columns = ["backward_ms", "wait_after_backward_ms", "its_share_pct"]
+    phases.columns = ["backward_ms", "wait_after_backward_ms", "share_pct"]
     steps = _steps(rows, NAIVE).join(phases, on="way")
     shown = steps[(steps["impl"] != "torch") | (steps["way"] == TORCH)]
-    return ways.table("beside_naive", shown, NAIVE, f"{' '.join(phases)} {COLUMNS}")
+    return ways.table("beside_naive", shown, NAIVE, f"{' '.join(phases)} {COLUMNS}", share_pct="its share of the step")
 
 
 def _best(steps: pd.DataFrame, allreduce: pd.DataFrame) -> Table:
@@ -142,12 +147,15 @@ def _best(steps: pd.DataFrame, allreduce: pd.DataFrame) -> Table:
             "overhead_there_ms": near["added_ms"],
             "fastest_mb": fastest["bucket_size_mb"],
             "overhead_of_the_fastest_ms": fastest["added_ms"],
-            "than_the_nearest": judge(near, fastest)["verdict"],
+            "beside_the_nearest": judge(near, fastest)["verdict"],
         }
         found.append(line)
     best = pd.DataFrame(found)
     caption = "Best bucket size by formula, √(s·w·o), and measured; overhead measured: step beyond no communication."
-    return Table("best_bucket", caption, best, columns(best, " ".join(name for name in best if name != "status")))
+    heads = {name: name.removesuffix("_mb").replace("_", " ") + ", MB" for name in best if name.endswith("_mb")}
+    heads |= {"o_us": "o, µs", "w_gb_per_s": "w, GB/s"}
+    names = " ".join(name for name in best if name != "status")
+    return Table("best_bucket", caption, best, named(best, names, **heads))
 
 
 def fitted_cost(step: pd.Series, allreduce: pd.DataFrame) -> LinearCost | None:

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report import ways
-from pipeline.report.formats import gb, significant, text
+from pipeline.report.formats import significant
 from pipeline.report.section import Section
-from pipeline.report.table import Columns, Table, columns
+from pipeline.report.table import Table, named
 
 DDP, DDP_SHARDED, OURS, TORCHS = "our DDP", "our DDP, sharded optimizer", "our FSDP", "torch fully_shard"
 NAMES = {
@@ -23,7 +23,7 @@ MOST_TABLES = 2
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the fsdp stage."""
-    rows = ways.named(rows, rows["impl"].map(NAMES))
+    rows = ways.of_cases(rows, rows["impl"].map(NAMES))
     steps = ways.with_bytes(ways.whole_steps(rows, list(NAMES.values()), DDP), rows)
     steps["loss"] = steps["loss"].map(lambda loss: significant(loss, 4), na_action="ignore")
     cases = ways.by_trust(steps)
@@ -32,9 +32,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     lead = cases[0]
     names = "sent_bytes rank_bytes loss"
     tables = [ways.table(f"ways_{place}", own, DDP, names) for place, own in enumerate(cases[:MOST_TABLES], start=1)]
-    captured = rows[
-        (rows["case"] == lead["case"].iloc[0]) & (rows["measures"] == "capture") & rows["way"].isin([OURS, TORCHS])
-    ]
+    captured = rows[(rows["case"] == lead["case"].iloc[0]) & (rows["measures"] == "capture")]
+    captured = captured[captured["way"].isin([OURS, TORCHS])]
     captured = captured.assign(exposed_pct=100 * captured["gather_exposed_ms"] / captured["gather_ms"])
     gathered = "gather_ms gather_exposed_ms exposed_pct scatter_ms scatter_exposed_ms"
     return Section(
@@ -43,7 +42,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         ways.changes(lead, "shard parameters, gradients and optimizer state ({way})", [OURS, TORCHS]),
         for_course=[
             _saved(steps),
-            ways.captures(lead, captured, gathered, " Exposed: nothing computes meanwhile."),
+            ways.captures(
+                lead, captured, gathered, " Exposed: nothing computes meanwhile.", exposed_pct="exposed share"
+            ),
             ways.lanes(captured, ("computation", "gather", "scatter")),
         ],
     )
@@ -53,15 +54,12 @@ def _saved(steps: pd.DataFrame) -> Table:
     """Write the memory of each fully sharded way beside that with the optimizer's state alone sharded."""
     before = steps[steps["way"] == DDP_SHARDED].set_index("case")["rank_bytes"]
     after = steps[steps["way"].isin([OURS, TORCHS])]
-    after = after.assign(before=after["case"].map(before))
+    after = after.assign(before_bytes=after["case"].map(before))
     after = after.assign(
-        saved_bytes=after["before"] - after["rank_bytes"], less_times=after["before"] / after["rank_bytes"]
+        saved_bytes=after["before_bytes"] - after["rank_bytes"], less_times=after["before_bytes"] / after["rank_bytes"]
     )
-    shown: Columns = [
-        ("case", "case", text),
-        ("optimizer's state alone sharded, GB", "before", gb),
-        ("", "way", text),
-        *columns(after, "rank_bytes saved_bytes less_times"),
-    ]
-    caption = "Peak memory of the fullest rank with everything sharded, GB / saved, GB / times less:"
-    return Table("saved", caption, after, shown, all_rows=True, across="")
+    columns = named(
+        after, "case before_bytes way rank_bytes saved_bytes less_times", way="", before_bytes="state alone sharded"
+    )
+    caption = "Peak memory of the fullest rank with everything sharded / saved / times less, by way:"
+    return Table("saved", caption, after, columns, all_rows=True, across="")

@@ -8,10 +8,10 @@ from pipeline.formulas.activations import Workload, residual_stream_bytes
 from pipeline.formulas.checkpointing import blocks_run_again, reruns
 from pipeline.formulas.peak_memory import CATEGORIES, MODES, predict_peaks
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import code, text, written
+from pipeline.report.formats import code, written
 from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
-from pipeline.report.table import MOST_ROWS, Columns, Table, columns
+from pipeline.report.table import MOST_ROWS, Columns, Table, named
 from pipeline.report.versus import JUDGED, beside
 from pipeline.stages.memory.cell import Cell
 
@@ -179,9 +179,10 @@ def _steps(name: str, shown: pd.DataFrame) -> Table:
         "context_length attention_by checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain verdict"
     )
     caption = (
-        f"Training steps ({_what(shown)}) beside the first of the context that fits; GPUs: of both times together."
+        f"Training steps ({_what(shown)}) beside the first of the context that fits; before update: the peak of "
+        "forward and backward; GPUs: of both times together."
     )
-    return Table(name, caption, shown, columns(shown, f"{names} gpus"))
+    return Table(name, caption, shown, named(shown, f"{names} gpus", attention_by="attention"))
 
 
 def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
@@ -200,8 +201,10 @@ def _all_peaks(cells: pd.DataFrame) -> Table:
     """Write the peak of each way to run and context, fp32 above bf16."""
     cells = in_order(cells, ["mode", "attention", "precision", "context_length"], ORDERS)
     names = "what attention_by precision context_length peak_bytes by_formula_bytes"
-    caption = f"Peaks of {', '.join(cells['size'].unique())}, GB / GB by formula:"
-    return Table("peaks", caption, cells, columns(cells, names), all_rows=True, across="context")
+    caption = f"Peaks of {', '.join(cells['size'].unique())}, as recorded / by formula:"
+    return Table(
+        "peaks", caption, cells, named(cells, names, attention_by="attention"), all_rows=True, across="context"
+    )
 
 
 def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
@@ -211,12 +214,13 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     works = [_workload(row) for _, row in seen.iterrows()]
     seen = seen.assign(
         d_model=[work.size.d_model for work in works],
-        by_formula_mib_bytes=[residual_stream_bytes(work) for work in works],
-        recorded_mib_bytes=seen["size_bytes"],
+        by_formula_mib=[residual_stream_bytes(work) / 2**20 for work in works],
+        recorded_mib=seen["size_bytes"] / 2**20,
     )
-    names = "size precision setting_batch_size d_model context_length by_formula_mib_bytes recorded_mib_bytes count"
+    names = "size precision setting_batch_size d_model context_length by_formula_mib recorded_mib count"
+    columns = named(seen, names, setting_batch_size="batch", d_model="d_model")
     caption = "One tensor of the residual stream: by formula, MiB / as recorded, MiB / how many were:"
-    return Table("residual", caption, seen, columns(seen, names), all_rows=True, across="context")
+    return Table("residual", caption, seen, columns, all_rows=True, across="context")
 
 
 def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
@@ -224,11 +228,11 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     cells = with_figures(plain[plain["mode"] != STEP] if (plain["mode"] != STEP).any() else plain)
     first = in_order(cells, ["precision"], ORDERS).groupby("precision", sort=False).tail(1).head(1)
     found = _of(rows, "largest", first).sort_values("rank")
-    found = found.assign(made_by=found["location"].str.split(",").str[0], each_mib_bytes=found["size_bytes"])
-    same = ["each_mib_bytes", "category", "made_by", "code"]
+    found = found.assign(made_by=found["location"].str.split(",").str[0])
+    same = ["size_bytes", "category", "made_by", "code"]
     found = found.assign(how_many=found.groupby(same)["count"].transform("sum")).drop_duplicates(same)
     shown: Columns = [
-        *columns(found, "each_mib_bytes how_many category"),
+        *named(found, "size_bytes how_many category", size_bytes="each"),
         ("made by", "made_by", code),
         ("line", "code", code),
     ]
@@ -252,9 +256,9 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
         setting=written(both, "{attention_by}, {precision}, {context_length:,}"),
         cell=written(both, "{size_bytes:data_size}{tensor}"),
     )
-    names = [*columns(both, "one_block"), ("", "setting", text), ("", "cell", text)]
+    columns = named(both, "one_block setting cell", setting="", cell="")
     caption = "What one block saves for backward, and its gradients, by attention, precision, context:"
-    return Table("block", caption, both, names, all_rows=True, across="")
+    return Table("block", caption, both, columns, all_rows=True, across="")
 
 
 def _depth(deep: pd.DataFrame) -> Table:
@@ -268,8 +272,8 @@ def _depth(deep: pd.DataFrame) -> Table:
         lowered_bytes=deep["before_update_bytes"] - deep["parameters_bytes"] - deep["optimizer_state_bytes"],
     )
     caption = (
-        "Inputs alive at most / blocks run again / peak of forward and backward without parameters and moments, GB / "
+        "Inputs alive at most / blocks run again / peak of forward and backward without parameters and moments / "
         "step, ms / times as fast as with none (interval) / verdict, by number of blocks:"
     )
     names = "checkpoints blocks inputs again lowered_bytes median_ms gain verdict"
-    return Table("depth", caption, deep, columns(deep, names), all_rows=True, across="blocks")
+    return Table("depth", caption, deep, named(deep, names), all_rows=True, across="blocks")

@@ -6,10 +6,10 @@ import pandas as pd
 
 from pipeline.formulas.operations import WHOLE, flops, product_flops
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import number, text, written
+from pipeline.report.formats import number, written
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Compared, Section, say
-from pipeline.report.table import Columns, Table, columns, filled
+from pipeline.report.table import Table, filled, named
 from pipeline.report.versus import versus
 from pipeline.stages.ops.cell import IMPLS, Cell
 from pipeline.subjects.naming import OPERATIONS
@@ -129,25 +129,21 @@ def _roofline(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Chart:
 def _duel(whole: pd.DataFrame) -> Table:
     """Write each operation once: ours beside the fastest of the others."""
     duel = versus(whole, PROBLEM, "impl", ["ours"], [name for name in IMPLS if name != "ours"])
-    duel = duel.assign(
-        ours_ms=duel["median_ms"], extra_mb=duel["extra_bytes"] / 1e6, its_time_ms=duel["median_ms_peer"]
-    )
-    duel = duel.assign(fastest_other=duel["who_peer"], its_extra_mb=duel["extra_bytes_peer"] / 1e6)
-    duel = duel.rename(
-        columns={"floor_share_pct": "of_the_least_time_pct", "output_rel_error": "error_against_float64"}
-    )
-    names = "operation ours_ms fastest_other its_time_ms gain verdict of_the_least_time_pct extra_mb its_extra_mb"
+    names = "operation median_ms who_peer median_ms_peer gain verdict floor_share_pct extra_bytes extra_bytes_peer"
+    heads = {
+        "floor_share_pct": "of the least time",
+        "extra_bytes": "extra memory",
+        "extra_bytes_peer": "its extra memory",
+    }
+    heads |= {"median_ms": "ours, ms", "who_peer": "fastest other", "output_rel_error": "error against float64"}
     caption = "Forward + backward, ours against the fastest of PyTorch's and Liger's:"
-    return Table("ops", caption, duel, filled(duel, columns(duel, f"{names} error_against_float64")))
+    return Table("ops", caption, duel, filled(duel, named(duel, f"{names} output_rel_error", **heads)))
 
 
 def _times(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
     """Write every implementation's time beside the predicted one, wrong results too."""
-    shown: Columns = [
-        *columns(whole, "operation predicted_ms"),
-        ("", "who", text),
-        *columns(whole, "median_ms predicted_times"),
-    ]
     cards = (", ".join(rows["cards"].dropna().unique()) for rows in (whole, ceilings) if len(rows))
     caption = f"Forward + backward, ms / times the predicted ones; measured on {'; ceilings on '.join(cards)}:"
-    return Table("times", caption, whole, shown, all_rows=True, across="")
+    whole = whole.assign(times=written(whole, "{predicted_times:times}"))
+    columns = named(whole, "operation predicted_ms who median_ms times")
+    return Table("times", caption, whole, columns, all_rows=True, across="")

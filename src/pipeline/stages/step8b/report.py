@@ -6,10 +6,10 @@ import pandas as pd
 
 from pipeline.report import versus, ways
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import text, written
+from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Section
-from pipeline.report.table import Columns, Table, columns, filled
+from pipeline.report.table import Table, filled, named
 from pipeline.stages.step8b.cell import FUSIONS, WHOLE_STEP
 
 CELL = ["size", "context_length", "world_size", "impls"]
@@ -58,14 +58,10 @@ def _largest(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _table(steps: pd.DataFrame) -> Table:
     base = next(iter(steps["base"].map(steps["way"]).dropna()), "torch")
-    steps = steps.rename(columns={"n": "steps_timed", "mfu_pct": "MFU_without_masked_scores_pct"})
-    shown: Columns = [
-        *columns(steps, "way median_ms steps_timed"),
-        (f"times as fast as {base} (interval)", "gain", text),
-        *columns(steps, "verdict MFU_without_masked_scores_pct tokens_per_s gpu_idle_pct peak_bytes first_step_ms"),
-    ]
+    names = "way median_ms n gain verdict mfu_pct tokens_per_s gpu_idle_pct peak_bytes first_step_ms"
+    heads = {"n": "steps timed", "gain": f"times as fast as {base} (interval)", "mfu_pct": "MFU without masked scores"}
     caption = f"{steps['case'].iloc[0]}; repeats: {steps['repeats'].max():.0f}:"
-    return Table("steps", caption, steps, filled(steps, shown))
+    return Table("steps", caption, steps, filled(steps, named(steps, names, **heads)))
 
 
 def _budget(rows: pd.DataFrame) -> Chart:
@@ -89,7 +85,7 @@ def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
         less_than_the_row_above_ms=-found["step_ms"].diff(),
     )
     names = "one_more_a_row steps_timed step_ms less_than_the_row_above_ms peak_bytes"
-    return Table("fusions", "The fused model, one fusion more a row:", found, columns(found, names))
+    return Table("fusions", "The fused model, one fusion more a row:", found, named(found, names))
 
 
 def _checks(rows: pd.DataFrame) -> Table:
@@ -97,8 +93,10 @@ def _checks(rows: pd.DataFrame) -> Table:
     context = rows[["setting_checked_context", "context_length"]].min(axis=None)
     layers = rows["setting_checked_layers"].iloc[0]
     caption = f"Beside the plain model in fp32, {layers:.0f} layers at context {context:,.0f}, as shares:"
-    found = known(rows, "loss_error").rename(columns={"way": "model"})
-    return Table("checks", caption, found, columns(found, "model loss_error gradient_error worst_gradient_error"))
+    found = known(rows, "loss_error")
+    return Table(
+        "checks", caption, found, named(found, "way loss_error gradient_error worst_gradient_error", way="model")
+    )
 
 
 def _losses(rows: pd.DataFrame) -> Chart:
