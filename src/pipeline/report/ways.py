@@ -20,6 +20,15 @@ NO_TIME = "No whole step has a time."
 MOSTLY = 0.5
 PHASES = ("forward", "backward", "communication", "optimizer")
 KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
+HEADS = {
+    "each_repeat": "each repeat, ms",
+    "rank_bytes": "memory a rank",
+    "share_pct": "its share of the step",
+    "span_ms": "captured step, ms",
+    "hidden_ms": "both at once, ms",
+    "hidden_pct": "share hidden",
+    "exposed_pct": "share exposed",
+}
 PARTS = 80  # of a captured step, as drawn
 
 
@@ -50,24 +59,19 @@ def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
     return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_figures(own))), key=doubt)
 
 
-def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = "", **heads: str) -> Table:
+def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = "") -> Table:
     """Write the steps of one case, a row a way; names: further columns. Those without any value are left out.
 
-    which: in words, what of the steps are told; heads: of further columns, as in `named`.
+    which: in words, what of the steps are told.
     """
     cards = {card for cards in steps["cards"].dropna() for card in cards.split(", ")}
     limits = list(steps["limited_by"].dropna().unique())
     told = [f"repeats: {steps['repeats'].max():.0f}", f"GPU sets: {len(cards)}"]
     told += [f"limited by: {limits[0]}"] if len(limits) == 1 else []
     first = f"way median_ms each_repeat gain verdict {'limited_by' if len(limits) > 1 else ''} exposed_communication_ms"
-    heads = {
-        "gain": f"times as fast as {base} (interval)",
-        "rank_bytes": "memory a rank",
-        "each_repeat": "each repeat, ms",
-        **heads,
-    }
+    columns = named(steps, f"{first} {names}", gain=f"times as fast as {base} (interval)", **HEADS)
     caption = "; ".join([steps["case"].iloc[0], *told, *filter(None, [which])])
-    return Table(name, f"{caption}:", steps, filled(steps, named(steps, f"{first} {names}", **heads)))
+    return Table(name, f"{caption}:", steps, filled(steps, columns))
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:
@@ -146,12 +150,11 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
     return wide.assign(share_pct=100 * wide["communication"] / wide[WHOLE_STEP])
 
 
-def captures(steps: pd.DataFrame, captured: pd.DataFrame, names: str, what: str = "", **heads: str) -> Table:
-    """Write one captured step a way beside the timed one; names: further columns; heads as in `named`."""
+def captures(steps: pd.DataFrame, captured: pd.DataFrame, names: str) -> Table:
+    """Write one captured step a way beside the timed one; names: further columns."""
     captured = captured.join(steps.set_index("way")["median_ms"].rename("timed_step_ms"), on="way")
-    heads = {"span_ms": "captured step, ms", "computation_ms": "computes, ms"} | heads
-    columns = named(captured, f"way timed_step_ms span_ms computation_ms {names}", **heads)
-    return Table("captures", f"{steps['case'].iloc[0]}: one captured step each.{what}", captured, columns)
+    columns = named(captured, f"way timed_step_ms span_ms computation_ms {names}", **HEADS)
+    return Table("captures", f"{steps['case'].iloc[0]}: one captured step each:", captured, columns)
 
 
 def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:

@@ -80,7 +80,7 @@ def test_where_plain_attention_does_not_fit_steps_are_compared_with_the_first_th
     found = section(out_of_memory(**BF16), fits, flash)
     table = shown(found)["variants"]
     assert "OOM" in table.markdown().splitlines()[4]
-    rows = table.rows.set_index("attention_by")
+    rows = table.rows.set_index("with_attention")
     assert list(rows["verdict"].fillna("")) == ["", "", "faster"]
     assert list(rows["gpus"].fillna("")) == ["", "1", str(gpus)]
     [change] = found.changes

@@ -55,13 +55,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         ways.changes(lead[lead["impl"] == "torch"], "DDP's bucket_cap_mb={bucket_size_mb:.0f}", ORDER, "peak_bytes"),
         for_course=[
             _beside_naive(own),
-            ways.captures(
-                lead,
-                captured,
-                "communication_ms hidden_ms hidden_pct",
-                hidden_ms="both at once, ms",
-                hidden_pct="share hidden",
-            ),
+            ways.captures(lead, captured, "communication_ms hidden_ms hidden_pct"),
             ways.lanes(captured, ("computation", "communication")),
             _best(steps, beside.get("allreduce", pd.DataFrame())),
         ],
@@ -122,7 +116,7 @@ def _beside_naive(rows: pd.DataFrame) -> Table:
     phases.columns = ["backward_ms", "wait_after_backward_ms", "share_pct"]
     steps = _steps(rows, NAIVE).join(phases, on="way")
     shown = steps[(steps["impl"] != "torch") | (steps["way"] == TORCH)]
-    return ways.table("beside_naive", shown, NAIVE, f"{' '.join(phases)} {COLUMNS}", share_pct="its share of the step")
+    return ways.table("beside_naive", shown, NAIVE, f"{' '.join(phases)} {COLUMNS}")
 
 
 def _best(steps: pd.DataFrame, allreduce: pd.DataFrame) -> Table:
@@ -136,8 +130,6 @@ def _best(steps: pd.DataFrame, allreduce: pd.DataFrame) -> Table:
         near = own.loc[np.log(own["bucket_size_mb"] / best_mb).abs().idxmin()]
         fastest = own.loc[own["median_ms"].idxmin()]
         line = {
-            "case": own["case"].iloc[0],
-            "status": fastest["status"],
             "s_bytes": total,
             "o_us": 1e6 * cost.latency_s,
             "w_gb_per_s": cost.bytes_per_s / 1e9,
@@ -146,16 +138,18 @@ def _best(steps: pd.DataFrame, allreduce: pd.DataFrame) -> Table:
             "measured_nearest_mb": near["bucket_size_mb"],
             "overhead_there_ms": near["added_ms"],
             "fastest_mb": fastest["bucket_size_mb"],
-            "overhead_of_the_fastest_ms": fastest["added_ms"],
+            "overhead_then_ms": fastest["added_ms"],
             "beside_the_nearest": judge(near, fastest)["verdict"],
         }
-        found.append(line)
+        found.append({"case": own["case"].iloc[0]} | line)
     best = pd.DataFrame(found)
     caption = "Best bucket size by formula, √(s·w·o), and measured; overhead measured: step beyond no communication."
-    heads = {name: name.removesuffix("_mb").replace("_", " ") + ", MB" for name in best if name.endswith("_mb")}
-    heads |= {"o_us": "o, µs", "w_gb_per_s": "w, GB/s"}
-    names = " ".join(name for name in best if name != "status")
-    return Table("best_bucket", caption, best, named(best, names, **heads))
+    units = {
+        name: name.replace("_mb", ", MB").replace("_us", ", µs").replace("_", " ")
+        for name in best
+        if name[-3:] in ("_mb", "_us")
+    }
+    return Table("best_bucket", caption, best, named(best, " ".join(best), w_gb_per_s="w, GB/s", **units))
 
 
 def fitted_cost(step: pd.Series, allreduce: pd.DataFrame) -> LinearCost | None:

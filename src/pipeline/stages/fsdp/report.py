@@ -42,9 +42,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         ways.changes(lead, "shard parameters, gradients and optimizer state ({way})", [OURS, TORCHS]),
         for_course=[
             _saved(steps),
-            ways.captures(
-                lead, captured, gathered, " Exposed: nothing computes meanwhile.", exposed_pct="exposed share"
-            ),
+            ways.captures(lead, captured, gathered),
             ways.lanes(captured, ("computation", "gather", "scatter")),
         ],
     )
@@ -52,14 +50,11 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 def _saved(steps: pd.DataFrame) -> Table:
     """Write the memory of each fully sharded way beside that with the optimizer's state alone sharded."""
-    before = steps[steps["way"] == DDP_SHARDED].set_index("case")["rank_bytes"]
-    after = steps[steps["way"].isin([OURS, TORCHS])]
-    after = after.assign(before_bytes=after["case"].map(before))
+    before = steps[steps["way"] == DDP_SHARDED].set_index("case")["rank_bytes"].rename("state_alone_sharded_bytes")
+    after = steps[steps["way"].isin([OURS, TORCHS])].join(before, on="case")
     after = after.assign(
-        saved_bytes=after["before_bytes"] - after["rank_bytes"], less_times=after["before_bytes"] / after["rank_bytes"]
+        saved_bytes=after[before.name] - after["rank_bytes"], less_times=after[before.name] / after["rank_bytes"]
     )
-    columns = named(
-        after, "case before_bytes way rank_bytes saved_bytes less_times", way="", before_bytes="state alone sharded"
-    )
+    columns = named(after, f"case {before.name} way rank_bytes saved_bytes less_times", way="")
     caption = "Peak memory of the fullest rank with everything sharded / saved / times less, by way:"
     return Table("saved", caption, after, columns, all_rows=True, across="")

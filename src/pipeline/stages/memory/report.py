@@ -24,8 +24,8 @@ WORDS = {
     "checkpointing": {"segments": "", "selective": ", attention kept", "recursive": ", recursive"},
 }
 ORDERS = {"precision": ("fp32", "bf16"), **{name: tuple(words) for name, words in WORDS.items()}}
-SETTING = "{what}, {precision}, context {context_length}, {attention_by} attention"
-TOLD = {"what": "mode", "attention_by": "attention", "kept": "checkpointing"}
+SETTING = "{what}, {precision}, context {context_length}, {with_attention} attention"
+TOLD = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
 PLAIN = {"attention": "eager", "checkpoint_every": 0, "num_layers": 0}
 MOST_ALLOCATIONS = 5
@@ -120,7 +120,7 @@ def _answer(lead: pd.Series) -> str:
     made_of = lead[list(KINDS)].astype(float).nlargest(3)
     return say(
         "A {lead[what]} of {lead[size]} ({lead[precision]}, batch {lead[setting_batch_size]:count}, context "
-        "{lead[context_length]:count}, {lead[attention_by]} attention) peaks at {lead[peak_bytes]:data_size}, in "
+        "{lead[context_length]:count}, {lead[with_attention]} attention) peaks at {lead[peak_bytes]:data_size}, in "
         "{lead[phase]}: {size[0]:data_size} {kind[0]}, {size[1]:data_size} {kind[1]}, {size[2]:data_size} {kind[2]}.",
         lead=lead,
         size=[*made_of],
@@ -175,14 +175,12 @@ def _steps(name: str, shown: pd.DataFrame) -> Table:
     """Write steps by attention and checkpoints, of the longest contexts for which there is room."""
     while len(shown) > MOST_ROWS and shown["context_length"].nunique() > 1:
         shown = shown[shown["context_length"] > shown["context_length"].min()]
-    names = (
-        "context_length attention_by checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain verdict"
-    )
+    names = "context_length with_attention checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain"
     caption = (
         f"Training steps ({_what(shown)}) beside the first of the context that fits; before update: the peak of "
         "forward and backward; GPUs: of both times together."
     )
-    return Table(name, caption, shown, named(shown, f"{names} gpus", attention_by="attention"))
+    return Table(name, caption, shown, named(shown, f"{names} verdict gpus"))
 
 
 def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
@@ -200,11 +198,9 @@ def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
 def _all_peaks(cells: pd.DataFrame) -> Table:
     """Write the peak of each way to run and context, fp32 above bf16."""
     cells = in_order(cells, ["mode", "attention", "precision", "context_length"], ORDERS)
-    names = "what attention_by precision context_length peak_bytes by_formula_bytes"
+    names = "what with_attention precision context_length peak_bytes by_formula_bytes"
     caption = f"Peaks of {', '.join(cells['size'].unique())}, as recorded / by formula:"
-    return Table(
-        "peaks", caption, cells, named(cells, names, attention_by="attention"), all_rows=True, across="context"
-    )
+    return Table("peaks", caption, cells, named(cells, names), all_rows=True, across="context")
 
 
 def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
@@ -218,7 +214,7 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
         recorded_mib=seen["size_bytes"] / 2**20,
     )
     names = "size precision setting_batch_size d_model context_length by_formula_mib recorded_mib count"
-    columns = named(seen, names, setting_batch_size="batch", d_model="d_model")
+    columns = named(seen, names, setting_batch_size="batch")
     caption = "One tensor of the residual stream: by formula, MiB / as recorded, MiB / how many were:"
     return Table("residual", caption, seen, columns, all_rows=True, across="context")
 
@@ -253,7 +249,7 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
     sums = [blocks.assign(one_block=what, size_bytes=blocks[name], tensor="") for name, what in BLOCK_SUMS.items()]
     both = in_order(pd.concat([saved, *sums]), ["attention"], ORDERS)
     both = both.assign(
-        setting=written(both, "{attention_by}, {precision}, {context_length:,}"),
+        setting=written(both, "{with_attention}, {precision}, {context_length:,}"),
         cell=written(both, "{size_bytes:data_size}{tensor}"),
     )
     columns = named(both, "one_block setting cell", setting="", cell="")

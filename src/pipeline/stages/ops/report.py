@@ -15,6 +15,7 @@ from pipeline.stages.ops.cell import IMPLS, Cell
 from pipeline.subjects.naming import OPERATIONS
 
 PROBLEM = ["op", "dtype", "size", "batch_size", "context_length", "vocab_size"]
+CEILING = ["what", "kind", "dtype", "tflops_per_s", "gb_per_s", "cards"]
 WORDS = {"ours": "ours", "eager": "eager", "compile": "compiled", "liger": "Liger", "fused": "torch's fused"}
 OP_WORDS = {
     "rms_norm": "RMSNorm with the sum before it",
@@ -23,13 +24,6 @@ OP_WORDS = {
     "linear_cross_entropy": "head and loss",
     "adamw": "AdamW of a block",
 }
-SHORT = {
-    "rms_norm": "RMSNorm",
-    "rotary": "rotary",
-    "swiglu": "SwiGLU",
-    "linear_cross_entropy": "head",
-    "adamw": "AdamW",
-}
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -37,9 +31,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     rows = in_order(rows, ["size", "dtype", "op", "impl"], {"op": OPERATIONS, "impl": IMPLS})
     rows = rows.assign(what=rows["op"].map(OP_WORDS), who=rows["impl"].map(WORDS))
     rows = rows.assign(operation=written(rows, "{size}, {dtype}: {what}"), model=written(rows, "{size}, {dtype}"))
-    ceilings = beside.get(
-        "ceilings", pd.DataFrame(columns=["what", "kind", "dtype", "tflops_per_s", "gb_per_s", "cards"])
-    )
+    ceilings = beside.get("ceilings", pd.DataFrame(columns=CEILING))
     ceilings = ceilings[(ceilings["kind"] == "copy") | (ceilings["what"] == "matmul")]
     whole = predicted(rows[rows["phase"] == WHOLE], ceilings)
     timed = with_figures(whole if len(with_figures(whole)) else rows)
@@ -95,7 +87,7 @@ def _floors(whole: pd.DataFrame) -> Chart:
         label="rate",
         panel="model",
         limits=[Limit(100.0, "the data sheet's")],
-        hover={"ms": "median_ms", "GB/s": "gb_per_s", "model": "size", "dtype": "dtype"},
+        hover={"ms": "median_ms"},
     )
 
 
@@ -115,7 +107,7 @@ def _roofline(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Chart:
     return Chart(
         "roofline",
         "Rate by work per byte, forward + backward, below what copies and products reach here",
-        shown.assign(name=shown["op"].map(SHORT).where(fastest, "")),
+        shown.assign(name=shown["what"].str.split().str[0].where(fastest, "")),
         "point",
         Axis("flop_per_byte", "FLOP/byte", log=True),
         Axis("work_tflops_per_s", "TFLOP/s", log=True),
@@ -130,12 +122,8 @@ def _duel(whole: pd.DataFrame) -> Table:
     """Write each operation once: ours beside the fastest of the others."""
     duel = versus(whole, PROBLEM, "impl", ["ours"], [name for name in IMPLS if name != "ours"])
     names = "operation median_ms who_peer median_ms_peer gain verdict floor_share_pct extra_bytes extra_bytes_peer"
-    heads = {
-        "floor_share_pct": "of the least time",
-        "extra_bytes": "extra memory",
-        "extra_bytes_peer": "its extra memory",
-    }
-    heads |= {"median_ms": "ours, ms", "who_peer": "fastest other", "output_rel_error": "error against float64"}
+    heads = {"median_ms": "ours, ms", "who_peer": "fastest other", "floor_share_pct": "of the least time"}
+    heads |= {"extra_bytes": "extra memory", "extra_bytes_peer": "its own", "output_rel_error": "error against float64"}
     caption = "Forward + backward, ours against the fastest of PyTorch's and Liger's:"
     return Table("ops", caption, duel, filled(duel, named(duel, f"{names} output_rel_error", **heads)))
 
