@@ -54,7 +54,7 @@ def test_what_is_wrong_has_no_time_and_is_told():
     assert "wrong" in swiglu
 
 
-def test_every_implementation_is_a_point_under_the_roof_and_the_fastest_of_each_operation_is_named():
+def test_every_implementation_is_a_point_under_the_roof_and_one_of_each_operation_is_named():
     chart = shown(section(*operations()))["roofline"]
     assert len(chart.drawn) == 6
     cell = Cell(op="swiglu")
@@ -62,7 +62,7 @@ def test_every_implementation_is_a_point_under_the_roof_and_the_fastest_of_each_
     point = chart.drawn[(chart.drawn["op"] == "swiglu") & (chart.drawn["impl"] == "ours")].iloc[0]
     assert point["flop_per_byte"] == pytest.approx(work / 6e8)
     assert point["work_tflops_per_s"] == pytest.approx(work / 0.1 / 1e9)
-    assert chart.drawn.loc[chart.drawn["name"] != "", "impl"].tolist() == ["ours", "ours"]
+    assert sorted(chart.drawn.loc[chart.drawn["name"] != "", "name"]) == ["SwiGLU", "head"]
     (slope, roof) = chart.lines.values()
     assert all(rate == pytest.approx(per_byte * COPY_GB_PER_S / 1e3) for per_byte, rate in slope)
     assert [rate for _, rate in roof] == [PRODUCT_TFLOPS, PRODUCT_TFLOPS]

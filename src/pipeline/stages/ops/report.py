@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
 from pipeline.formulas.operations import WHOLE, flops, product_flops
@@ -92,12 +93,18 @@ def _floors(whole: pd.DataFrame) -> Chart:
 
 
 def _roofline(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Chart:
-    """Draw the rates of one data type over FLOP/byte, below what a copy and a product reach; the fastest is named."""
+    """Draw the rates of one data type over FLOP/byte, below what a copy and a product reach.
+
+    Of each operation the point furthest from those of others bears its name.
+    """
     copy_gb_per_s, products = _rates(ceilings)
     shown = known(with_figures(whole[whole["dtype"].isin(products)]), "predicted_ms")
     shown = shown[shown["dtype"] == shown["dtype"].min()]
-    rate, per_byte = shown["work_tflops_per_s"], shown["flop_per_byte"]
-    fastest = rate.groupby([shown["size"], shown["op"]]).transform("max") == rate
+    places = np.log(shown[["flop_per_byte", "work_tflops_per_s"]].to_numpy(dtype=float))
+    others = shown["op"].to_numpy()[:, None] != shown["op"].to_numpy()
+    apart = np.linalg.norm(places[:, None] - places, axis=2).min(axis=1, where=others, initial=np.inf)
+    bears_name = shown.index.isin(pd.Series(apart, shown.index).groupby(shown["op"]).idxmax())
+    per_byte = shown["flop_per_byte"]
     roof = products.get(shown["dtype"].min(), 0.0)
     low, ridge, high = per_byte.min() / 1.5, 1e3 * roof / copy_gb_per_s, 1.5 * per_byte.max()
     lines = {
@@ -107,7 +114,7 @@ def _roofline(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Chart:
     return Chart(
         "roofline",
         "Rate by work per byte, forward + backward, below what copies and products reach here",
-        shown.assign(name=shown["what"].str.split().str[0].where(fastest, "")),
+        shown.assign(name=shown["what"].str.split().str[0].where(bears_name, "")),
         "point",
         Axis("flop_per_byte", "FLOP/byte", log=True),
         Axis("work_tflops_per_s", "TFLOP/s", log=True),
