@@ -21,6 +21,7 @@ NAMES = (
     "ddp",
     "sharding",
     "fsdp",
+    "tensor_parallel",
     "step8b",
     "accounting",
 )

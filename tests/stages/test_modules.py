@@ -47,6 +47,10 @@ ALWAYS = {
     "ddp": WAYS | {"parallel.ddp", "instruments.profilers.lanes"},
     "sharding": WAYS | {"parallel.sharded_optimizer", "instruments.memory.training_kinds"},
     "fsdp": WAYS | {"parallel.fsdp_units", "instruments.memory.training_kinds"},
+    "tensor_parallel": (
+        RANKS | {"ways.ranks", "instruments.machine.ceilings", "instruments.profilers.collective_traffic"}
+    )
+    - {"attention.eager"},
     "step8b": (RANKS - {"model.step"}) | {"model.fused.language_model", "parallel.fsdp_units", "ways.ranks"},
     "accounting": set(),
     "ceilings": {"instruments.machine.ceilings", "instruments.sampling.interleaving", "tf32"},
