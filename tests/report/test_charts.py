@@ -109,3 +109,15 @@ def test_what_a_record_holds_is_text_in_a_drawing(tmp_path):
     drawing = drawn(chart(table=rows().assign(who="<script>$x$")), tmp_path)
     assert "<script>" not in drawing
     assert "&lt;script&gt;$x$" in drawing
+
+
+def test_lines_stand_behind_points_each_with_its_label(tmp_path):
+    found = chart("point", lines={"roof": [(512, 1000.0), (1024, 1000.0)]})
+    assert "roof" in texts(drawn(found, tmp_path))
+    behind = specification(found)["layer"][0]["data"]["values"]
+    assert [tuple(point.values()) for point in behind] == [(512, 1000.0), (1024, 1000.0)]
+
+
+def test_a_label_stands_half_way_along_its_line_as_it_is_drawn():
+    x, y = chart("point").middle([(10, 1.0), (1000, 3.0)])
+    assert (x, y) == (pytest.approx(100), 2.0)  # a logarithmic and a linear axis
