@@ -9,6 +9,7 @@ from pipeline.errors import UserError
 
 NAMES = (
     "ceilings",
+    "health",
     "timing",
     "levers",
     "profile",
@@ -17,7 +18,7 @@ NAMES = (
     "attention",
     "flash",
     "ops",
-    "allreduce",
+    "collectives",
     "ddp",
     "sharding",
     "fsdp",

@@ -1,5 +1,6 @@
 import math
 
+import pandas as pd
 import pytest
 
 from pipeline.report.told import is_empty
@@ -99,3 +100,20 @@ def test_flash_keeps_an_output_and_a_sum_a_query_where_eager_keeps_all_scores(ma
 def test_what_has_no_answer_leaves_the_others_whole(make_rows):
     rows = make_rows([Cell(question="attention", size="XXL"), Cell(question="memory")])
     assert list(parts(rows)) == ["memory"]
+
+
+def test_fsdp_on_this_machine_takes_the_measured_products_and_all_gathers(make_rows):
+    ceilings = pd.DataFrame({"dtype": ["bf16", "bf16", "fp8"], "tflops_per_s": [600.0, 700.0, 1200.0]})
+    collectives = pd.DataFrame(
+        {
+            "backend": ["nccl", "nccl", "nccl", "gloo"],
+            "collective": ["all_gather", "all_reduce", "all_reduce", "all_gather"],
+            "world_size": [8, 8, 2, 8],
+            "busbw_gb_per_s": [350.0, 480.0, 140.0, 1.0],
+            "status": "ok",
+        }
+    )
+    section = build(make_rows(), {"ceilings": ceilings, "collectives": collectives})
+    here = next(part for part in section.parts if part.name == "here").rows.set_index("ranks")
+    assert here["tokens"].to_dict() == {2: 5000.0, 8: 2000.0}
+    assert here["of"].to_dict() == {2: "all-reduce", 8: "all-gather"}

@@ -27,13 +27,13 @@ def steps(torch_ms=120.0, **columns):
     ]
 
 
-def section(rows, allreduce=True):
+def section(rows, collectives=True):
     calls = [
         timed(1e3 * (COST.latency_s + size / COST.bytes_per_s), size_bytes=size, world_size=2, nodes=1, impl="torch",
-              placement="in_place", clock="host", backend="nccl", timing="burst")
+              placement="in_place", clock="host", backend="nccl", timing="burst", collective="all_reduce", dtype="fp32")
         for size in (1e6, 1e7, 1e8, 1e9)
     ]  # fmt: skip
-    return build(frame_of("ddp", rows), {"allreduce": frame_of("allreduce", calls)} if allreduce else {})
+    return build(frame_of("ddp", rows), {"collectives": frame_of("collectives", calls)} if collectives else {})
 
 
 def test_the_formula_has_the_cost_of_this_machines_calls_and_the_fastest_stands_beside_the_nearest_size():
@@ -42,7 +42,7 @@ def test_the_formula_has_the_cost_of_this_machines_calls_and_the_fastest_stands_
     assert row["w_gb_per_s"] == pytest.approx(320, rel=1e-3)
     assert (row["fastest_mb"], row["measured_nearest_mb"], row["overhead_there_ms"]) == (1, 100, 18.0)
     assert row["beside_the_nearest"] == "faster"
-    assert "best_bucket" not in shown(section(steps(), allreduce=False))
+    assert "best_bucket" not in shown(section(steps(), collectives=False))
 
 
 def test_what_averaging_adds_is_the_step_beyond_one_without_communication_of_the_same_cell():

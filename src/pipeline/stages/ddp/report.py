@@ -20,6 +20,8 @@ NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch
 NONE, NAIVE = NAMES["none"], "naive"
 MOST_TABLES = 2
 MB = 2**20
+# NCCL sends less in other ways, whose times lie on another line; gradients are larger.
+LEAST_BYTES = 100_000
 ITSELF = {"gain": "1.00×", "verdict": "same"}
 COLUMNS = "all_reduces peak_bytes weights_agree"
 
@@ -36,7 +38,7 @@ ORDER = [label(variant.impl, variant.bucket_size_mb) for variant in (VARIANTS[-1
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the ddp stage; beside: allreduce, of whose times the overhead by formula is made."""
+    """Return the section of the ddp stage; beside: collectives, of whose times the overhead by formula is made."""
     rows = ways.of_cases(rows, [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)])
     steps = _steps(rows, TORCH)
     cases = ways.by_trust(steps)
@@ -57,7 +59,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _beside_naive(own),
             ways.captures(lead, captured, "communication_ms hidden_ms hidden_pct"),
             ways.lanes(captured, ("computation", "communication")),
-            _best(steps, beside.get("allreduce", pd.DataFrame())),
+            _best(steps, beside.get("collectives", pd.DataFrame())),
         ],
     )
 
@@ -119,11 +121,11 @@ def _beside_naive(rows: pd.DataFrame) -> Table:
     return ways.table("beside_naive", shown, NAIVE, f"{' '.join(phases)} {COLUMNS}")
 
 
-def _best(steps: pd.DataFrame, allreduce: pd.DataFrame) -> Table:
+def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
     """Write the best bucket size by formula, a row a case, and the fastest measured beside the one nearest to it."""
     found = []
     for _, own in with_figures(steps[steps["impl"] == "bucketed"]).groupby("case", sort=False):
-        cost, total = fitted_cost(own.iloc[0], allreduce), own["gradient_bytes"].iloc[0]
+        cost, total = fitted_cost(own.iloc[0], collectives), own["gradient_bytes"].iloc[0]
         if cost is None or not cost.latency_s:
             continue
         best_mb = min(total, buckets.best_bucket_bytes(total, cost)) / MB
@@ -152,12 +154,14 @@ def _best(steps: pd.DataFrame, allreduce: pd.DataFrame) -> Table:
     return Table("best_bucket", caption, best, named(best, " ".join(best), w_gb_per_s="w, GB/s", **units))
 
 
-def fitted_cost(step: pd.Series, allreduce: pd.DataFrame) -> LinearCost | None:
+def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None:
     """Fit the back-to-back all-reduces of a step's backend and ranks; None where there are none to fit."""
-    burst = {"nodes": 1, "timing": "burst", "impl": "torch", "placement": "in_place"}
-    burst |= step[["backend", "world_size"]].to_dict()
-    own = alike(with_figures(allreduce), burst) if len(allreduce) else allreduce
+    if collectives.empty:
+        return None
+    burst = {"collective": "all_reduce", "dtype": "fp32", "impl": "torch", "placement": "in_place", "timing": "burst"}
+    own = alike(with_figures(collectives), burst | {"nodes": 1} | step[["backend", "world_size"]].to_dict())
+    own = own[own["size_bytes"] >= LEAST_BYTES]
     try:
-        return fit_linear_cost(own["size_bytes"].astype(float), own["median_ms"] / 1e3) if len(own) else None
+        return fit_linear_cost(own["size_bytes"].astype(float), own["median_ms"] / 1e3)
     except ValueError:
         return None

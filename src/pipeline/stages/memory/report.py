@@ -1,6 +1,7 @@
 """The memory section: what a peak is made of, how it comes about, and what attention and checkpoints make of it."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -100,7 +101,8 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _workload(row: pd.Series) -> Workload:
     """Return what the formulas take of a cell."""
-    cell = Cell(**{name: row[name] if isinstance(row[name], str) else int(row[name]) for name in AXES})
+    axes: dict[str, Any] = {name: row[name] if isinstance(row[name], str) else int(row[name]) for name in AXES}
+    cell = Cell(**axes)
     return cell.workload(int(row["setting_vocab_size"]), int(row["setting_batch_size"]), row["device_type"])
 
 
