@@ -111,9 +111,9 @@ def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
 def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes") -> str:
     """Say what the fastest of our ways takes beside the base; memory: the column of what a rank needs."""
     timed = with_figures(steps)
-    best = timed[timed["way"].isin(ours) & timed["ratio"].notna()].nsmallest(1, "median_ms")
+    best = timed[timed["way"].isin(ours) & timed["ratio"].notna()].sort_values("median_ms").head(1)
     if best.empty:
-        return only(timed)
+        return only(steps)
     new, old = best.iloc[0], timed.loc[best["base"].iloc[0]]
     return say(
         "{new[case]}: a step takes {cost.after} with {new[way]}; {cost.before} with {old[way]}: {new[gain]} as fast "
@@ -126,12 +126,13 @@ def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes")
 
 def only(steps: pd.DataFrame) -> str:
     """Say which ways have figures where one to compare with has none."""
-    return say("{case}: of {ways} alone there are figures.", case=steps["case"].iloc[0], ways=", ".join(steps["way"]))
+    ways = ", ".join(with_figures(steps)["way"]) or "none"
+    return say("{case}: of {ways} alone there are figures.", case=steps["case"].iloc[0], ways=ways)
 
 
 def changes(steps: pd.DataFrame, what: str, ways: Sequence[str], memory: str = "rank_bytes") -> list[Change]:
     """Return the fastest of these ways as a change from the base, where it is faster; what: with `{way}` filled in."""
-    found = steps[steps["way"].isin(ways) & (steps["verdict"] == FASTER)].nsmallest(1, "median_ms")
+    found = steps[steps["way"].isin(ways) & (steps["verdict"] == FASTER)].sort_values("median_ms").head(1)
     return [
         Change.between(what.format(**row), row["case"], steps.loc[row["base"]], row, memory)
         for _, row in found.iterrows()

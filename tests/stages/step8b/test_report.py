@@ -58,6 +58,13 @@ def test_without_a_time_of_torchs_nothing_is_faster():
     assert shown(found)["steps"].rows["verdict"].isna().all()
 
 
+def test_where_every_step_is_wrong_the_answer_says_so_and_the_errors_stay():
+    wrong = step("ours", 1.0, **CELL) | TIMELESS | {"status": "wrong", "phase": "train_step", "clock": "host"}
+    found = build(frame_of("step8b", [wrong, *rows_of("ours", 1.0)[-len(FUSIONS) - 1 : -len(FUSIONS)]]), {})
+    assert "of none alone" in found.answer
+    assert len(shown(found)["checks"].rows) == 1
+
+
 def test_fusions_say_how_many_steps_each_is_of_and_what_it_saves():
     fusions = shown(section(**STEP_MS))["fusions"].rows
     assert list(fusions["steps_timed"]) == [1] * 6 + [3]
