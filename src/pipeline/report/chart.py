@@ -1,4 +1,4 @@
-"""Declare charts once; Matplotlib (svg.py) and Vega-Lite (html/vega_lite.py) draw them."""
+"""Declare charts once; drawing.py draws them for the page and as SVG files."""
 
 import math
 from collections.abc import Mapping, Sequence
