@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED, judge, versus
+from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED, judge, shaded, versus
 
 from .frames import failed, folded, repeated, timed
 
@@ -25,7 +25,15 @@ def test_with_repeats_the_interval_decides(ours_ms, word):
 
 
 def test_the_ratio_is_how_many_times_as_fast_ours_is():
-    assert verdict(timed("ours", 50.0), timed("torch", 100.0))["ratio"] == pytest.approx(2.0)
+    row = verdict(timed("ours", 50.0), timed("torch", 100.0))
+    assert row["ratio"] == pytest.approx(2.0)
+    assert row["gain"].startswith("2.00× (")
+
+
+def test_a_chart_draws_undecided_ratios_faint():
+    rows = [timed("ours", 50.0, shape="x"), timed("torch", 100.0, shape="x")]
+    more = [timed("ours", 97.0, shape="y"), timed("torch", 100.0, shape="y")]
+    assert shaded(beside(*rows, *more))["status"].tolist() == ["ok", "unstable"]
 
 
 @pytest.mark.parametrize(("ours_ms", "word"), [(90.0, FASTER), (110.0, SLOWER), (97.0, UNDECIDED), (100.1, SAME)])

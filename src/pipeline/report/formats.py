@@ -1,7 +1,8 @@
 """Write values for tables, labels and answers: three significant figures, units as the field writes them."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -91,7 +92,7 @@ def data_size(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def interval(row: pd.Series) -> str:
+def interval(row: Mapping[Any, Any] | pd.Series) -> str:
     """Write a ratio of `versus` with its interval: `1.41× (1.38 to 1.44)`; the ratio alone where none is known."""
     if pd.isna(row["low"]):
         return times(row["ratio"])

@@ -16,6 +16,8 @@ NOTHING = "–"
 TO_THE_LEFT: tuple[Form, ...] = (text, code)
 Column = tuple[str, str, Form]
 Columns = list[Column]
+# What `versus` says of a row.
+GAIN: Columns = [("times as fast (interval)", "gain", text), ("verdict", "verdict", text)]
 
 
 @dataclass(frozen=True)

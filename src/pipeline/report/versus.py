@@ -17,11 +17,12 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
+from pipeline.report.formats import interval
 from pipeline.report.intervals import RepeatSpread, compare_samples
 
 FASTER, SLOWER, SAME, UNDECIDED = ("faster", "slower", "same", "undecided")
 LEAST_WITHOUT_REPEATS, SAMENESS = 1.05, 1.02
-COLUMNS = ("ratio", "low", "high", "verdict")
+COLUMNS = ("ratio", "low", "high", "verdict", "gain")
 # What of a row decides.
 JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
 Row = Mapping[str, Any]
@@ -33,7 +34,7 @@ def versus(
     """Put `ours` beside the fastest of `peers`: one row per `on` and name in `ours`, where both have figures.
 
     who: the column that names them. Columns are those of ours, with `_peer` those of the other, and COLUMNS: ratio is
-    the peer's time over ours, so above 1 ours is faster.
+    the peer's time over ours, so above 1 ours is faster; gain is the ratio with its interval, as text.
     """
     names = [ours] if isinstance(ours, str) else list(ours)
     timed = frame[frame["status"].isin(WITH_FIGURES)]
@@ -55,7 +56,12 @@ def judge(base: Row, other: Row) -> dict[str, Any]:
     found = _by_repeats(base, other) or _by_quartiles(base, other)
     if "unstable" in (base["status"], other["status"]):
         found["verdict"] = UNDECIDED
-    return found
+    return found | {"gain": interval(found)}
+
+
+def shaded(both: pd.DataFrame) -> pd.DataFrame:
+    """Give rows of `versus` the outcome by which a chart draws undecided ratios faint."""
+    return both.assign(status=both["verdict"].map({UNDECIDED: "unstable"}).fillna("ok"))
 
 
 def _sides(both: pd.DataFrame, suffix: str) -> list[dict[Any, Any]]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from pipeline.report.formats import Form, interval, number, text
+from pipeline.report.formats import Form, number, text
 from pipeline.report.frame import WHOLE_STEP, in_order, with_figures
 from pipeline.report.table import Table, filled
 from pipeline.report.versus import COLUMNS, versus
@@ -25,7 +25,7 @@ def named(rows: pd.DataFrame, ways: pd.Series) -> pd.DataFrame:
 def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataFrame:
     """Return the whole steps by the host's clock, each beside the way `base` of its case.
 
-    Added: COLUMNS of `versus`, empty for the base itself; `gain`, the ratio with its interval; `each`, the repeats.
+    Added: COLUMNS of `versus`, empty for the base itself; `each`, the repeats.
     """
     steps = rows[(rows["phase"] == WHOLE_STEP) & (rows["clock"] == "host")]
     steps = in_order(steps, ["case", "way"], {"case": list(dict.fromkeys(steps["case"])), "way": order})
@@ -33,10 +33,7 @@ def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataF
     judged = versus(steps, ["case"], "way", others, [base]).set_index(["case", "way"])
     steps = steps.join(judged[list(COLUMNS)], on=["case", "way"])
     medians = [each if isinstance(each, list) else [] for each in steps["medians_ms"]]
-    return steps.assign(
-        gain=[interval(row) if pd.notna(row["ratio"]) else None for _, row in steps.iterrows()],
-        each=[" / ".join(map(number, each)) if len(each) > 1 else None for each in medians],
-    )
+    return steps.assign(each=[" / ".join(map(number, each)) if len(each) > 1 else None for each in medians])
 
 
 def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
