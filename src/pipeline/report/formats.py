@@ -1,6 +1,7 @@
 """Write values for tables, labels and answers: three significant figures, units as the field writes them."""
 
 import math
+import string
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ __all__ = [
     "significant",
     "text",
     "times",
+    "written",
 ]
 
 # What writes one value of a column.
@@ -107,3 +109,17 @@ def _end(value: float) -> str:
 def intervals(rows: pd.DataFrame) -> list[str | None]:
     """Write the ratios of rows of `versus` with their intervals; nothing where there is no ratio."""
     return [None if pd.isna(row["ratio"]) else interval(row) for _, row in rows.iterrows()]
+
+
+class _Filling(string.Formatter):
+    def format_field(self, value: Any, form: str) -> str:
+        return str(globals()[form](value)) if form in __all__ else str(super().format_field(value, form))
+
+
+def written(rows: pd.DataFrame, template: str) -> list[str | None]:
+    """Fill a template such as `{size}, {median_ms:ms}` with each of the rows; nothing where a value is missing."""
+    filling = _Filling()
+    fields = [name for _, name, _, _ in filling.parse(template) if name]
+    complete = rows[fields].notna().all(axis=1)
+    lines = zip(rows.to_dict("records"), complete, strict=True)
+    return [filling.format(template, **line) if is_complete else None for line, is_complete in lines]

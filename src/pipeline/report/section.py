@@ -1,9 +1,13 @@
 """Declare what a stage reports: an answer, tables, charts, changes to make; its note is in `report.md`."""
 
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pandas as pd
+
+from pipeline.report import formats
 from pipeline.report.chart import Chart
 from pipeline.report.markup import Markdown
 from pipeline.report.table import Table
@@ -24,6 +28,17 @@ class Change:
     before: str
     after: str
     judged: Mapping[str, Any]
+
+    @classmethod
+    def between(
+        cls, what: str, where: str, before: pd.Series, after: pd.Series, memory: str = "peak_bytes"
+    ) -> "Change":
+        """Make a change of two steps, `after` judged beside `before`; memory: the column of their bytes, if known."""
+        costs = [
+            formats.ms(step["median_ms"]) + (f", {formats.data_size(step[memory])}" if pd.notna(step[memory]) else "")
+            for step in (before, after)
+        ]
+        return cls(what, where, *costs, after.to_dict())
 
 
 @dataclass(frozen=True)
@@ -64,5 +79,13 @@ class Section:
 
 
 def say(template: str, **values: Any) -> Markdown:
-    """Fill a sentence that is Markdown with values, which are escaped unless they are Markdown too."""
-    return Markdown(template).format(**{name: Markdown.escape(value) for name, value in values.items()})
+    """Fill a sentence that is Markdown with values, which are escaped unless they are Markdown too.
+
+    A field may name what writes it in pipeline.report.formats: `{step[median_ms]:ms}`.
+    """
+    return Markdown(_Sentence().vformat(template, (), values))
+
+
+class _Sentence(string.Formatter):
+    def format_field(self, value: Any, form: str) -> str:
+        return Markdown.escape(getattr(formats, form)(value) if form else value)
