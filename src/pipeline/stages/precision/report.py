@@ -5,14 +5,14 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import count, number, percent, significant, text
-from pipeline.report.frame import in_order, with_figures
+from pipeline.report.formats import count, number, percent, significant, text, written
+from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Columns, Table
+from pipeline.report.table import Table
 from pipeline.stages.precision.cases import ASSIGNED_SUMS, FORMAT_NAMES, METHODS
 from pipeline.stages.precision.cell import DEVICES
-from pipeline.stages.precision.report_by_size import by_size_parts
 
+CASE = {"steps": ASSIGNED_SUMS[0].steps, "addend": ASSIGNED_SUMS[0].addend}
 LOW_FORMATS = ("fp16", "bf16")
 CASTS = {"none": "", "implicit": "", "explicit": ", cast first"}
 METHOD_WORDS = {"in_format": "all in the format", "fp32_sums": "sums in fp32", "kernel": "torch's kernel"}
@@ -31,19 +31,13 @@ LOSSES = ("cross-entropy", "mean of the logits")
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the precision stage; of `timing` it reads the passes in fp32 and under bf16 autocast."""
+    """Return the section of the precision stage."""
     added, norms, eps = (_shown(rows, name) for name in ("accumulation", "layer_norm", "layer_norm_eps"))
-    sums = _sums(added)
+    sums = alike(added, CASE)
     return Section(
         _answer(sums, rows),
-        [_curves(added), _sums_table("sums_told", _told(sums))],
-        for_course=[
-            _sums_table("sums_table", sums),
-            _norms_table(_norms(norms)),
-            _dtypes_table(with_figures(rows[rows["experiment"] == "autocast"])),
-            _widths_table(norms, eps),
-            *(by_size_parts(beside["timing"]) if "timing" in beside else []),
-        ],
+        [_curves(added), _sums(sums)],
+        for_course=[_dtypes(with_figures(rows[rows["experiment"] == "autocast"])), _norms(norms), _widths(norms, eps)],
     )
 
 
@@ -57,46 +51,21 @@ def _shown(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
 def _answer(sums: pd.DataFrame, rows: pd.DataFrame) -> str:
     own = sums[sums["accumulator"] == sums["addend_dtype"]].set_index("accumulator")["result"]
     if not set(FORMAT_NAMES) <= {*own.index}:
-        return say("{measured} cases of low precision were measured.", measured=count(len(with_figures(rows))))
-    case = ASSIGNED_SUMS[0]
+        return say("{measured} cases of low precision were measured.", measured=len(with_figures(rows)))
+    words = {name: significant(own[name], 6) for name in FORMAT_NAMES}
     return say(
-        "{steps} additions of {addend} come to {fp32} in fp32, {fp16} in fp16 and {bf16} in bf16.",
-        steps=count(case.steps),
-        addend=case.addend,
-        **{name: significant(own[name], 6) for name in FORMAT_NAMES},
+        "{steps:count} additions of {addend} come to {fp32} in fp32, {fp16} in fp16 and {bf16} in bf16.",
+        **CASE,
+        **words,
     )
-
-
-# Running sums
-
-
-def _sums(added: pd.DataFrame) -> pd.DataFrame:
-    """Keep as many additions of as large a number as the course asks for, in all data types."""
-    case = ASSIGNED_SUMS[0]
-    found = added[(added["steps"] == case.steps) & (added["addend"] == case.addend)]
-    agrees = found["result"] == found["predicted_result"]
-    return found.assign(
-        what=found["addend_dtype"] + found["cast"].map(CASTS), predicted=agrees.map({True: "yes", False: "no"})
-    )
-
-
-def _told(sums: pd.DataFrame) -> pd.DataFrame:
-    """Keep sums in the format of their addend and sums in fp32, without the one that only casts earlier."""
-    alike = sums["accumulator"] == sums["addend_dtype"]
-    return sums[alike | ((sums["accumulator"] == "fp32") & (sums["cast"] != "explicit"))]
 
 
 def _curves(added: pd.DataFrame) -> Chart:
-    own = added[added["accumulator"] == added["addend_dtype"]]
-    names = ["accumulator", "steps", "addend", "curve_steps", "curve_sums"]
-    points = own[names].explode(["curve_steps", "curve_sums"]).astype({"curve_steps": float, "curve_sums": float})
-    panel = [
-        f"{steps:,.0f} additions of {addend:g}" for steps, addend in zip(points["steps"], points["addend"], strict=True)
-    ]
+    points = added[added["accumulator"] == added["addend_dtype"]].explode(["curve_steps", "curve_sums"])
     return Chart(
         "sums",
         "Running sums by the data type of sum and addend; exact, each ends at 10",
-        points.assign(panel=panel),
+        points.assign(panel=written(points, "{steps:count} additions of {addend:g}")),
         "line",
         Axis("curve_steps", "additions"),
         Axis("curve_sums", "sum"),
@@ -105,8 +74,13 @@ def _curves(added: pd.DataFrame) -> Chart:
     )
 
 
-def _sums_table(name: str, sums: pd.DataFrame) -> Table:
-    columns: Columns = [
+def _sums(sums: pd.DataFrame) -> Table:
+    """Write as many additions of as large a number as the course asks for, in all data types."""
+    agrees = sums["result"] == sums["predicted_result"]
+    found = sums.assign(
+        what=sums["addend_dtype"] + sums["cast"].map(CASTS), predicted=agrees.map({True: "yes", False: "no"})
+    )
+    columns = [
         ("sum in", "accumulator", text),
         ("addend in", "what", text),
         ("sum", "result", lambda value: significant(value, 8)),
@@ -116,59 +90,57 @@ def _sums_table(name: str, sums: pd.DataFrame) -> Table:
         ("stalls at a sum of", "stall", number),
         ("as predicted", "predicted", text),
     ]
-    case = ASSIGNED_SUMS[0]
-    caption = f"After {case.steps:,} additions of {case.addend}; the error is the sum of what the two roundings add:"
-    return Table(name, caption, sums, columns)
+    caption = "After {steps:,} additions of {addend}; the error is the sum of what the two roundings add:"
+    return Table("sums_table", caption.format(**CASE), found, columns)
 
 
-# Layer norm
+def _dtypes(seen: pd.DataFrame) -> Table:
+    """Write the data types of each part of a step that the course asks for, by autocast's type and device."""
+    is_loss = seen["component"] == "loss"
+    asked = seen.assign(part=seen["component"].map(COMPONENTS).mask(is_loss, "loss, " + seen["detail"]))
+    asked = asked[asked["component"].isin(COMPONENTS) & (~is_loss | asked["detail"].isin(LOSSES))]
+    asked = asked.assign(where=asked["autocast_dtype"] + " on " + asked["device"]).sort_values("where", ascending=False)
+    asked = in_order(asked, ["component", "part"], {"component": tuple(COMPONENTS)})
+    types = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(lambda each: "/".join(sorted({*each})))
+    columns = [("part of the step", "part", text), ("autocast to", "where", text), ("", "observed_dtype", text)]
+    caption = "Data types that hooks saw in a training step of the toy model:"
+    return Table("dtypes", caption, types.reset_index(), columns, all_rows=True, across="autocast to")
 
 
-def _norms(norms: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per format and way to compute: errors at inputs of size one, and the inputs that lose no row."""
-    normal = norms[norms["input"] == "normal"]
-    whole = normal[(normal["output_zero_share"] == 0) & (normal["output_nonfinite_share"] == 0)]
+def _norms(norms: pd.DataFrame) -> Table:
+    """Write for each format and way to compute the errors at inputs of size one, and the inputs that lose no row."""
     keys = ["dtype", "method"]
-    up_to = whole.groupby(keys)["magnitude"].max().rename("up_to").reset_index()
-    found = normal[normal["magnitude"] == 1].merge(up_to, "left", keys)
-    found = in_order(found, keys, {"dtype": FORMAT_NAMES, "method": METHODS})
-    return found.assign(
+    normal = norms[norms["input"] == "normal"]
+    is_whole = (normal["output_zero_share"] == 0) & (normal["output_nonfinite_share"] == 0)
+    up_to = normal[is_whole].groupby(keys)["magnitude"].max().rename("up_to")
+    found = in_order(normal[normal["magnitude"] == 1], keys, {"dtype": FORMAT_NAMES, "method": METHODS})
+    found = found.join(up_to, on=keys).assign(
         computed=found["method"].map(METHOD_WORDS),
         variance_pct=100 * found["variance_rel_error"].astype(float),
         spacings=found["output_max_error"].astype(float) / found["output_half_spacing"],
     )
-
-
-def _norms_table(found: pd.DataFrame) -> Table:
-    columns: Columns = [
+    columns = [
         ("inputs in", "dtype", text),
+        ("wide", "d_model", count),
         ("computed with", "computed", text),
         ("variance off by", "variance_pct", percent),
         ("output off by", "output_max_error", number),
         ("in half spacings of the format", "spacings", number),
-        ("inputs up to, no row zero or infinite", "up_to", _short),
-        ("overflow predicted from", "predicted_overflow_magnitude", _short),
+        ("inputs up to, no row zero or infinite", "up_to", "{:.3g}".format),
+        ("overflow predicted from", "predicted_overflow_magnitude", "{:.3g}".format),
     ]
-    width = f"{found['d_model'].iloc[0]:,.0f}" if len(found) else ""
-    return Table("layer_norm", f"Layer norm of normal inputs of size 1, {width} wide, against fp64:", found, columns)
+    return Table("layer_norm", "Layer norm of normal inputs of size 1, against fp64:", found, columns)
 
 
-def _short(value: float) -> str:
-    return f"{value:.3g}"
-
-
-def _widths_table(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
+def _widths(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
     """Write what stalled sums make of a variance, and which of layer norm's eps a format loses."""
     alternating = norms[(norms["input"] == "alternating") & norms["dtype"].isin(LOW_FORMATS)]
     own, summed = (alternating[alternating["method"] == method] for method in METHODS[:2])
+    lost = eps[eps["zeros_nonfinite_in_format"].astype(float) > 0].groupby("dtype")["eps"]
+    lost = lost.agg(lambda each: ", ".join(map(number, each)))
     both = own.merge(summed, on=["dtype", "d_model"], suffixes=("", "_summed"))
-    lost = (
-        eps[eps["zeros_nonfinite_in_format"].astype(float) > 0]
-        .groupby("dtype")["eps"]
-        .agg(lambda each: ", ".join(map(number, each)))
-    )
     both = both.assign(lost=both["dtype"].map(lost).fillna("none") if len(eps) else None)
-    columns: Columns = [
+    columns = [
         ("all in", "dtype", text),
         ("eps with which zeros have no finite norm", "lost", text),
         ("features", "d_model", count),
@@ -178,28 +150,3 @@ def _widths_table(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
     ]
     caption = "Variance of inputs of +1 and −1 over the true one, all in the format / predicted / with sums in fp32:"
     return Table("widths", caption, both, columns, all_rows=True, across="features")
-
-
-# Autocast
-
-
-def _dtypes_table(seen: pd.DataFrame) -> Table:
-    asked = seen[
-        seen["component"].isin(list(COMPONENTS)) & ((seen["component"] != "loss") | seen["detail"].isin(LOSSES))
-    ]
-    asked = asked.assign(
-        part=[_part(*pair) for pair in zip(asked["component"], asked["detail"], strict=True)],
-        where=[f"{dtype} on {device}" for dtype, device in zip(asked["autocast_dtype"], asked["device"], strict=True)],
-    )
-    asked = in_order(asked, ["component", "part"], {"component": tuple(COMPONENTS)})
-    joined = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(
-        lambda each: "/".join(sorted(set(each)))
-    )
-    wide = joined.unstack("where").reindex(asked["part"].unique()).reset_index() if len(joined) else pd.DataFrame()
-    columns: Columns = [("part of the step", "part", text)]
-    columns += [(f"autocast to {name}", name, text) for name in sorted(asked["where"].unique(), reverse=True)]
-    return Table("dtypes", "Data types that hooks saw in a training step of the toy model:", wide, columns)
-
-
-def _part(component: str, detail: str) -> str:
-    return COMPONENTS[component] + (f", {detail}" if component == "loss" else "")
