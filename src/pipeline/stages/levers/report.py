@@ -176,11 +176,12 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
         *([("tuned with", "name_tuned", text)] if both["name_tuned"].nunique() > 1 else []),
     ]
     ways = [*both["name_tuned"].dropna().unique()]
+    tuned_with = ways[0] if len(ways) == 1 else "the fastest combination that trains the same"
     first = plain.iloc[0]
     contexts = " and ".join(f"{each:.0f}" for each in sorted(plain["context_length"].unique()))
     caption = (
         f"Training steps, bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: "
-        f"plain PyTorch. Tuned: {ways[0] if len(ways) == 1 else 'the fastest combination that trains the same'}. MFU: of "
+        f"plain PyTorch. Tuned: {tuned_with}. MFU: of "
         f"{first['peak_tflops_per_s']:,.3g} TFLOP/s ({PEAK_WORDS.get(first['peak_source'], first['peak_source'])}). "
         "Arrows: from as written to tuned."
     )
