@@ -12,7 +12,7 @@ from pipeline.formulas.sizes import ModelSize
 from pipeline.stages.accounting.cell import QUESTIONS, Settings
 from pipeline.stages.accounting.models import NAMES, XXL, FeedForwardModel, Model, Transformer, lacking, model_named
 from pipeline.stages.accounting.questions import Asked, answer
-from pipeline.stages.accounting.report_tables import TABLES
+from pipeline.stages.accounting.report import TABLES
 
 
 @dataclass(frozen=True)
