@@ -1,6 +1,7 @@
 import pytest
 
 from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED, judge, shaded, versus
+from pipeline.report.versus import beside as beside_base
 
 from .frames import failed, folded, repeated, timed
 
@@ -75,3 +76,18 @@ def test_problems_without_figures_of_both_are_left_out():
 def test_an_unstable_side_leaves_the_ratio_and_takes_the_verdict():
     found = judge({**timed("a", 100.0), "status": "unstable"}, timed("b", 50.0))
     assert (found["ratio"], found["verdict"]) == (pytest.approx(2.0), UNDECIDED)
+
+
+def test_each_row_stands_beside_the_first_base_of_its_own_group_that_has_figures():
+    rows = folded(
+        failed("a", case="x"),
+        timed("a", 100.0, case="y"),
+        timed("b", 50.0, case="x"),
+        timed("c", 25.0, case="x"),
+        timed("b", 40.0, case="y"),
+        keys=("name", "case"),
+    )
+    found = beside_base(rows, ["case"], rows["name"] != "c").set_index(["name", "case"])
+    assert found["ratio"].round(3).dropna().to_dict() == {("c", "x"): 2.0, ("b", "y"): 2.5}
+    assert found.loc[("c", "x"), "base"] == found.index.get_loc(("b", "x"))
+    assert found["verdict"].isna().tolist() == found["gain"].isna().tolist()

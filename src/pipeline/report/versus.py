@@ -51,6 +51,22 @@ def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, pe
     return both.merge(versus(frame, on, who, ours, [peer])[[*on, *COLUMNS]], "left", list(on))
 
 
+def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.DataFrame:
+    """Put each row beside the first of its `on` that is a base and has figures.
+
+    Added: COLUMNS, empty for that row itself and where a side has no figures; `base`, that row's index.
+    """
+    timed = rows["status"].isin(WITH_FIGURES)
+    groups = rows.groupby(list(on), sort=False, dropna=False).ngroup()
+    bases = groups.map({group: place for place, group in reversed([*groups[timed & is_base].items()])})
+    judged = [
+        judge(rows.loc[base], row) if timed[place] and pd.notna(base) and base != place else {}
+        for (place, row), base in zip(rows.iterrows(), bases, strict=True)
+    ]
+    found = rows.drop(columns=list(COLUMNS), errors="ignore").join(pd.DataFrame(judged, rows.index, COLUMNS))
+    return found.assign(base=bases)
+
+
 def judge(base: Row, other: Row) -> dict[str, Any]:
     """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, whether `other` is faster."""
     found = _by_repeats(base, other) or _by_quartiles(base, other)
