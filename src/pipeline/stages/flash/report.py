@@ -8,24 +8,14 @@ import pandas as pd
 
 from pipeline.formulas.attention import Shape, forward_flops
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, data_size, number, percent, significant, text, written
+from pipeline.report.formats import count, data_size, number, percent, text, written
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Change, Part, Section, say
 from pipeline.report.table import GAIN, Table
-from pipeline.report.versus import FASTER, SLOWER, judge, shaded, side_by_side, versus
-from pipeline.stages.flash.cell import (
-    BOTH_PHASES,
-    DTYPES,
-    FA4,
-    GROUP_AXIS,
-    LEADERBOARD,
-    OURS,
-    PEERS,
-    PHASES,
-    THREE_TF32,
-)
+from pipeline.report.versus import FASTER, SLOWER, judge, peer_of, shaded, side_by_side, versus
+from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, FA4, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32, Cell
 
-PROBLEM = ["dtype", "is_causal", "batch_size", "num_heads", GROUP_AXIS, "head_dim", "seq_len"]
+PROBLEM = [item.name for item in fields(Cell) if item.name != "repeat"]
 SHAPE_HEAD = "batch×heads×length×head_dim"
 QUEUED = ", launches queued"
 WORDS = {
@@ -50,19 +40,19 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     measured = set(with_figures(rows)["impl"])
     ours = next((name for name in OURS if name in measured), OURS[0])
     models, heads = rows[rows["num_heads"] > 1], rows[(rows["num_heads"] == 1) & rows["is_causal"]]
-    torch_s, fa4_s = (_duel(models, ours, peers) for peers in (PEERS, [FA4]))
+    torch_s, fa4_s, heads_s = (
+        _duel(each, ours, peers) for each, peers in ((models, PEERS), (models, [FA4]), (heads, PEERS))
+    )
     plain_s = side_by_side(heads, [*PROBLEM, "phase"], "impl", ours, "eager")
     queued = QUEUED if (rows["clock"] == "device").any() else ""
-    errors, grid = _errors(rows, ours), _grid(plain_s, queued)
-    shapes = [_rates(models, ours, torch_s), _shapes("shapes", "the fastest of PyTorch's", torch_s, queued)]
-    parts: list[Part] = shapes if len(torch_s) else [grid]
-    parts.append(_shapes("fa4", "FlashAttention-4", fa4_s, queued) if len(fa4_s) else errors)
-    course: list[Part] = [errors, _memory(heads, ours), _gains(plain_s), grid, _leaderboard(rows, ours, queued)]
+    grid = _grid(plain_s, queued)
+    first: list[Part] = [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued)] if len(torch_s) else [grid]
+    course: list[Part] = [_memory(heads, ours), _gains(plain_s), grid, _leaderboard(rows, ours, queued)]
     return Section(
-        _answer(torch_s, _duel(heads, ours, PEERS), queued),
-        parts,
-        _changes(models, ours, torch_s),
-        for_course=[part for part in course if part not in parts],
+        _answer(torch_s, heads_s, queued),
+        [*first, _errors(rows, ours)],
+        _changes(models, ours, torch_s, queued),
+        for_course=[part for part in course if part.name != first[0].name],
     )
 
 
@@ -76,13 +66,12 @@ def _named(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> pd.DataFra
     rates = dict(with_figures(products).groupby("dtype")["tflops_per_s"].max())
     product = rows["dtype"].map(rates).mask(rows["peak_of"] == THREE_TF32, rates.get("tf32", math.nan) / 3)
     rows = rows.assign(
-        problem=[_label(shape) for shape in shapes],
+        shape=rows["dtype"] + [f" {_label(shape)}" for shape in shapes],
         who=rows["impl"].map(WORDS),
         work=[-forward_flops(shape) for shape in shapes],
         product_tflops_per_s=product,
         product_pct=100 * rows["tflops_per_s"] / product.astype(float),
     )
-    rows = rows.assign(shape=rows["dtype"] + " " + rows["problem"])
     return in_order(rows, ["dtype", "work", "shape", "impl"], {"dtype": DTYPES, "impl": list(WORDS)})
 
 
@@ -138,16 +127,18 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame, queued: str) -> str:
     )
 
 
-def _shapes(name: str, other: str, duel: pd.DataFrame, queued: str) -> Table:
+def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, queued: str) -> Table:
+    duel = pd.concat([torch_s, fa4_s])
     cards = {card for each in duel["cards"] for card in each.split(", ")}
     caption = (
-        f"Forward + backward at shapes of real models ({SHAPE_HEAD}), ours beside {other}{queued}; alone: one call "
-        f"until its work is done. GPUs used: {len(cards)}; both times of a row or repeat are from one."
+        f"Forward + backward at shapes of real models ({SHAPE_HEAD}), ours beside the fastest of PyTorch's and "
+        f"FlashAttention-4{queued}; alone: one call until its work is done. GPUs used: {len(cards)}; both times of a "
+        "row or repeat are from one."
     )
     columns = [
         ("shape", "shape", text),
         ("ours, ms", "median_ms", number),
-        (other, "who_peer", text),
+        ("beside", "who_peer", text),
         ("its ms", "median_ms_peer", number),
         *GAIN,
         ("alone: ours / other, ms; verdict", "lone_ms", text),
@@ -155,7 +146,8 @@ def _shapes(name: str, other: str, duel: pd.DataFrame, queued: str) -> Table:
         ("ours, TFLOP/s", "tflops_per_s", number),
         ("share of a matrix product's rate", "product_pct", percent),
     ]
-    return Table(name, caption, duel, columns, all_rows=True)
+    duel = in_order(duel, ["dtype", "work", "shape"], {"dtype": DTYPES})
+    return Table("shapes", caption, duel, columns, all_rows=True)
 
 
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
@@ -178,16 +170,19 @@ def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
     )
 
 
-def _changes(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> list[Change]:
+def _changes(models: pd.DataFrame, ours: str, duel: pd.DataFrame, queued: str) -> list[Change]:
     """Put ours in the place of what SDPA picks by itself, at the shape of the first dtype measured most often."""
     first = duel[duel["dtype"].isin(duel["dtype"].head(1))].nlargest(1, "repeats")
     here = models[models["phase"] == BOTH_PHASES].merge(first[PROBLEM])
-    found = versus(here, PROBLEM, "impl", ours, list(first["sdpa_choice"]))
-    befores, afters = written(found, "{median_ms_peer:ms}, {who_peer}"), written(found, "{median_ms:ms}")
-    wheres = written(found, "attention alone, {shape}, launches queued")
     return [
-        Change("our attention kernels instead of SDPA's choice", *words, row.to_dict())
-        for *words, (_, row) in zip(wheres, befores, afters, found.iterrows(), strict=True)
+        Change.between(
+            "our attention kernels instead of SDPA's choice",
+            f"attention alone, {row['shape']}{queued}, beside {row['who_peer']}",
+            peer_of(row),
+            row,
+            "extra_bytes",
+        )
+        for _, row in versus(here, PROBLEM, "impl", ours, list(first["sdpa_choice"])).iterrows()
     ]
 
 
@@ -236,16 +231,12 @@ def _errors(rows: pd.DataFrame, ours: str) -> Table:
     columns = [
         ("dtype", "dtype", text),
         ("", "what", text),
-        ("ours", "error", _two_digits),
-        ("plain", "error_peer", _two_digits),
+        ("ours", "error", number),
+        ("plain", "error_peer", number),
         ("problems", "problems", count),
     ]
     caption = "Largest relative errors (L2) against float64, ours / plain / over so many problems that both solved:"
     return Table("errors", caption, found, columns, across="")
-
-
-def _two_digits(value: float) -> str:
-    return significant(value, 2)
 
 
 def _memory(heads: pd.DataFrame, ours: str) -> Table:
