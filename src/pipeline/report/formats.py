@@ -1,6 +1,7 @@
 """Write values for tables, labels and answers: three significant figures, units as the field writes them."""
 
 import math
+import numbers
 import string
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = [
     "ms",
     "number",
     "percent",
+    "plain",
     "significant",
     "text",
     "times",
@@ -57,6 +59,13 @@ def number(value: float) -> str:
 def count(value: float) -> str:
     """Write a whole number, thousands separated."""
     return f"{value:,.0f}"
+
+
+def plain(value: Any) -> str:
+    """Write whole numbers as counts, other numbers to three significant figures, all else as it is."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return str(value)
+    return count(float(value)) if float(value).is_integer() else number(float(value))
 
 
 def ms(value: float) -> str:

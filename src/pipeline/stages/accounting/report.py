@@ -3,15 +3,14 @@
 from collections.abc import Callable, Mapping
 
 import pandas as pd
-from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
 from pipeline.formulas.training_state import devices_to_hold
 from pipeline.formulas.units import GB, GIB
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import count, number, text, written
+from pipeline.report.formats import count, written
 from pipeline.report.frame import with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Column, Table, filled
+from pipeline.report.table import Table, filled, named
 from pipeline.stages.accounting.cell import QUESTIONS
 
 # The sequence length to answer with, where the question leaves it open.
@@ -47,26 +46,18 @@ CAPTIONS = {
     "activations": "What {size} keeps for the backward pass in fp32 at batch {batch_size}:",
     "attention": "One layer's attention in fp32, batch {batch_size}, {num_heads:count} heads of {head_dim:count}:",
 }
-# The columns of each table, headed by their names, and the unit of bytes in it.
 COLUMNS = {
-    "memory": ("bytes_of size_bytes GiB GPUs_of_GB GPUs_of_GiB", "GB"),
-    "fsdp": ("tokens state_bytes activation_bytes not_sharded_bytes devices on_each_bytes", "GB"),
-    "mesh": ("case fsdp_size tensor_size tokens_per_device tokens_overall compute_ms fsdp_ms tensor_ms", "GB"),
-    "buckets": ("case num_buckets bucket_bytes overhead_ms", "MB"),
-    "ring": ("case num_devices sent_bytes ring_ms", "GB"),
-    "parallel": (
-        "strategy axes_overlap phase whole_devices whole_batch_shares whole_width_shares most_devices device_flops "
-        "weight_bytes activation_bytes compute_ms communication_ms",
-        "MB",
-    ),
-    "activations": (
-        "attention tokens norms_bytes attention_bytes scores_bytes feed_forward_bytes head_bytes activation_bytes "
-        "total_bytes",
-        "GB",
-    ),
-    "attention": ("attention tokens inputs_bytes score_matrix_bytes kept_bytes most_bytes", "MiB"),
+    "memory": "bytes_of size_bytes GiB GPUs_of_GB GPUs_of_GiB",
+    "fsdp": "seq_len state_bytes activation_bytes not_sharded_bytes devices on_each_bytes",
+    "mesh": "case fsdp_size tensor_size tokens_per_device tokens_overall compute_ms fsdp_ms tensor_ms",
+    "buckets": "case num_buckets bucket_bytes overhead_ms",
+    "ring": "case num_devices sent_bytes ring_ms",
+    "parallel": "strategy axes_overlap phase whole_devices whole_batch_shares whole_width_shares most_devices "
+    "device_tflop weight_bytes activation_bytes compute_ms communication_ms",
+    "activations": "attention seq_len norms_bytes attention_bytes scores_bytes feed_forward_bytes head_bytes "
+    "activation_bytes total_bytes",
+    "attention": "attention seq_len inputs_bytes score_matrix_bytes kept_bytes most_bytes",
 }
-SCALES = {"GB": 1e9, "MB": 1e6, "MiB": 2**20, "TFLOP": 1e12, "ms": 1}
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -83,29 +74,14 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 def table(question: str, rows: pd.DataFrame) -> Table:
     """Return the table of a question; rows: its answers about one model, with the settings."""
-    found = PREPARED[question](rows) if question in PREPARED else rows
-    if "seq_len" in found:
-        found = found.assign(tokens=found["seq_len"])
-    names, bytes_in = COLUMNS[question]
-    columns = [_column(name, found[name], bytes_in) for name in names.split()]
-    words = [name for _, name, form in columns if form is text]
-    found = found.assign(**{name: found[name].astype(str).str.replace("_", " ") for name in words})
+    found = PREPARED.get(question, pd.DataFrame)(rows)
+    words = {name: found[name].str.replace("_", " ") for name in ("case", "strategy") if name in found}
+    if "device_flops" in found:
+        words["device_tflop"] = found["device_flops"] / 1e12
+    found = found.assign(**words)
     [caption] = written(found.head(1), CAPTIONS[question])
+    columns = named(found, COLUMNS[question], seq_len="tokens", size_bytes="size")
     return Table(question, str(caption), found, filled(found, columns), all_rows=True)
-
-
-def _column(name: str, values: pd.Series, bytes_in: str) -> Column:
-    """Head a column by its name; its unit, the end of the name, says how it is written."""
-    what, _, end = name.rpartition("_")
-    unit = {"bytes": bytes_in, "ms": "ms", "flops": "TFLOP"}.get(end)
-    if unit is not None:
-        return f"{what.replace('_', ' ')} ({unit})", name, lambda value: number(value / SCALES[unit])
-    is_number = is_numeric_dtype(values) and not is_bool_dtype(values)
-    return name.replace("_", " "), name, _plain if is_number else text
-
-
-def _plain(value: float) -> str:
-    return count(value) if float(value).is_integer() else number(value)
 
 
 def _answer(found: Mapping[str, pd.DataFrame]) -> str:

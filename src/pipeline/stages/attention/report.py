@@ -9,16 +9,23 @@ from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
 from pipeline.formulas.units import FP32_BYTES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, data_size, number, text
+from pipeline.report.formats import written
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import GAIN, Table
+from pipeline.report.table import Table, named
 from pipeline.report.versus import side_by_side
 from pipeline.stages.attention.cell import PHASES
 
 ON = ["head_dim", "seq_len", "phase"]
 USUAL_HEAD_DIM = 64
 MOST_LENGTHS = 4
+OF_LENGTH = {
+    "saved_bytes_peer_forward": "saved for backward",
+    "before_backward_bytes_peer_forward": "in use before backward",
+    "peak_bytes_peer_forward": "peak, eager",
+    "peak_bytes_forward": "peak, compiled",
+    "n_peer_forward": "passes",
+}
 COUNTED = ("before_backward_bytes", "peak_bytes")
 
 
@@ -38,7 +45,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _memory(rows[rows["head_dim"] == usual]),
             _times("times", here[here["seq_len"].isin(longest)]),
         ],
-        for_course=[_times("grid", both), _limits_table(limits), _tensors(rows, limits)],
+        for_course=[_times("grid", both), _limits_table(limits), _tensors(limits)],
     )
 
 
@@ -81,25 +88,13 @@ def _memory(rows: pd.DataFrame) -> Chart:
 def _times(name: str, both: pd.DataFrame) -> Table:
     """Write what each length takes in memory and, a column a phase, in time, eager and compiled."""
     forward = both[both["phase"] == "forward"]
-    columns = [
-        ("head_dim", "head_dim", count),
-        ("length", "seq_len", count),
-        ("saved for backward", "saved_bytes_peer_forward", data_size),
-        ("in use before backward", "before_backward_bytes_peer_forward", data_size),
-        ("peak, eager", "peak_bytes_peer_forward", data_size),
-        ("peak, compiled", "peak_bytes_forward", data_size),
-        ("passes", "n_peer_forward", count),
-        ("", "phase", text),
-        ("eager, ms", "median_ms_peer", number),
-        ("compiled, ms", "median_ms", number),
-        *GAIN,
-    ]
     caption = (
         "Plain attention in eager mode and compiled, medians: eager, ms / compiled, ms / compiled: times as fast "
         "(interval) / verdict:"
     )
     shown = both.merge(forward, "left", ON[:2], suffixes=("", "_forward"))
-    return Table(name, caption, shown, columns, all_rows=True, across="")
+    names = f"head_dim seq_len {' '.join(OF_LENGTH)} phase median_ms_peer median_ms gain verdict"
+    return Table(name, caption, shown, named(shown, names, **OF_LENGTH, phase=""), all_rows=True, across="")
 
 
 def _limits(rows: pd.DataFrame) -> pd.DataFrame:
@@ -111,9 +106,9 @@ def _limits(rows: pd.DataFrame) -> pd.DataFrame:
         done = with_figures(eager[eager["phase"] == "backward"])["seq_len"].max()
         out = eager.loc[eager["status"] == "oom", "seq_len"].min()
         fits = attention.longest_that_fits(_shape(row, 1), FP32_BYTES, row["device_type"], int(row["memory_bytes"]))
-        verdict = "untested" if pd.isna(done) or pd.isna(out) else "agrees" if done <= fits < out else "is wrong"
-        found.append({**row.to_dict(), "fits": fits, "done": done, "out": out, "verdict": verdict})
-    return pd.DataFrame(found, columns=[*rows.columns, "fits", "done", "out", "verdict"])
+        formula = "untested" if pd.isna(done) or pd.isna(out) else "agrees" if done <= fits < out else "is wrong"
+        found.append({**row.to_dict(), "fits": fits, "done": done, "out": out, "formula": formula})
+    return pd.DataFrame(found, columns=[*rows.columns, "fits", "done", "out", "formula"])
 
 
 def _shape(row: pd.Series, seq_len: int) -> Shape:
@@ -121,31 +116,22 @@ def _shape(row: pd.Series, seq_len: int) -> Shape:
 
 
 def _limits_table(limits: pd.DataFrame) -> Table:
-    columns = [
-        ("head_dim", "head_dim", count),
-        ("memory", "memory_bytes", data_size),
-        ("longest that fits by formula", "fits", count),
-        ("longest that ran", "done", count),
-        ("shortest out of memory", "out", count),
-        ("the formula", "verdict", text),
-    ]
+    heads = {"fits": "longest that fits by formula", "done": "longest that ran", "out": "shortest out of memory"}
+    columns = named(limits, "head_dim memory_bytes fits done out formula", **heads)
     return Table("limits", "Where memory ends, eager forward and backward:", limits, columns)
 
 
-def _tensors(rows: pd.DataFrame, limits: pd.DataFrame) -> Table:
+def _tensors(limits: pd.DataFrame) -> Table:
     """Account for the peak of the smallest problem that does not fit, or the largest that does, tensor by tensor."""
-    eager = rows[rows["mode"] == "eager"]
-    out = eager[eager["status"] == "oom"]
-    worst = (out if len(out) else eager).sort_values(["seq_len", "head_dim"], ascending=[bool(len(out)), True])
-    problem = worst.head(1)[["head_dim", "seq_len"]].merge(limits.drop(columns="seq_len"), on="head_dim")
-    parts = [part for _, row in problem.iterrows() for part in _parts(_shape(row, row["seq_len"]), row["device_type"])]
-    at = [
-        "batch {setting_batch_size}, head_dim {head_dim}, length {seq_len}".format(**row)
-        for _, row in problem.iterrows()
+    told = pd.concat([known(limits, "out").nsmallest(1, "out"), known(limits, "done").nlargest(1, "done")]).head(1)
+    told = told.assign(seq_len=told["out"].fillna(told["done"]))
+    parts = [
+        part for _, row in told.iterrows() for part in _parts(_shape(row, int(row["seq_len"])), row["device_type"])
     ]
-    columns = [("tensor", "tensor", text), ("elements", "elements", text), ("bytes", "bytes", data_size)]
-    caption = f"The peak at {', '.join(at)}, by formula:"
-    return Table("tensors", caption, pd.DataFrame(parts, columns=["tensor", "elements", "bytes"]), columns)
+    at = written(told, "batch {setting_batch_size:count}, head_dim {head_dim}, length {seq_len:count}")
+    found = pd.DataFrame(parts, columns=["tensor", "elements", "size_bytes"])
+    columns = named(found, "tensor elements size_bytes", size_bytes="bytes")
+    return Table("tensors", f"The peak at {', '.join(map(str, at))}, by formula:", found, columns)
 
 
 def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:

@@ -8,10 +8,10 @@ import pandas as pd
 
 from pipeline.formulas.attention import Shape, forward_flops
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, data_size, number, percent, text, written
+from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Change, Part, Section, say
-from pipeline.report.table import GAIN, Table
+from pipeline.report.table import Table, named
 from pipeline.report.versus import FASTER, SLOWER, judge, peer_of, shaded, side_by_side, versus
 from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, FA4, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32, Cell
 
@@ -135,18 +135,10 @@ def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, queued: str) -> Table:
         f"FlashAttention-4{queued}; alone: one call until its work is done. GPUs used: {len(cards)}; both times of a "
         "row or repeat are from one."
     )
-    columns = [
-        ("shape", "shape", text),
-        ("ours, ms", "median_ms", number),
-        ("beside", "who_peer", text),
-        ("its ms", "median_ms_peer", number),
-        *GAIN,
-        ("alone: ours / other, ms; verdict", "lone_ms", text),
-        ("forward pass: ours", "forward", text),
-        ("ours, TFLOP/s", "tflops_per_s", number),
-        ("share of a matrix product's rate", "product_pct", percent),
-    ]
     duel = in_order(duel, ["dtype", "work", "shape"], {"dtype": DTYPES})
+    names = "shape median_ms who_peer median_ms_peer gain verdict lone_ms forward tflops_per_s product_pct"
+    heads = {"median_ms": "ours, ms", "lone_ms": "alone: ours / other, ms; verdict", "forward": "forward pass: ours"}
+    columns = named(duel, names, **heads, product_pct="share of a matrix product's rate")
     return Table("shapes", caption, duel, columns, all_rows=True)
 
 
@@ -191,17 +183,9 @@ def _grid(duel: pd.DataFrame, queued: str) -> Table:
     lanes = duel["dtype"] + " " + duel["head_dim"].astype(str)
     duel = duel[lanes.groupby(duel["seq_len"]).transform("nunique") == lanes.nunique()]
     duel = in_order(duel, ["dtype", "head_dim", "seq_len", "phase"], {"dtype": DTYPES, "phase": PHASES})
-    columns = [
-        ("dtype", "dtype", text),
-        ("head_dim", "head_dim", count),
-        ("length", "seq_len", count),
-        ("", "phase", text),
-        ("ours, ms", "median_ms", number),
-        ("plain, ms", "median_ms_peer", number),
-        *GAIN,
-    ]
     caption = f"One causal head{queued}: ours, ms / plain, ms / times as fast (interval) / verdict:"
-    duel = duel.assign(phase=duel["phase"].replace({BOTH_PHASES: "both"}))
+    duel = duel.assign(part=duel["phase"].replace({BOTH_PHASES: "both"}))
+    columns = named(duel, "dtype head_dim seq_len part median_ms median_ms_peer gain verdict")
     return Table("grid", caption, duel, columns, all_rows=True, across="")
 
 
@@ -228,15 +212,8 @@ def _errors(rows: pd.DataFrame, ours: str) -> Table:
     mine, plain = (checked[checked["impl"] == impl] for impl in (ours, "eager"))
     both = mine.merge(plain, on=on, suffixes=("", "_peer")).groupby(["dtype", "what"], sort=False)
     found = both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
-    columns = [
-        ("dtype", "dtype", text),
-        ("", "what", text),
-        ("ours", "error", number),
-        ("plain", "error_peer", number),
-        ("problems", "problems", count),
-    ]
     caption = "Largest relative errors (L2) against float64, ours / plain / over so many problems that both solved:"
-    return Table("errors", caption, found, columns, across="")
+    return Table("errors", caption, found, named(found, "dtype what error error_peer problems", what=""), across="")
 
 
 def _memory(heads: pd.DataFrame, ours: str) -> Table:
@@ -244,27 +221,16 @@ def _memory(heads: pd.DataFrame, ours: str) -> Table:
     off = (heads["head_dim"] - USUAL_HEAD_DIM).abs()
     here = heads[(off == off.min()) & heads["dtype"].isin(heads["dtype"].head(1)) & heads["impl"].isin([ours, "eager"])]
     here = known(here[here["phase"] == BOTH_PHASES], "extra_bytes")
-    columns = [
-        ("", "who", text),
-        ("dtype", "dtype", text),
-        ("head_dim", "head_dim", count),
-        ("length", "seq_len", count),
-        ("peak", "extra_bytes", data_size),
-    ]
     caption = "Peak memory of forward + backward beside its inputs, one causal head:"
-    return Table("memory", caption, here.sort_values("impl", ascending=False), columns, all_rows=True, across="length")
+    here = here.sort_values("impl", ascending=False)
+    columns = named(here, "who dtype head_dim seq_len extra_bytes")
+    return Table("memory", caption, here, columns, all_rows=True, across="length")
 
 
 def _leaderboard(rows: pd.DataFrame, ours: str, queued: str) -> Table:
     """Write every implementation beside ours at the shape of the 2025 leaderboard."""
     here = alike(rows, {**LEADERBOARD, "phase": BOTH_PHASES})
-    columns = [
-        ("shape", "shape", text),
-        ("with", "who", text),
-        ("ms", "median_ms", number),
-        ("one call alone, ms", "median_call_ms", number),
-        ("TFLOP/s", "tflops_per_s", number),
-        *GAIN,
-    ]
     caption = f"The leaderboard's shape, forward + backward{queued}, each beside ours:"
-    return Table("leaderboard", caption, versus(here, PROBLEM, "impl", list(WORDS), [ours]), columns)
+    found = versus(here, PROBLEM, "impl", list(WORDS), [ours])
+    columns = named(found, "shape who median_ms median_call_ms tflops_per_s gain verdict", median_call_ms="alone, ms")
+    return Table("leaderboard", caption, found, columns)

@@ -8,10 +8,10 @@ import pandas as pd
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, data_size, gb, number, percent, significant, text, written
+from pipeline.report.formats import data_size, written
 from pipeline.report.frame import alike, with_figures
 from pipeline.report.section import Change, FirstScreen, Section, say
-from pipeline.report.table import GAIN, Columns, Table, filled
+from pipeline.report.table import Table, filled, named
 from pipeline.report.versus import COLUMNS, FASTER, peer_of, shaded, versus
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
 
@@ -125,17 +125,8 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
         f"A step of {rows['where'].iloc[0]}, in bf16: as written, with each lever alone, with the fastest combination "
         "that trains the same, with the fastest of all:"
     )
-    columns = [
-        ("with", "name", text),
-        ("ms", "median_ms", number),
-        *GAIN,
-        ("GPU idle", "gpu_idle_pct", percent),
-        ("launches", "launches", count),
-        ("peak GB", "peak_bytes", gb),
-        ("MFU", "mfu_pct", percent),
-        ("repeats", "repeats", count),
-        ("loss after 20 steps", "loss", lambda loss: significant(loss, 4)),
-    ]
+    names = "name median_ms gain verdict gpu_idle_pct launches peak_bytes mfu_pct repeats loss"
+    columns = named(told, names, name="with", loss="loss after 20 steps")
     return Table("ladder", caption, told, columns, all_rows=True)
 
 
@@ -165,16 +156,6 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
         mfu_from_to=written(both, "{mfu_pct:percent} → {mfu_pct_tuned:percent}"),
         memory=written(both, "{peak_bytes:gb} → {peak_bytes_tuned:gb}"),
     )
-    columns: Columns = [
-        ("model", "model", text),
-        ("as written: tokens/s", "tokens_per_s", count),
-        ("tuned: tokens/s", "tokens_per_s_tuned", count),
-        *GAIN,
-        ("MFU", "mfu_from_to", text),
-        ("peak GB", "memory", text),
-        ("as written, limited by", "limited_by", text),
-        *([("tuned with", "name_tuned", text)] if both["name_tuned"].nunique() > 1 else []),
-    ]
     ways = [*both["name_tuned"].dropna().unique()]
     tuned_with = ways[0] if len(ways) == 1 else "the fastest combination that trains the same"
     first = plain.iloc[0]
@@ -185,6 +166,9 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
         f"{first['peak_tflops_per_s']:,.3g} TFLOP/s ({PEAK_WORDS.get(first['peak_source'], first['peak_source'])}). "
         "Arrows: from as written to tuned."
     )
+    names = "model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to memory limited_by"
+    heads = {"tokens_per_s": "as written: tokens/s", "tokens_per_s_tuned": "tuned: tokens/s", "mfu_from_to": "MFU"}
+    columns = named(both, names if len(ways) < 2 else f"{names} name_tuned", **heads, name_tuned="tuned with")
     table = Table("models", caption, both, filled(both, columns), all_rows=True)
     return FirstScreen(_line(both), _models(plain, tuned), table, [_summary(row) for _, row in both.iterrows()])
 

@@ -5,28 +5,21 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import count, number, percent, significant, text, written
+from pipeline.report.formats import number, significant, written
 from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table
+from pipeline.report.table import Table, named
 from pipeline.stages.precision.cases import ASSIGNED_SUMS, FORMAT_NAMES, METHODS
 from pipeline.stages.precision.cell import DEVICES
 
 CASE = {"steps": ASSIGNED_SUMS[0].steps, "addend": ASSIGNED_SUMS[0].addend}
 LOW_FORMATS = ("fp16", "bf16")
 CASTS = {"none": "", "implicit": "", "explicit": ", cast first"}
-METHOD_WORDS = {"in_format": "all in the format", "fp32_sums": "sums in fp32", "kernel": "torch's kernel"}
 # What the course asks for, in its order, and the losses among which its wording leaves the choice.
-COMPONENTS = {
-    "parameters": "parameters",
-    "fc1_output": "output of the first linear layer",
-    "layernorm_input": "input of layer norm",
-    "layernorm_statistics": "statistics of layer norm",
-    "layernorm_output": "output of layer norm",
-    "logits": "logits",
-    "loss": "loss",
-    "gradients": "gradients of the parameters",
-}
+COMPONENTS = (
+    *("parameters", "fc1_output", "layernorm_input", "layernorm_statistics", "layernorm_output"),
+    *("logits", "loss", "gradients"),
+)
 LOSSES = ("cross-entropy", "mean of the logits")
 
 
@@ -78,33 +71,29 @@ def _sums(sums: pd.DataFrame) -> Table:
     """Write as many additions of as large a number as the course asks for, in all data types."""
     agrees = sums["result"] == sums["predicted_result"]
     found = sums.assign(
-        what=sums["addend_dtype"] + sums["cast"].map(CASTS), predicted=agrees.map({True: "yes", False: "no"})
+        what=sums["addend_dtype"] + sums["cast"].map(CASTS),
+        predicted=agrees.map({True: "yes", False: "no"}),
+        sum=[significant(value, 8) for value in sums["result"]],
     )
-    columns = [
-        ("sum in", "accumulator", text),
-        ("addend in", "what", text),
-        ("sum", "result", lambda value: significant(value, 8)),
-        ("error", "error", number),
-        ("from rounding the addend", "addend_error", number),
-        ("from rounding the sums", "rounding_error", number),
-        ("stalls at a sum of", "stall", number),
-        ("as predicted", "predicted", text),
-    ]
-    caption = "After {steps:,} additions of {addend}; the error is the sum of what the two roundings add:"
+    caption = "After {steps:,} additions of {addend}; the error is what rounding the addend and rounding the sums add:"
+    names = "accumulator what sum error addend_error rounding_error stall predicted"
+    heads = {"accumulator": "sum in", "what": "addend in", "stall": "stalls at a sum of", "predicted": "as predicted"}
+    columns = named(found, names, **heads)
     return Table("sums_table", caption.format(**CASE), found, columns)
 
 
 def _dtypes(seen: pd.DataFrame) -> Table:
     """Write the data types of each part of a step that the course asks for, by autocast's type and device."""
     is_loss = seen["component"] == "loss"
-    asked = seen.assign(part=seen["component"].map(COMPONENTS).mask(is_loss, "loss, " + seen["detail"]))
+    asked = seen.assign(part=seen["component"].str.replace("_", " ").mask(is_loss, "loss, " + seen["detail"]))
     asked = asked[asked["component"].isin(COMPONENTS) & (~is_loss | asked["detail"].isin(LOSSES))]
     asked = asked.assign(where=asked["autocast_dtype"] + " on " + asked["device"]).sort_values("where", ascending=False)
-    asked = in_order(asked, ["component", "part"], {"component": tuple(COMPONENTS)})
+    asked = in_order(asked, ["component", "part"], {"component": COMPONENTS})
     types = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(lambda each: "/".join(sorted({*each})))
-    columns = [("part of the step", "part", text), ("autocast to", "where", text), ("", "observed_dtype", text)]
     caption = "Data types that hooks saw in a training step of the toy model:"
-    return Table("dtypes", caption, types.reset_index(), columns, all_rows=True, across="autocast to")
+    found = types.reset_index()
+    columns = named(found, "part where observed_dtype", part="part of the step", where="autocast to")
+    return Table("dtypes", caption, found, columns, all_rows=True, across="autocast to")
 
 
 def _norms(norms: pd.DataFrame) -> Table:
@@ -115,20 +104,17 @@ def _norms(norms: pd.DataFrame) -> Table:
     up_to = normal[is_whole].groupby(keys)["magnitude"].max().rename("up_to")
     found = in_order(normal[normal["magnitude"] == 1], keys, {"dtype": FORMAT_NAMES, "method": METHODS})
     found = found.join(up_to, on=keys).assign(
-        computed=found["method"].map(METHOD_WORDS),
+        computed=found["method"].str.replace("_", " "),
         variance_pct=100 * found["variance_rel_error"].astype(float),
-        spacings=found["output_max_error"].astype(float) / found["output_half_spacing"],
+        half_spacings=found["output_max_error"].astype(float) / found["output_half_spacing"],
     )
-    columns = [
-        ("inputs in", "dtype", text),
-        ("wide", "d_model", count),
-        ("computed with", "computed", text),
-        ("variance off by", "variance_pct", percent),
-        ("output off by", "output_max_error", number),
-        ("in half spacings of the format", "spacings", number),
-        ("inputs up to, no row zero or infinite", "up_to", "{:.3g}".format),
-        ("overflow predicted from", "predicted_overflow_magnitude", "{:.3g}".format),
-    ]
+    names = "dtype d_model computed variance_pct output_max_error half_spacings up_to predicted_overflow_magnitude"
+    heads = {
+        "variance_pct": "variance off by",
+        "output_max_error": "output off by",
+        "half_spacings": "in half spacings",
+    }
+    columns = named(found, names, **heads, up_to="largest inputs, no row zero or infinite")
     return Table("layer_norm", "Layer norm of normal inputs of size 1, against fp64:", found, columns)
 
 
@@ -140,13 +126,7 @@ def _widths(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
     lost = lost.agg(lambda each: ", ".join(map(number, each)))
     both = own.merge(summed, on=["dtype", "d_model"], suffixes=("", "_summed"))
     both = both.assign(lost=both["dtype"].map(lost).fillna("none") if len(eps) else None)
-    columns = [
-        ("all in", "dtype", text),
-        ("eps with which zeros have no finite norm", "lost", text),
-        ("features", "d_model", count),
-        ("variance over the true one", "variance_ratio", number),
-        ("predicted", "predicted_variance_ratio", number),
-        ("with sums in fp32", "variance_ratio_summed", number),
-    ]
     caption = "Variance of inputs of +1 and −1 over the true one, all in the format / predicted / with sums in fp32:"
+    names = "dtype lost d_model variance_ratio predicted_variance_ratio variance_ratio_summed"
+    columns = named(both, names, lost="eps with which zeros have no finite norm", d_model="features")
     return Table("widths", caption, both, columns, all_rows=True, across="features")

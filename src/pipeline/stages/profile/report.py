@@ -9,11 +9,11 @@ import pandas as pd
 from pipeline.formulas.size_order import BY_SIZE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import code, count, number, percent, text, times, written
+from pipeline.report.formats import code, written
 from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Columns, Table
-from pipeline.stages.profile.cell import BACKWARD_BY_PART, PASSES
+from pipeline.report.table import Table, named
+from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD_BY_PART, PASSES
 
 CELL = ["precision", "size", "context_length", "profiler"]
 ORDERS = {
@@ -26,6 +26,7 @@ ORDERS = {
 FORWARD = PASSES[0]
 WORDS = dict(zip(PASSES, ("forward only", "forward and backward", "whole step"), strict=True))
 DIRECTIONS = {FORWARD: "forward", BACKWARD_BY_PART: "backward"}
+SOFTMAX = ATTENTION_PHASES[1]
 MATMUL, OTHER = "matmul", "other"
 TOLD_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
@@ -34,8 +35,7 @@ NAMED, MOST_KERNELS, LONGEST_NAME = 3, 6, 64
 BEHIND_TILE = re.compile(r"(_tilesize\d+(?:x\d+)*)_(\w*)")
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
-WHAT: Columns = [("model", "size", text), ("precision", "precision", text), ("context", "context_length", count)]
-PASS = ("pass", "part", text)
+WHAT = "size precision context_length part"
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -58,7 +58,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _answer(alike(kinds, of_capture), lead),
         [_by_model(alike(widest, main)), _kernels("kernels", most, "Kernels with the most time:")],
         for_course=[
-            _by_pass(alike(kinds, of_model)),
             _forward_times(measured[measured["size"].isin(ends["size"])]),
             _kernels("first_kernels", _ends(alike(leading, main)), "The kernel with the most time:"),
             _kernels("other_kernels", others, "Kernels other than products with the most time:"),
@@ -114,13 +113,6 @@ def _by_model(kinds: pd.DataFrame) -> Chart:
     return _stack("kinds", title, kinds.assign(label=written(kinds, "{size}, {precision} ({total_ms:ms})")), axis)
 
 
-def _by_pass(kinds: pd.DataFrame) -> Chart:
-    """Stack the times of the kinds of kernels of one model, a bar a pass and precision."""
-    title = "{size} by pass, at context {context_length}".format(**kinds.iloc[0])
-    axis = Axis("time_ms", "time in kernels (ms)")
-    return _stack("passes", title, kinds.assign(label=written(kinds, "{precision}, {part}")), axis)
-
-
 def _layer(rows: pd.DataFrame) -> Chart:
     """Stack the kernels of the middle layer's forward pass, a bar a part of the layer."""
     lines = [
@@ -142,16 +134,12 @@ def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
 
 
 def _kernels(name: str, kernels: pd.DataFrame, caption: str) -> Table:
-    columns = [
-        *WHAT,
-        PASS,
-        ("kernel", "short", code),
-        ("kind", "category", text),
-        ("calls", "count", count),
-        ("time, ms", "time_ms", number),
-        ("share", "share_pct", percent),
-    ]
-    return Table(name, caption, kernels.assign(short=kernels["kernel"].map(_short)), columns, all_rows=True)
+    kernels = kernels.assign(short=kernels["kernel"].map(_short))
+    what, rest = (
+        named(kernels, WHAT),
+        named(kernels, "category count time_ms share_pct", category="kind", count="calls"),
+    )
+    return Table(name, caption, kernels, [*what, ("kernel", "short", code), *rest], all_rows=True)
 
 
 def _short(kernel: str) -> str:
@@ -166,14 +154,9 @@ def _forward_times(rows: pd.DataFrame) -> Table:
     host, span, busy = (timed[timed["clock"] == clock] for clock in ("host", "span", "busy"))
     both = host.merge(span, "left", CELL, suffixes=("", "_span")).merge(busy, "left", CELL, suffixes=("", "_busy"))
     both = both.assign(off_pct=100 * (both["median_ms_span"] / both["median_ms"] - 1))
-    columns = [
-        *WHAT,
-        ("profiler", "profiler", text),
-        ("host clock, ms", "median_ms", number),
-        ("capture: first to last kernel, ms", "median_ms_span", number),
-        ("kernels run for, ms", "median_ms_busy", number),
-        ("capture beside host", "off_pct", "{:+.1f}%".format),
-    ]
+    names = "size precision context_length profiler median_ms median_ms_span median_ms_busy off_pct"
+    heads = {"median_ms": "host clock, ms", "median_ms_span": "capture: first to last kernel, ms"}
+    columns = named(both, names, **heads, median_ms_busy="kernels run for, ms", off_pct="capture longer by")
     return Table("forward_times", "A forward pass without a profiler and captured:", both, columns, all_rows=True)
 
 
@@ -181,35 +164,28 @@ def _shares(rows: pd.DataFrame) -> Table:
     """Write the shares of the kinds of kernels that the course asks for, by pass."""
     kinds = rows[(rows["kind"] == "category") & rows["range"].isin(PASSES) & rows["category"].isin(TOLD_KINDS)]
     kinds = in_order(kinds, [*CELL, "range", "category"], ORDERS)
-    columns = [*WHAT, PASS, ("", "category", text), ("share", "share_pct", percent)]
-    return Table("shares", "Shares of the time in kernels:", kinds, columns, all_rows=True, across="")
+    columns = named(kinds, f"{WHAT} category share_pct", category="share of")
+    return Table("shares", "Shares of the time in kernels:", kinds, columns, all_rows=True, across="share of")
 
 
 def _attention(rows: pd.DataFrame) -> Table:
     """Write for both passes the time of attention's products, of its softmax, and of all else in it."""
     phases = rows[(rows["kind"] == "attention") & rows["range"].isin(DIRECTIONS)]
-    is_softmax = phases["phase"] == "softmax"
-    phases = phases.assign(
-        part=phases["range"].map(DIRECTIONS),
-        products_ms=phases["matmul_ms"].mask(is_softmax),
-        beside_ms=(phases["time_ms"] - phases["matmul_ms"]).mask(is_softmax),
-        softmax_ms=phases["time_ms"].where(is_softmax),
-        products_flops=phases["flops"].mask(is_softmax),
-        softmax_flops=phases["flops"].where(is_softmax),
-    )
-    summed = ["products_ms", "beside_ms", "softmax_ms", "products_flops", "softmax_flops"]
-    found = phases.groupby([*CELL, "range", "part"], sort=False)[summed].sum(min_count=1).reset_index()
+    phases = phases.assign(part=phases["range"].map(DIRECTIONS), beside_ms=phases["time_ms"] - phases["matmul_ms"])
+    softmax = phases[phases["phase"] == SOFTMAX]
+    products = phases[phases["phase"] != SOFTMAX].groupby([*CELL, "part"], sort=False)
+    products = products[["matmul_ms", "beside_ms", "flops"]].sum().reset_index()
+    found = products.merge(softmax[[*CELL, "part", "time_ms", "flops"]], on=[*CELL, "part"], suffixes=("", "_softmax"))
     found = found.assign(
-        times=found["softmax_ms"] / found["products_ms"],
-        flops_times=found["products_flops"] / found["softmax_flops"],
+        times=written(found.assign(ratio=found["time_ms"] / found["matmul_ms"]), "{ratio:times}"),
+        flops_times=written(found.assign(ratio=found["flops"] / found["flops_softmax"]), "{ratio:times}"),
     )
-    columns = [
-        *WHAT,
-        PASS,
-        ("two products, ms", "products_ms", number),
-        ("scale, mask, casts, copies, ms", "beside_ms", number),
-        ("softmax, ms", "softmax_ms", number),
-        ("softmax's time over the products'", "times", times),
-        ("products' FLOPs over softmax's", "flops_times", times),
-    ]
+    heads = {
+        "matmul_ms": "two products, ms",
+        "beside_ms": "scale, mask, casts, copies, ms",
+        "time_ms": "softmax, ms",
+        "times": "softmax's time over the products'",
+        "flops_times": "products' FLOPs over softmax's",
+    }
+    columns = named(found, f"{WHAT} {' '.join(heads)}", **heads)
     return Table("attention", "Inside plain attention, all layers together:", found, columns, all_rows=True)

@@ -8,10 +8,10 @@ import pandas as pd
 from pipeline.formulas.size_order import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, number, percent, text, written
+from pipeline.report.formats import number, written
 from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
-from pipeline.report.table import GAIN, Table
+from pipeline.report.table import Table, named
 from pipeline.report.versus import FASTER, peer_of, shaded, versus
 from pipeline.stages.timing.cell import FIRST_STEP, PHASES
 
@@ -24,13 +24,7 @@ PARTS = (*PASSES, "optimizer")
 ORDERS = {"precision": PRECISIONS, "size": BY_SIZE, "phase": (FIRST_STEP, *PHASES)}
 WIDTHS = {name: size.d_model for name, size in SIZES.items()}
 ASKED_STEPS = 10  # that the course wants timed
-MODEL, PRECISION, CONTEXT = (
-    ("model", "size", text),
-    ("precision", "precision", text),
-    ("context", "context_length", count),
-)
-PART, MS, SPREAD = ("", "part", text), ("ms", "median_ms", number), ("mean ± std, ms", "spread", text)
-MEAN_STD = "{mean_ms:number} ± {std_ms:number}"
+MEAN_STD = "{mean_of_steps:number} ± {std_of_steps:number}"
 WHERE = "{precision}, batch {batch_size}, context {context_length}"
 
 
@@ -90,19 +84,10 @@ def _answer(steps: pd.DataFrame, where: str) -> str:
 def _steps(here: pd.DataFrame, where: str) -> Table:
     """Write what the whole step of each model reaches, and the medians of its phases."""
     shown = here.merge(here[here["phase"] == STEP], "left", WORK, suffixes=("", "_step"))
-    columns = [
-        MODEL,
-        ("tokens/s", "tokens_per_s_step", count),
-        ("MFU", "mfu_pct_step", percent),
-        ("GPU idle", "gpu_idle_pct_step", percent),
-        ("repeats", "repeats_step", count),
-        ("GPUs", "gpus", count),
-        PART,
-        MS,
-    ]
     shown = shown.assign(gpus=card_counts(shown, "cards_step"))
+    names = "size tokens_per_s_step mfu_pct_step gpu_idle_pct_step repeats_step gpus part median_ms"
     caption = f"{where}, as written; a row's repeats ran on so many GPUs; phases in ms:"
-    return Table("steps", caption, shown, columns, all_rows=True, across="")
+    return Table("steps", caption, shown, named(shown, names), all_rows=True, across="")
 
 
 def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
@@ -118,7 +103,7 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
     return duel.assign(
         model=written(duel, "{size} ({width})"),
         by_host=duel[["limited_by", "limited_by_peer"]].eq("host").any(axis=1),
-        limits=written(duel, "{limited_by} / {limited_by_peer}"),
+        limited_by_both=written(duel, "{limited_by} / {limited_by_peer}"),
         both_repeats=written(duel, "{repeats} / {repeats_peer}"),
         gpus=card_counts(duel, "cards", "cards_peer"),
     )
@@ -126,17 +111,9 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
 
 def _precisions(name: str, gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
     """Write phases in the main precision beside fp32, with TF32 where it was timed, narrow models first."""
-    columns = [
-        ("model (width)", "model", text),
-        PART,
-        ("fp32, ms", "median_ms_peer", number),
-        ("TF32, ms", "median_ms_tf32", number),
-        (f"{setting['precision']}, ms", "median_ms", number),
-        *GAIN,
-        ("step limited by: both", "limits", text),
-        ("repeats of both", "both_repeats", text),
-        ("GPUs", "gpus", count),
-    ]
+    names = "model part median_ms_peer median_ms_tf32 median_ms gain verdict limited_by_both both_repeats gpus"
+    heads = {"model": "model (width)", "median_ms_peer": "fp32, ms", "median_ms_tf32": "TF32, ms"}
+    columns = named(gains, names, **heads, median_ms=f"{setting['precision']}, ms")
     return Table(name, f"{WHERE.format(**setting)}, beside fp32:", gains, columns, all_rows=True)
 
 
@@ -155,7 +132,7 @@ def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
         Axis("ratio", "times as fast"),
         "context",
         panel="part",
-        hover={"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: both": "limits"},
+        hover={"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: both": "limited_by_both"},
         limits=[Limit(1.0, "as fast as fp32")],
     )
 
@@ -191,10 +168,10 @@ def _phases(eager: pd.DataFrame) -> Table:
     """Write mean and deviation over all steps of all repeats of both passes, in fp32 where there is any."""
     passes = eager[eager["phase"].isin(PASSES)]
     passes = passes[passes["precision"].isin(passes["precision"].head(1))]
-    steps_ms = passes["samples_of_repeats"].explode().explode().astype(float).groupby(level=0)
-    passes = passes.assign(mean_ms=steps_ms.mean(), std_ms=steps_ms.std(), n=steps_ms.count())
-    columns = [MODEL, PRECISION, ("batch", "batch_size", count), PART, CONTEXT, SPREAD, ("n", "n", count)]
+    steps_ms = passes["samples_of_repeats"].explode().explode().astype(float)
+    passes = passes.join(steps_ms.groupby(level=0).agg(["mean", "std", "count"]).add_suffix("_of_steps"))
     passes = passes.assign(spread=written(passes, MEAN_STD))
+    columns = named(passes, "size precision batch_size part context_length spread count_of_steps")
     caption = "Mean ± standard deviation, ms / number of steps:"
     return Table("phases", caption, passes, columns, all_rows=True, across="context")
 
@@ -208,31 +185,15 @@ def _warm_up(host: pd.DataFrame) -> Table:
     steps_ms = pd.DataFrame([repeats[0] for repeats in parts["samples_of_repeats"]], index=parts.index)
     steps_ms = steps_ms.reindex(columns=range(ASKED_STEPS)).groupby([parts[name] for name in cell])
     steps_ms = steps_ms.sum(min_count=len(PARTS))
-    found = pd.DataFrame(
-        {
-            "first_ms": steps_ms[0],
-            "later_ms": steps_ms.drop(columns=0).median(axis=1),
-            "mean_ms": steps_ms.mean(axis=1),
-            "std_ms": steps_ms.std(axis=1),
-            "n": steps_ms.count(axis=1),
-        }
-    ).reset_index()
-    columns = [
-        MODEL,
-        PRECISION,
-        CONTEXT,
-        ("warm-up steps:", "warmup_steps", count),
-        SPREAD,
-        ("first step, ms", "first_ms", number),
-        ("median of the later ones, ms", "later_ms", number),
-        ("n", "n", count),
-    ]
+    found = steps_ms.agg(["mean", "std", "count"], axis=1).add_suffix("_of_steps")
+    found = found.assign(first_ms=steps_ms[0], later_ms=steps_ms.drop(columns=0).median(axis=1)).reset_index()
+    found = in_order(found.assign(spread=written(found, MEAN_STD)), cell, ORDERS)
+    columns = named(found, "size precision context_length warmup_steps spread first_ms later_ms count_of_steps")
     caption = (
         "Mean ± standard deviation of the first steps that a process timed / the very first of them / the median of "
         "the later ones (all ms) / their number, by warm-up steps before them:"
     )
-    found = in_order(found.assign(spread=written(found, MEAN_STD)), cell, ORDERS)
-    return Table("warm_up", caption, found, columns, all_rows=True, across="warm-up steps:")
+    return Table("warm_up", caption, found, columns, all_rows=True, across="warmup steps")
 
 
 def _compiled(warm: pd.DataFrame) -> Table:
@@ -242,18 +203,9 @@ def _compiled(warm: pd.DataFrame) -> Table:
     duel = duel.merge(first, "left", CELL, suffixes=("", "_first"))
     duel = duel.merge(duel[duel["phase"] == STEP], "left", CELL, suffixes=("", "_step"))
     steps = duel["median_ms_first"] / (duel["median_ms_peer_step"] - duel["median_ms_step"])
-    duel = duel.assign(first_s=duel["median_ms_first"] / 1e3, paid_back=steps.where(duel["verdict_step"] == FASTER))
-    columns = [
-        MODEL,
-        PRECISION,
-        CONTEXT,
-        ("step limited by", "limited_by_step", text),
-        ("first step, s", "first_s", number),
-        ("paid back after steps", "paid_back", count),
-        PART,
-        ("as written, ms", "median_ms_peer", number),
-        MS,
-        *GAIN,
-    ]
+    duel = duel.assign(first_s=duel["median_ms_first"] / 1e3, steps=steps.where(duel["verdict_step"] == FASTER))
+    duel = in_order(duel, [*CELL, "phase"], ORDERS)
+    names = "size precision context_length limited_by_step first_s steps part median_ms_peer median_ms gain verdict"
+    columns = named(duel, names, first_s="first step, s", steps="paid back after steps")
     caption = "As written / compiled, ms / times as fast (interval) / verdict:"
-    return Table("compiled", caption, in_order(duel, [*CELL, "phase"], ORDERS), columns, all_rows=True, across="")
+    return Table("compiled", caption, duel, columns, all_rows=True, across="")
