@@ -15,14 +15,7 @@ from pipeline.stages.accounting.cell import QUESTIONS
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
-STATE = {
-    "weights_bytes": "weights, fp32",
-    "gradients_bytes": "gradients, fp32",
-    "optimizer_bytes": "AdamW's moments, fp32",
-    "state_bytes": "training state: all of these",
-    "activation_bytes": "activations kept for backward",
-    "total_bytes": "state and activations",
-}
+STATE = ("weights", "gradients", "optimizer", "state", "activation", "total")
 MESH_TIMES = {
     "compute_ms": "computation",
     "communication_ms": "communication, both in turn",
@@ -30,7 +23,7 @@ MESH_TIMES = {
     "tensor_ms": "moving activations (tensor)",
 }
 CAPTIONS = {
-    "memory": "{size}, {parameters:count} parameters, {batch_size} × {tokens:count} tokens; GPUs of "
+    "memory": "{size}, {parameters:count} parameters, {batch_size} × {seq_len:count} tokens; GPUs of "
     "{setting_gpu_memory_gb:g} GB or GiB:",
     "fsdp": "{size}: devices that hold (state + half of the activations) / N + the other half in less than "
     "{setting_device_memory_gb:g} GB. From {most_tokens:count} tokens on none is enough.",
@@ -75,10 +68,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 def table(question: str, rows: pd.DataFrame) -> Table:
     """Return the table of a question; rows: its answers about one model, with the settings."""
     found = PREPARED.get(question, pd.DataFrame)(rows)
-    words = {name: found[name].str.replace("_", " ") for name in ("case", "strategy") if name in found}
+    found = found.replace({name: {"_": " "} for name in ("case", "strategy")}, regex=True)
     if "device_flops" in found:
-        words["device_tflop"] = found["device_flops"] / 1e12
-    found = found.assign(**words)
+        found = found.assign(device_tflop=found["device_flops"] / 1e12)
     [caption] = written(found.head(1), CAPTIONS[question])
     columns = named(found, COLUMNS[question], seq_len="tokens", size_bytes="size")
     return Table(question, str(caption), found, filled(found, columns), all_rows=True)
@@ -129,11 +121,10 @@ def _whole(numbers: pd.Series, otherwise: str) -> pd.Series:
 
 def _memory(rows: pd.DataFrame) -> pd.DataFrame:
     row = _main_row(rows)
-    lines = [{**row, "bytes_of": words, "size_bytes": row[name]} for name, words in STATE.items()]
-    found, capacity = pd.DataFrame(lines).drop(columns="seq_len"), row["setting_gpu_memory_gb"]
+    lines = [{**row, "bytes_of": name, "size_bytes": row[f"{name}_bytes"]} for name in STATE]
+    found, capacity = pd.DataFrame(lines), row["setting_gpu_memory_gb"]
     sizes = found["size_bytes"]
     return found.assign(
-        tokens=row["seq_len"],
         GiB=sizes / GIB,
         GPUs_of_GB=[devices_to_hold(size, capacity * GB) for size in sizes],
         GPUs_of_GiB=[devices_to_hold(size, capacity * GIB) for size in sizes],

@@ -18,7 +18,6 @@ from pipeline.stages.attention.cell import PHASES
 
 ON = ["head_dim", "seq_len", "phase"]
 USUAL_HEAD_DIM = 64
-MOST_LENGTHS = 4
 OF_LENGTH = {
     "saved_bytes_peer_forward": "saved for backward",
     "before_backward_bytes_peer_forward": "in use before backward",
@@ -38,19 +37,14 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     measured = set(with_figures(rows)["head_dim"])
     usual = USUAL_HEAD_DIM if USUAL_HEAD_DIM in measured else int(max(measured))
     here, limits = both[both["head_dim"] == usual], _limits(rows)
-    longest = here["seq_len"].drop_duplicates().nlargest(MOST_LENGTHS)
     return Section(
         _answer(here, limits[limits["head_dim"] == usual]),
-        [
-            _memory(rows[rows["head_dim"] == usual]),
-            _times("times", here[here["seq_len"].isin(longest)]),
-        ],
+        [_memory(rows[rows["head_dim"] == usual]), _times("times", here)],
         for_course=[_times("grid", both), _limits_table(limits), _tensors(limits)],
     )
 
 
 def _answer(both: pd.DataFrame, limits: pd.DataFrame) -> str:
-    """Tell where memory ends, and what the longest problem takes that both modes did."""
     judged = known(both, "ratio")
     whole = judged[judged.groupby("seq_len")["phase"].transform("nunique") == len(PHASES)]
     if whole.empty or limits.empty:

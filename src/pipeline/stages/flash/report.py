@@ -10,14 +10,13 @@ from pipeline.formulas.attention import Shape, forward_flops
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, known, with_figures
-from pipeline.report.section import Change, Part, Section, say
+from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table, named
 from pipeline.report.versus import FASTER, SLOWER, judge, peer_of, shaded, side_by_side, versus
 from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, FA4, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32, Cell
 
 PROBLEM = [item.name for item in fields(Cell) if item.name != "repeat"]
 SHAPE_HEAD = "batch×heads×length×head_dim"
-QUEUED = ", launches queued"
 WORDS = {
     "triton": "ours",
     "tiled": "ours, in PyTorch",
@@ -40,27 +39,19 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     measured = set(with_figures(rows)["impl"])
     ours = next((name for name in OURS if name in measured), OURS[0])
     models, heads = rows[rows["num_heads"] > 1], rows[(rows["num_heads"] == 1) & rows["is_causal"]]
-    torch_s, fa4_s, heads_s = (
-        _duel(each, ours, peers) for each, peers in ((models, PEERS), (models, [FA4]), (heads, PEERS))
-    )
+    torch_s, fa4_s, heads_s = (_duel(*each, ours) for each in ((models, PEERS), (models, [FA4]), (heads, PEERS)))
     plain_s = side_by_side(heads, [*PROBLEM, "phase"], "impl", ours, "eager")
-    queued = QUEUED if (rows["clock"] == "device").any() else ""
-    grid = _grid(plain_s, queued)
-    first: list[Part] = [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued)] if len(torch_s) else [grid]
-    course: list[Part] = [_memory(heads, ours), _gains(plain_s), grid, _leaderboard(rows, ours, queued)]
+    queued = ", launches queued" if (rows["clock"] == "device").any() else ""
     return Section(
         _answer(torch_s, heads_s, queued),
-        [*first, _errors(rows, ours)],
+        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s), _errors(rows, ours)],
         _changes(models, ours, torch_s, queued),
-        for_course=[part for part in course if part.name != first[0].name],
+        for_course=[_memory(heads, ours), _grid(plain_s, queued), _leaderboard(rows, ours, queued)],
     )
 
 
 def _named(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Sort problems by dtype, then by work, the largest first; add their labels and a matrix product's rate.
-
-    The rate is the highest of a product alone in the same dtype; of fp32 a third of TF32's, where that is its peak.
-    """
+    """Sort problems by dtype, then by work; add labels and a matrix product's rate, of fp32 a third of TF32's."""
     shapes = [Shape(*each) for each in zip(*(rows[item.name] for item in fields(Shape)), strict=True)]
     products = beside.get("ceilings", pd.DataFrame(columns=["dtype", "status", "tflops_per_s"]))
     rates = dict(with_figures(products).groupby("dtype")["tflops_per_s"].max())
@@ -82,7 +73,7 @@ def _label(shape: Shape) -> str:
     return f"{shape.batch_size}×{shape.num_heads}{shared}×{shape.seq_len}×{shape.head_dim}{mask}"
 
 
-def _duel(rows: pd.DataFrame, ours: str, peers: Sequence[str]) -> pd.DataFrame:
+def _duel(rows: pd.DataFrame, peers: Sequence[str], ours: str) -> pd.DataFrame:
     """Put ours beside the fastest of peers, forward + backward; add how lone calls and the forward pass compare."""
     both, forward = (
         versus(rows[rows["phase"] == phase], PROBLEM, "impl", ours, peers) for phase in (BOTH_PHASES, "forward")
@@ -228,7 +219,6 @@ def _memory(heads: pd.DataFrame, ours: str) -> Table:
 
 
 def _leaderboard(rows: pd.DataFrame, ours: str, queued: str) -> Table:
-    """Write every implementation beside ours at the shape of the 2025 leaderboard."""
     here = alike(rows, {**LEADERBOARD, "phase": BOTH_PHASES})
     caption = f"The leaderboard's shape, forward + backward{queued}, each beside ours:"
     found = versus(here, PROBLEM, "impl", list(WORDS), [ours])

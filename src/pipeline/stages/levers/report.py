@@ -9,18 +9,15 @@ from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import data_size, written
-from pipeline.report.frame import alike, with_figures
+from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Change, FirstScreen, Section, say
 from pipeline.report.table import Table, filled, named
 from pipeline.report.versus import COLUMNS, FASTER, peer_of, shaded, versus
-from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
+from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, PRECISION, UNPROVEN, names
 
 ON = ["size", "context_length"]
 FIGURES = ["median_ms", "tokens_per_s", "mfu_pct", "peak_bytes", "gpu_idle_pct"]
 WHERE = "{size}, batch {setting_batch_size}, context {context_length}"
-# Change what is trained, or only make room: they tune no model.
-NO_TUNING = (*UNPROVEN, "checkpointing")
-PEAK_WORDS = {"datasheet": "data sheet", "measured": "measured"}
 # Two ways to the same end: of these the faster is a change to make.
 ALTERNATIVES = ("flash", "sdpa")
 WORDS = {
@@ -73,8 +70,8 @@ def words(levers: str) -> str:
 
 
 def is_tuning(levers: str) -> bool:
-    """Tell whether a combination tunes a step: it trains what the step as written trains, in as much memory."""
-    return levers not in (EAGER, EAGER_AGAIN) and not set(names(levers)) & set(NO_TUNING)
+    """Tell whether a combination tunes a step: it does not change what is trained, or only make room."""
+    return levers not in (EAGER, EAGER_AGAIN) and not {*names(levers)} & {*UNPROVEN, "checkpointing"}
 
 
 def _billions(parameters: float) -> str:
@@ -82,7 +79,6 @@ def _billions(parameters: float) -> str:
 
 
 def _answer(duel: pd.DataFrame, tuned: pd.DataFrame) -> str:
-    """Tell what trains the same fastest, and which lever gains most alone."""
     if tuned.empty:
         return say("Beside the step as written nothing that trains the same was measured.")
     best = say(
@@ -99,8 +95,7 @@ def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
     """Draw each lever alone and what tunes fastest, of the models that have more than this."""
     shown = duel[duel["is_alone"] | duel.index.isin(tuned.index)]
     shown = shown[shown.groupby("size")["levers"].transform("nunique") > 1]
-    order = {name: place for place, name in enumerate(LEVERS)}
-    shown = shaded(shown).sort_values("levers", key=lambda each: each.map(order).fillna(len(order)), kind="stable")
+    shown = in_order(shaded(shown), ["levers"], {"levers": LEVERS})
     short = shown["levers"].str.replace("+", " + ", regex=False)
     return Chart(
         "gains",
@@ -125,8 +120,8 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
         f"A step of {rows['where'].iloc[0]}, in bf16: as written, with each lever alone, with the fastest combination "
         "that trains the same, with the fastest of all:"
     )
-    names = "name median_ms gain verdict gpu_idle_pct launches peak_bytes mfu_pct repeats loss"
-    columns = named(told, names, name="with", loss="loss after 20 steps")
+    shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes mfu_pct repeats loss"
+    columns = named(told, shown, name="with", loss="loss after 20 steps")
     return Table("ladder", caption, told, columns, all_rows=True)
 
 
@@ -152,35 +147,32 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
         return None
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
-    both = both.assign(
-        mfu_from_to=written(both, "{mfu_pct:percent} → {mfu_pct_tuned:percent}"),
-        memory=written(both, "{peak_bytes:gb} → {peak_bytes_tuned:gb}"),
-    )
     ways = [*both["name_tuned"].dropna().unique()]
     tuned_with = ways[0] if len(ways) == 1 else "the fastest combination that trains the same"
-    first = plain.iloc[0]
-    contexts = " and ".join(f"{each:.0f}" for each in sorted(plain["context_length"].unique()))
+    both = both.assign(
+        mfu_from_to=written(both, "{mfu_pct:percent} → {mfu_pct_tuned:percent}"),
+        peak_gb=written(both, "{peak_bytes:gb} → {peak_bytes_tuned:gb}"),
+        tuned_with=both["name_tuned"] if len(ways) > 1 else None,
+    )
+    first, contexts = plain.iloc[0], " and ".join(map(str, sorted(plain["context_length"].unique())))
     caption = (
         f"Training steps, bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: "
-        f"plain PyTorch. Tuned: {tuned_with}. MFU: of "
-        f"{first['peak_tflops_per_s']:,.3g} TFLOP/s ({PEAK_WORDS.get(first['peak_source'], first['peak_source'])}). "
-        "Arrows: from as written to tuned."
+        f"plain PyTorch. Tuned: {tuned_with}. MFU: of {first['peak_tflops_per_s']:,.3g} TFLOP/s "
+        f"({first['peak_source']}). Arrows: from as written to tuned."
     )
-    names = "model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to memory limited_by"
+    shown = "model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb limited_by tuned_with"
     heads = {"tokens_per_s": "as written: tokens/s", "tokens_per_s_tuned": "tuned: tokens/s", "mfu_from_to": "MFU"}
-    columns = named(both, names if len(ways) < 2 else f"{names} name_tuned", **heads, name_tuned="tuned with")
+    columns = named(both, shown, **heads, peak_gb="peak GB", limited_by="as written, limited by")
     table = Table("models", caption, both, filled(both, columns), all_rows=True)
     return FirstScreen(_line(both), _models(plain, tuned), table, [_summary(row) for _, row in both.iterrows()])
 
 
 def _line(both: pd.DataFrame) -> str:
     """Say what the largest model reaches whose two steps are stable and not limited by the host."""
-    limited = both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)
-    sure = both[(both["verdict"] == FASTER) & ~limited]
+    sure = both[(both["verdict"] == FASTER) & ~both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)]
     if sure.empty:
         return say(
-            "{size} as written trains {tokens_per_s:count} tokens/s. What tuning gains is uncertain here, see the "
-            "verdicts.",
+            "{size} as written trains {tokens_per_s:count} tokens/s. What tuning gains is uncertain, see the verdicts.",
             **both.iloc[-1],
         )
     return say(
@@ -209,9 +201,9 @@ def _summary(row: pd.Series) -> dict[str, Any]:
     """Return both steps of a model as numbers, as summary.schema.json declares them."""
 
     def step(suffix: str) -> dict[str, Any] | None:
-        values = {name: row[f"{name}{suffix}"] for name in ("status", *FIGURES)}
-        known = {name: None if pd.isna(value) else value for name, value in values.items()}
+        values = ((name, row[f"{name}{suffix}"]) for name in ("status", *FIGURES))
+        known = {name: None if pd.isna(value) else value for name, value in values}
         return {"with": row[f"levers{suffix}"], **known} if known["status"] else None
 
     setting = {"context_length": int(row["context_length"]), "batch_size": int(row["setting_batch_size"])}
-    return {"size": row["size"], "precision": "bf16", **setting, "eager": step(""), "tuned": step("_tuned")}
+    return {"size": row["size"], "precision": PRECISION, **setting, "eager": step(""), "tuned": step("_tuned")}

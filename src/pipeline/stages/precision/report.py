@@ -13,7 +13,6 @@ from pipeline.stages.precision.cases import ASSIGNED_SUMS, FORMAT_NAMES, METHODS
 from pipeline.stages.precision.cell import DEVICES
 
 CASE = {"steps": ASSIGNED_SUMS[0].steps, "addend": ASSIGNED_SUMS[0].addend}
-LOW_FORMATS = ("fp16", "bf16")
 CASTS = {"none": "", "implicit": "", "explicit": ", cast first"}
 # What the course asks for, in its order, and the losses among which its wording leaves the choice.
 COMPONENTS = (
@@ -103,24 +102,23 @@ def _norms(norms: pd.DataFrame) -> Table:
     is_whole = (normal["output_zero_share"] == 0) & (normal["output_nonfinite_share"] == 0)
     up_to = normal[is_whole].groupby(keys)["magnitude"].max().rename("up_to")
     found = in_order(normal[normal["magnitude"] == 1], keys, {"dtype": FORMAT_NAMES, "method": METHODS})
-    found = found.join(up_to, on=keys).assign(
+    found = found.join(up_to, on=keys)
+    found = found.assign(
         computed=found["method"].str.replace("_", " "),
         variance_pct=100 * found["variance_rel_error"].astype(float),
         half_spacings=found["output_max_error"].astype(float) / found["output_half_spacing"],
+        largest=written(found, "{up_to:.3g}"),
+        overflow=written(found, "{predicted_overflow_magnitude:.3g}"),
     )
-    names = "dtype d_model computed variance_pct output_max_error half_spacings up_to predicted_overflow_magnitude"
-    heads = {
-        "variance_pct": "variance off by",
-        "output_max_error": "output off by",
-        "half_spacings": "in half spacings",
-    }
-    columns = named(found, names, **heads, up_to="largest inputs, no row zero or infinite")
+    names = "dtype d_model computed variance_pct output_max_error half_spacings largest overflow"
+    heads = {"variance_pct": "variance off by", "output_max_error": "output off by", "overflow": "predicted overflow"}
+    columns = named(found, names, **heads, largest="largest inputs, no row zero or infinite")
     return Table("layer_norm", "Layer norm of normal inputs of size 1, against fp64:", found, columns)
 
 
 def _widths(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
     """Write what stalled sums make of a variance, and which of layer norm's eps a format loses."""
-    alternating = norms[(norms["input"] == "alternating") & norms["dtype"].isin(LOW_FORMATS)]
+    alternating = norms[(norms["input"] == "alternating") & norms["dtype"].isin(["fp16", "bf16"])]
     own, summed = (alternating[alternating["method"] == method] for method in METHODS[:2])
     lost = eps[eps["zeros_nonfinite_in_format"].astype(float) > 0].groupby("dtype")["eps"]
     lost = lost.agg(lambda each: ", ".join(map(number, each)))

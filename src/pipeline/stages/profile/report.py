@@ -1,7 +1,6 @@
 """The profile section: where the time of a step goes, by kind of kernel, by kernel, and inside attention."""
 
 import json
-import re
 from collections.abc import Mapping
 
 import pandas as pd
@@ -31,8 +30,6 @@ MATMUL, OTHER = "matmul", "other"
 TOLD_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
 NAMED, MOST_KERNELS, LONGEST_NAME = 3, 6, 64
-# What cuBLAS writes behind the tile: ..._tilesize64x64x8_stage3_warpsize1x4x1_ffma_aligna4_alignc4_..._5x_cublas
-BEHIND_TILE = re.compile(r"(_tilesize\d+(?:x\d+)*)_(\w*)")
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
 WHAT = "size precision context_length part"
@@ -69,11 +66,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 
 def _lead(kinds: pd.DataFrame) -> pd.Series:
-    """Choose the capture to speak of, and its widest pass.
-
-    It is of the profiler chosen here, at the longest context that most models have: the largest model, in the lowest
-    precision.
-    """
+    """Choose the widest pass of the largest model in the lowest precision, at the longest context of most models."""
     for name, best in (("profiler", min), ("range", max)):
         place = kinds[name].map(ORDERS[name].index)
         kinds = kinds[place == best(place)]
@@ -91,7 +84,6 @@ def _ends(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _answer(kinds: pd.DataFrame, lead: pd.Series) -> str:
-    """Say what the products take of the widest pass and of the forward pass, and which kind comes next."""
     products = kinds[kinds["category"] == MATMUL].set_index("range")["share_pct"]
     rest = kinds[(kinds["range"] == lead["range"]) & (kinds["category"] != MATMUL)]
     return say(
@@ -106,7 +98,6 @@ def _answer(kinds: pd.DataFrame, lead: pd.Series) -> str:
 
 
 def _by_model(kinds: pd.DataFrame) -> Chart:
-    """Stack the shares of the kinds of kernels, a bar a model and precision with the time of all."""
     kinds = kinds.assign(total_ms=kinds.groupby(CELL)["time_ms"].transform("sum"))
     title = "Where the time of a {part} goes, at context {context_length}".format(**kinds.iloc[0])
     axis = Axis("share_pct", "share of the time in kernels (%)")
@@ -134,18 +125,12 @@ def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
 
 
 def _kernels(name: str, kernels: pd.DataFrame, caption: str) -> Table:
-    kernels = kernels.assign(short=kernels["kernel"].map(_short))
+    kernels = kernels.assign(short=kernels["kernel"].str.replace(f"(?<=^.{{{LONGEST_NAME}}}).+", "…", regex=True))
     what, rest = (
-        named(kernels, WHAT),
+        named(kernels, WHAT, part="pass"),
         named(kernels, "category count time_ms share_pct", category="kind", count="calls"),
     )
     return Table(name, caption, kernels, [*what, ("kernel", "short", code), *rest], all_rows=True)
-
-
-def _short(kernel: str) -> str:
-    """Cut a name of cuBLAS behind the tile's size; that a product is split along k stays said."""
-    cut = BEHIND_TILE.sub(lambda found: found[1] + ("_split_k" if "split_k" in found[2] else ""), kernel)
-    return cut if len(cut) <= LONGEST_NAME else cut[: LONGEST_NAME - 1] + "…"
 
 
 def _forward_times(rows: pd.DataFrame) -> Table:
@@ -164,7 +149,7 @@ def _shares(rows: pd.DataFrame) -> Table:
     """Write the shares of the kinds of kernels that the course asks for, by pass."""
     kinds = rows[(rows["kind"] == "category") & rows["range"].isin(PASSES) & rows["category"].isin(TOLD_KINDS)]
     kinds = in_order(kinds, [*CELL, "range", "category"], ORDERS)
-    columns = named(kinds, f"{WHAT} category share_pct", category="share of")
+    columns = named(kinds, f"{WHAT} category share_pct", part="pass", category="share of")
     return Table("shares", "Shares of the time in kernels:", kinds, columns, all_rows=True, across="share of")
 
 
@@ -176,10 +161,8 @@ def _attention(rows: pd.DataFrame) -> Table:
     products = phases[phases["phase"] != SOFTMAX].groupby([*CELL, "part"], sort=False)
     products = products[["matmul_ms", "beside_ms", "flops"]].sum().reset_index()
     found = products.merge(softmax[[*CELL, "part", "time_ms", "flops"]], on=[*CELL, "part"], suffixes=("", "_softmax"))
-    found = found.assign(
-        times=written(found.assign(ratio=found["time_ms"] / found["matmul_ms"]), "{ratio:times}"),
-        flops_times=written(found.assign(ratio=found["flops"] / found["flops_softmax"]), "{ratio:times}"),
-    )
+    found["times"] = found["time_ms"] / found["matmul_ms"]
+    found["flops_times"] = found["flops"] / found["flops_softmax"]
     heads = {
         "matmul_ms": "two products, ms",
         "beside_ms": "scale, mask, casts, copies, ms",
@@ -187,5 +170,5 @@ def _attention(rows: pd.DataFrame) -> Table:
         "times": "softmax's time over the products'",
         "flops_times": "products' FLOPs over softmax's",
     }
-    columns = named(found, f"{WHAT} {' '.join(heads)}", **heads)
+    columns = named(found, f"{WHAT} {' '.join(heads)}", **heads, part="pass")
     return Table("attention", "Inside plain attention, all layers together:", found, columns, all_rows=True)

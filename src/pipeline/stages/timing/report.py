@@ -82,7 +82,6 @@ def _answer(steps: pd.DataFrame, where: str) -> str:
 
 
 def _steps(here: pd.DataFrame, where: str) -> Table:
-    """Write what the whole step of each model reaches, and the medians of its phases."""
     shown = here.merge(here[here["phase"] == STEP], "left", WORK, suffixes=("", "_step"))
     shown = shown.assign(gpus=card_counts(shown, "cards_step"))
     names = "size tokens_per_s_step mfu_pct_step gpu_idle_pct_step repeats_step gpus part median_ms"
@@ -112,17 +111,16 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
 def _precisions(name: str, gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
     """Write phases in the main precision beside fp32, with TF32 where it was timed, narrow models first."""
     names = "model part median_ms_peer median_ms_tf32 median_ms gain verdict limited_by_both both_repeats gpus"
-    heads = {"model": "model (width)", "median_ms_peer": "fp32, ms", "median_ms_tf32": "TF32, ms"}
-    columns = named(gains, names, **heads, median_ms=f"{setting['precision']}, ms")
+    heads = {"model": "model (width)", "part": "phase", "median_ms_peer": "fp32, ms", "median_ms_tf32": "TF32, ms"}
+    heads |= {"median_ms": f"{setting['precision']}, ms", "limited_by_both": "step limited by: both"}
+    columns = named(gains, names, **heads)
     return Table(name, f"{WHERE.format(**setting)}, beside fp32:", gains, columns, all_rows=True)
 
 
 def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
     drawn = shaded(gains[gains["phase"] != "optimizer"])
-    drawn = drawn.assign(
-        status=drawn["status"].mask(drawn["by_host"], "unstable"),
-        context=written(drawn, "context {context_length}"),
-    )
+    status, context = drawn["status"].mask(drawn["by_host"], "unstable"), written(drawn, "context {context_length}")
+    drawn = drawn.assign(status=status, context=context)
     return Chart(
         "precision_gain",
         f"Times as fast in {precision} as in fp32, by the model's width; hollow: undecided, or limited by the host",
@@ -138,7 +136,6 @@ def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
 
 
 def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[str, pd.DataFrame]) -> Chart:
-    """Draw the rate of every step over its work, beside the peaks and what a matrix product alone reaches."""
     is_main = steps.index.isin(alike(steps, setting).index)
     work = steps["model_tflops_per_s"] * steps["median_ms"] / 1e3
     return Chart(
@@ -157,10 +154,10 @@ def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[s
 
 def _limits(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> list[Limit]:
     """Return the peak of each precision, with what a large matrix product alone reaches."""
-    products = known(beside.get("ceilings", pd.DataFrame()), "tflops_per_s", "dtype")
-    reached = products.groupby("dtype")["tflops_per_s"].max() if len(products) else {}
-    peaks = known(steps, "peak_tflops_per_s").drop_duplicates("precision").set_index("precision")["peak_tflops_per_s"]
-    words = {name: f"; a product alone {number(reached[name])}" for name in peaks.index if name in reached}
+    products = beside.get("ceilings", pd.DataFrame(columns=["dtype", "tflops_per_s"]))
+    reached = products.groupby("dtype")["tflops_per_s"].max().dropna()
+    words = {dtype: f"; a product alone {number(rate)}" for dtype, rate in reached.items()}
+    peaks = known(steps, "peak_tflops_per_s").groupby("precision", sort=False)["peak_tflops_per_s"].first()
     return [Limit(peak, f"{name} peak {number(peak)}{words.get(name, '')}") for name, peak in peaks.items()]
 
 
