@@ -117,7 +117,8 @@ def _limits_table(limits: pd.DataFrame) -> Table:
 
 def _tensors(limits: pd.DataFrame) -> Table:
     """Account for the peak of the smallest problem that does not fit, or the largest that does, tensor by tensor."""
-    told = pd.concat([known(limits, "out").nsmallest(1, "out"), known(limits, "done").nlargest(1, "done")]).head(1)
+    ran = known(limits, "done").sort_values("done", ascending=False, kind="stable")
+    told = pd.concat([known(limits, "out").sort_values("out", kind="stable"), ran]).head(1)
     told = told.assign(seq_len=told["out"].fillna(told["done"]))
     parts = [
         part for _, row in told.iterrows() for part in _parts(_shape(row, int(row["seq_len"])), row["device_type"])

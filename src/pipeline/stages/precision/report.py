@@ -84,9 +84,10 @@ def _sums(sums: pd.DataFrame) -> Table:
 def _dtypes(seen: pd.DataFrame) -> Table:
     """Write the data types of each part of a step that the course asks for, by autocast's type and device."""
     is_loss = seen["component"] == "loss"
-    asked = seen.assign(part=seen["component"].str.replace("_", " ").mask(is_loss, "loss, " + seen["detail"]))
+    of_losses = pd.Series(written(seen, "loss, {detail}"), seen.index, dtype=object)
+    asked = seen.assign(part=seen["component"].replace("_", " ", regex=True).mask(is_loss, of_losses))
     asked = asked[asked["component"].isin(COMPONENTS) & (~is_loss | asked["detail"].isin(LOSSES))]
-    asked = asked.assign(where=asked["autocast_dtype"] + " on " + asked["device"]).sort_values("where", ascending=False)
+    asked = asked.assign(where=written(asked, "{autocast_dtype} on {device}")).sort_values("where", ascending=False)
     asked = in_order(asked, ["component", "part"], {"component": COMPONENTS})
     types = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(lambda each: "/".join(sorted({*each})))
     caption = "Data types that hooks saw in a training step of the toy model:"
@@ -104,7 +105,7 @@ def _norms(norms: pd.DataFrame) -> Table:
     found = in_order(normal[normal["magnitude"] == 1], keys, {"dtype": FORMAT_NAMES, "method": METHODS})
     found = found.join(up_to, on=keys)
     found = found.assign(
-        computed=found["method"].str.replace("_", " "),
+        computed=found["method"].replace("_", " ", regex=True),
         variance_pct=100 * found["variance_rel_error"].astype(float),
         half_spacings=found["output_max_error"].astype(float) / found["output_half_spacing"],
         largest=written(found, "{up_to:.3g}"),
