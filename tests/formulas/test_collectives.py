@@ -5,8 +5,10 @@ from pipeline.formulas.collectives import (
     all_gather_bus_factor,
     all_reduce_bus_factor,
     fit_linear_cost,
+    nccl_tests_bus_factor,
     whole_tensor_ring_factor,
 )
+from pipeline.stages.collectives.cell import COLLECTIVES
 
 from .rings import Ring
 
@@ -17,6 +19,12 @@ SIZES_BYTES = [1e6, 1e7, 1e8, 1e9]
 def test_a_rank_of_a_ring_sends_two_n_minus_one_nths(world_size, all_reduce, all_gather):
     assert all_reduce_bus_factor(world_size) == all_reduce
     assert all_gather_bus_factor(world_size) == all_gather
+
+
+def test_bus_factors_are_those_of_nccl_tests():
+    ring = {"all_reduce": 1.75, "all_gather": 0.875, "reduce_scatter": 0.875, "all_to_all": 0.875}
+    direct = {"broadcast": 1, "send_recv": 1}
+    assert {name: nccl_tests_bus_factor(name, 8) for name in COLLECTIVES} == ring | direct
 
 
 @pytest.mark.parametrize(("latency_s", "bytes_per_s"), [(20e-6, 300e9), (2e-3, 1e9), (1, 1e12)])

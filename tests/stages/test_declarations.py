@@ -46,7 +46,7 @@ def test_a_stage_s_declarations_are_whole(name):
         *(("ceilings", {"what": what}, False, False) for what in ("host_link", "peer_link", "launches")),
         ("memory", {"mode": "inference"}, False, True),
         ("memory", {"mode": "train_step"}, False, False),
-        *((name, {}, False, False) for name in ("timing", "profile", "allreduce", "ddp", "sharding", "fsdp")),
+        *((name, {}, False, False) for name in ("timing", "profile", "collectives", "ddp", "sharding", "fsdp")),
     ],
 )
 def test_cells_share_the_host_where_company_changes_no_figure(name, axes, on_cpu, on_gpu):

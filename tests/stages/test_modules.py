@@ -43,12 +43,17 @@ ALWAYS = {
     "attention": CALLS,
     "flash": CALLS,
     "ops": (CALLS - {"attention.eager"}) | {"model.operations", "model.operation_problems", "subjects.operation_check"},
-    "allreduce": {"parallel.processes.starting", "instruments.sampling.bursts"},
+    "collectives": {"parallel.processes.starting", "instruments.sampling.bursts"},
     "ddp": WAYS | {"parallel.ddp", "instruments.profilers.lanes"},
     "sharding": WAYS | {"parallel.sharded_optimizer", "instruments.memory.training_kinds"},
     "fsdp": WAYS | {"parallel.fsdp_units", "instruments.memory.training_kinds"},
+    "tensor_parallel": (
+        RANKS | {"ways.ranks", "instruments.machine.ceilings", "instruments.profilers.collective_traffic"}
+    )
+    - {"attention.eager"},
     "step8b": (RANKS - {"model.step"}) | {"model.fused.language_model", "parallel.fsdp_units", "ways.ranks"},
     "accounting": set(),
+    "health": {"instruments.machine.gpu_health", "stages.health.load"},
     "ceilings": {"instruments.machine.ceilings", "instruments.sampling.interleaving", "tf32"},
 }
 

@@ -28,7 +28,7 @@ stages:
   timing:
     settings: {max_steps: 10, budget_s: 1, threads: 1}
     grids: [{size: [tiny], context_length: [16], precision: [fp32, bf16]}]
-  allreduce:
+  collectives:
     settings: {min_bytes: 4000, max_bytes: 40000, budget_s: 0.1, unstable_rel_error: 1.0e+9}
     grids: [{backend: gloo, world_size: [2], nodes: [1, 2]}]
 """
@@ -37,7 +37,7 @@ TIMING = "timing precision={} size=tiny context_length=16 batch_size=4 warmup_st
 ENDLESS = (
     *("--nolock", "--config"),
     "overrides={{timing: {{settings: {{max_steps: 1000000000, budget_s: 3600, rel_error: 0}}}},"
-    " allreduce: {{settings: {{max_samples: 1000000000, budget_s: 3600, timeout_s: 3600}},"
+    " collectives: {{settings: {{max_samples: 1000000000, budget_s: 3600, timeout_s: 3600}},"
     " grids: [{{backend: gloo, world_size: [2], nodes: [{nodes}]}}]}}}}",
 )
 
@@ -175,7 +175,7 @@ def test_what_slurm_ended_is_measured_by_the_next_run(finished):
 def test_each_cell_is_a_job_and_the_pages_are_made_where_they_are_asked_for(finished):
     project, jobs = finished
     assert sorted(job["Comment"].split("_wildcards")[0] for job in jobs.values()) == [
-        *["rule_measure_allreduce"] * 2,
+        *["rule_measure_collectives"] * 2,
         *["rule_measure_timing"] * 2,
     ]
     assert (project.root / "reports/writeup.md").exists()
@@ -186,7 +186,7 @@ def test_a_job_has_the_gpus_of_its_cell(finished):
     project, jobs = finished
     for record in records(project).values():
         asked = jobs[record["scheduler"]["job"]]["tres-per-job"]
-        assert asked == {"timing": "gres:gpu:1", "allreduce": "N/A"}[record["stage"]]
+        assert asked == {"timing": "gres:gpu:1", "collectives": "N/A"}[record["stage"]]
 
 
 def test_a_record_names_its_job_and_its_node(finished):
@@ -197,7 +197,10 @@ def test_a_record_names_its_job_and_its_node(finished):
 
 def test_a_cell_over_two_nodes_is_measured_on_both_and_has_them_to_itself(finished):
     project, jobs = finished
-    path = project.root / "results/allreduce/cells/backend=gloo/world_size=2/nodes=2.json"
+    path = (
+        project.root
+        / "results/collectives/cells/backend=gloo/world_size=2/nodes=2/collective=all_reduce/dtype=fp32.json"
+    )
     record = json.loads(path.read_text())
     assert record["scheduler"]["nodes"] == "n[1-2]"
     assert {row["status"] for row in record["rows"]} == {"ok"}
@@ -233,7 +236,7 @@ def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finish
 @pytest.fixture
 def endless(unmeasured, cluster):
     """A run of one cell, whose ranks on both nodes measure."""
-    with endless_run(unmeasured, cluster, 1, 2, "results/allreduce/gloo.csv") as run:
+    with endless_run(unmeasured, cluster, 1, 2, "results/collectives/gloo.csv") as run:
         await_true(lambda: run.nodes_of_ranks() == {"n1", "n2"}, "ranks do not run on both nodes")
         yield run
 

@@ -30,6 +30,7 @@ COUNTED = (
     "pipeline.attention",
     "pipeline.formulas.sizes",  # which model a name stands for
     "pipeline.instruments.machine.ceilings",
+    "pipeline.instruments.machine.gpu_health",
     "pipeline.instruments.machine.gpu_state",
     "pipeline.instruments.machine.pinning",
     "pipeline.instruments.machine.power",

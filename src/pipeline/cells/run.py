@@ -58,9 +58,10 @@ def run_cell(
     """
     allowed, gpus_present = identity.allowed(), identity.gpu_count()
     gpus_available = gpus_present if granted_gpus is None else min(gpus_present, granted_gpus)
+    gpus = min(cell.gpus, gpus_available) if getattr(cell, "takes_fewer_gpus", False) else cell.gpus
     lack: Exception | None = None
-    if gpus_present and gpus_available < cell.gpus:
-        lack = TooFewGPUs(cell.gpus, gpus_available)
+    if gpus_present and gpus_available < gpus:
+        lack = TooFewGPUs(gpus, gpus_available)
     if not lack and not force and not (gpus_present and cell.gpus):
         lack = too_large(stage, cell, settings)
     # Before anything is imported or compiled: that would disturb another cell. And before its GPUs, which nobody could
@@ -75,8 +76,8 @@ def run_cell(
     if subjects:
         measure = functools.partial(measure, subjects=subjects)
     asked, job = naming.facts(subjects), slurm_job()
-    claim = claim_gpus(0 if lack or not gpus_present else cell.gpus, start.command)
-    _start_torch(threads, with_cuda=cell.gpus == 1)
+    claim = claim_gpus(0 if lack or not gpus_present else gpus, start.command)
+    _start_torch(threads, with_cuda=gpus == 1)
     host.settle()
     waited_s = host.waited_s + claim.waited_s
     started_at, stopwatch = time.time(), Stopwatch()

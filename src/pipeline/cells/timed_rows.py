@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from pipeline.cells.rows import Reading, Row, column, derived
 from pipeline.cells.samples import summarise, why_unstable
+from pipeline.instruments.profilers.kernel_categories import CATEGORIES, IDLE
 
 # Shares of the wall time from which on the host, or communication, limits a step.
 HOST_LIMIT, COMMUNICATION_LIMIT = 0.2, 0.2
@@ -142,3 +143,15 @@ class RanksStepRow(GpuStepRow):
         whole = reading.beside(cls.KEYS, **cls.WHOLE_STEP)
         step_ms = summarise(whole["samples_ms"])["median_ms"] if whole else 0.0
         return why_unstable(row["samples_ms"], row.get("slowdowns") or (), limit, row["turns"], step_ms)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetRow(Row):
+    """Where a step's time goes, on the first rank: the time that a kind of work adds to those listed before it."""
+
+    category: str = column(
+        "kind of work by kernel name, in order; communication is what no other work hides; idle: no kernel ran",
+        allowed=(*CATEGORIES, IDLE),
+    )
+    work_ms: float = column("time that it adds to a profiled step", minimum=0)
+    launches: int = column("kernels and copies a step", minimum=0)

@@ -4,6 +4,7 @@
 worker imports ahead of need (`worker.child`): it works without them.
 """
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Literal
 
@@ -37,6 +38,7 @@ __all__ = [
     "TorchDispatchMode",  # intercepts every operator; documented in torch's notes, but in a private module
     "are_functorch_transforms_active",
     "coalescing",
+    "context_parallel",
     "copy_all",
     "cudnn_version",
     "dump_memory_snapshot",
@@ -96,6 +98,17 @@ def coalescing(device: torch.device) -> AbstractContextManager[Any]:
     from torch.distributed.distributed_c10d import _coalescing_manager
 
     return _coalescing_manager(device=device, async_ops=True)
+
+
+def context_parallel(mesh: Any, buffers: Mapping[Tensor, int]) -> AbstractContextManager[None]:
+    """Have SDPA pass keys and values around a mesh; cut each of these tensors, in place and for good, along its axis.
+
+    A prototype by torch's own words, and for CUDA alone. Its functional successor is private still (torch 2.11, 2.13).
+    """
+    from torch.distributed.tensor.experimental import context_parallel as torchs
+
+    cut, axes = list(buffers), list(buffers.values())
+    return torchs(mesh, buffers=cut, buffer_seq_dims=axes, no_restore_buffers=set(cut))
 
 
 def record_memory_history(enabled: Literal["state", "all"] | None, **options: Any) -> None:

@@ -34,6 +34,19 @@ def all_gather_bus_factor(world_size: float) -> float:
     return (world_size - 1) / world_size
 
 
+def nccl_tests_bus_factor(collective: str, world_size: int) -> float:
+    """Return busbw over algbw by nccl-tests' definitions, the size being that of the whole buffer.
+
+    Source: nccl-tests, doc/PERFORMANCE.md, "Bandwidth": all-reduce 2 (n − 1) / n; all-gather, reduce-scatter and
+    all-to-all (n − 1) / n; broadcast and send/receive 1.
+    """
+    if collective == "all_reduce":
+        return all_reduce_bus_factor(world_size)
+    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
+        return all_gather_bus_factor(world_size)
+    return {"broadcast": 1.0, "send_recv": 1.0}[collective]
+
+
 def bus_factor(collective: str, world_size: int) -> float:
     """Return the bytes that each rank of a ring sends per byte of the payload, by c10d's name of the collective."""
     factor = all_reduce_bus_factor if collective == "allreduce" else all_gather_bus_factor

@@ -67,7 +67,8 @@ class Section:
 
     answer: one sentence or two, a template filled with values (`say`). parts: tables and charts in reading order; those
     without rows are left out. for_course: further ones, which only the course's page shows. compared: a few figures by
-    which machines are compared.
+    which machines are compared. alarms: tables that the first screen shows where they have rows; trust: a line for its
+    end.
     """
 
     answer: str
@@ -76,6 +77,8 @@ class Section:
     first_screen: FirstScreen | None = None
     for_course: Sequence[Part] = ()
     compared: Sequence[Compared] = ()
+    alarms: Sequence[Table] = ()
+    trust: str = ""
 
 
 def say(template: str, **values: Any) -> Markdown:

@@ -60,7 +60,7 @@ def first_screen(
     blocks += [own.first_table(mine).markdown()] if len(mine) else []
     rows = changes([change for each in told if each.section for change in each.section.changes])
     blocks += [_changes_table(rows).markdown()] if len(rows) else []
-    return [*blocks, *_alarms(cells), _trust_line(cells, frames)]
+    return [*blocks, *_alarms(cells, told), " ".join([_trust_line(cells, frames), *_trusted(told)])]
 
 
 def changes(found: Sequence[Change]) -> pd.DataFrame:
@@ -170,8 +170,12 @@ def _trust_line(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> str:
     )
 
 
-def _alarms(cells: pd.DataFrame) -> list[str]:
-    """Return what a reader must see first: cells that failed, and cells measured beside other work."""
+def _trusted(told: Sequence[Told]) -> list[str]:
+    return [each.section.trust for each in told if each.section and each.section.trust]
+
+
+def _alarms(cells: pd.DataFrame, sections: Sequence[Told]) -> list[str]:
+    """Return what a reader must see first: failed cells, cells measured beside other work, and what stages warn of."""
     failed = cells[cells["status"] == "failed"]
     columns: Columns = [
         ("stage", "stage", text),
@@ -185,6 +189,7 @@ def _alarms(cells: pd.DataFrame) -> list[str]:
     tables = [
         Table("failed", caption, failed, columns),
         Table("busy", told, busy, [("stage", "stage", text), ("cells", "cells", count)]),
+        *(table for each in sections if each.section for table in each.section.alarms),
     ]
     return [table.markdown() for table in tables if len(table.rows)]
 

@@ -44,7 +44,7 @@ def planned(monkeypatch):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_one_kernel_sums_dq_as_well_which_is_then_scaled_unless_it_must_be_repeatable(planned, head_dim):
     plan, names = planned(head_dim)
-    assert names == {"delta_kernel", "hopper_backward_kernel", "scaled_kernel"}
+    assert names == {"delta_kernel", "hopper_backward_kernel", "unpacked_kernel"}
     assert plan.query is None
     plan, names = planned(head_dim, repeatable=True)
     assert names == {"delta_kernel", "key_value_kernel", "query_kernel"}

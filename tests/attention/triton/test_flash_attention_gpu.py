@@ -52,7 +52,7 @@ def test_query_heads_may_share_keys_and_values(heads, kv_heads, dtype):
 
 @on_hopper
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [40, 64, 128, 256])
+@pytest.mark.parametrize("head_dim", [40, 64, 80, 96, 128, 256])
 def test_query_heads_may_share_keys_and_values_in_gluons_kernels(head_dim, dtype):
     for n_queries, n_keys in ((1040, 1040), (1030, 1600), (2050, 2050)):
         inputs = inputs_of(n_queries, n_keys, head_dim, 48, 12, dtype, "cuda")
@@ -60,6 +60,14 @@ def test_query_heads_may_share_keys_and_values_in_gluons_kernels(head_dim, dtype
         assert kernels.forward.name == kernels.backward.name == "gluon", kernels
         for is_causal in (False, True):
             assert_as_exact_as_the_formula(flash_attention, *inputs, is_causal=is_causal, enable_gqa=True, scale=0.1)
+
+
+@on_hopper
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
+def test_of_shared_keys_tiles_may_come_in_pairs(head_dim):
+    heads = torch.cuda.get_device_properties(0).multi_processor_count // 4  # 4 pairs of 8 tiles each: one a program
+    inputs = inputs_of(1024, 1024, head_dim, 2 * heads, heads, torch.bfloat16, "cuda")
+    assert_as_exact_as_the_formula(flash_attention, *inputs, is_causal=True, enable_gqa=True)
 
 
 @on_hopper

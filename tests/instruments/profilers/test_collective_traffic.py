@@ -1,6 +1,9 @@
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.instruments.profilers.collective_traffic import CollectiveLog, total_bytes
@@ -43,3 +46,18 @@ def test_collectives_that_torchs_own_hooks_start_are_noted():
     calls = run_ranks(train_with_torchs_ddp, 2, backend="gloo")[0]
     assert [call.name for call in calls] == ["allreduce"]
     assert total_bytes(calls) == 2 * (40 * 40 + 40) * 4
+
+
+def divide_a_layer(context):
+    mesh = init_device_mesh("cpu", (context.world_size,))
+    layers = nn.Sequential(nn.Linear(8, 16, bias=False), nn.Linear(16, 8, bias=False))
+    parallelize_module(layers, mesh, {"0": ColwiseParallel(), "1": RowwiseParallel(output_layouts=Shard(0))})
+    with CollectiveLog() as log:
+        layers(torch.ones(4, 8, requires_grad=True)).sum().backward()
+    return [(call.name, call.payload_bytes) for call in log.calls]
+
+
+def test_what_dtensors_send_is_noted_by_the_same_names():
+    found = run_ranks(divide_a_layer, 2, backend="gloo")[0]
+    # The output scattered; its gradient gathered; the input's gradient summed.
+    assert found == [("reduce_scatter_base", 128), ("allgather_base", 128), ("allreduce", 128)]

@@ -82,6 +82,14 @@ def test_swiglu_and_its_gradients_are_exact(kernels, in_place, shape, dtype):
         assert error(tensor, exact) < 2 * ALLOWED[dtype]
 
 
+def test_the_gradient_that_swiglu_gets_stays_where_the_product_is_not_wanted(kernels):
+    gate, up, dh = (normal(3, 683, seed=seed) for seed in range(3))
+    expected = [tensor.clone() for tensor in (dh, *kernels.swiglu_backward(dh.clone(), gate, up)[1:])]
+    found = kernels.swiglu_backward(dh, gate, up, product=False)
+    for tensor, exact in zip((dh, *found[1:]), expected, strict=True):
+        assert torch.equal(tensor, exact)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 10), (4, 32)])

@@ -1,3 +1,4 @@
+import pandas as pd
 import pytest
 
 from pipeline.stages.accounting.cell import QUESTIONS, Cell
@@ -56,3 +57,14 @@ def test_what_a_layer_keeps_of_a_token_adds_up_to_what_the_model_keeps(make_rows
     numbers = 8 * row["d_model"] + 4 * row["d_ff"] + row["num_heads"] * 1024 + 2
     layers_bytes = 4 * row["num_blocks"] * row["batch_size"] * 1024 * numbers
     assert row["activation_bytes"] - row["head_bytes"] == layers_bytes
+
+
+def test_fsdp_on_this_machine_takes_the_measured_products_and_all_gathers(make_rows):
+    ceilings = pd.DataFrame({"dtype": ["bf16", "bf16", "fp8"], "tflops_per_s": [600.0, 700.0, 1200.0]})
+    names = ["backend", "collective", "world_size", "busbw_gb_per_s", "status"]
+    calls = [("nccl", "all_reduce", 8, 480.0, "ok"), ("nccl", "all_gather", 8, 350.0, "ok")]
+    calls += [("nccl", "all_reduce", 2, 140.0, "ok"), ("gloo", "all_gather", 8, 1.0, "ok")]
+    beside = {"ceilings": ceilings, "collectives": pd.DataFrame(calls, columns=names)}
+    here = shown(build(make_rows(), beside))["here"].rows.set_index("ranks")
+    assert here["tokens"].to_dict() == {2: 5000.0, 8: 2000.0}
+    assert here["of"].to_dict() == {2: "all-reduce", 8: "all-gather"}

@@ -141,6 +141,7 @@ def allreduce():
     """All-reduces of two ranks with the cost from which the synthetic steps were made."""
     sizes = [1e6, 1e7, 1e8, 1e9]
     shared = {"world_size": 2, "nodes": 1, "impl": "torch", "placement": "in_place", "clock": "host", "status": "ok"}
+    shared |= {"collective": "all_reduce", "dtype": "fp32"}
     return pd.DataFrame(
         [
             {**shared, "backend": backend, "timing": timing, "size_bytes": size, "median_ms": 1e3 * time_s(size)}

@@ -25,12 +25,12 @@ def scaled(rows, factor, mask):
 
 @pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke"])
 def test_the_section_is_whole_on_whatever_was_measured(request, allreduce, name, tmp_path):
-    section = build(request.getfixturevalue(name), {"allreduce": allreduce})
+    section = build(request.getfixturevalue(name), {"collectives": allreduce})
     assert faults(section, tmp_path) == {}
 
 
 def test_without_the_stage_of_all_reduces_only_the_formula_is_missing(h200, allreduce, tmp_path):
-    with_cost, without = (build(h200, beside) for beside in ({"allreduce": allreduce}, {}))
+    with_cost, without = (build(h200, beside) for beside in ({"collectives": allreduce}, {}))
     assert faults(without, tmp_path) == {}
     empty = {name for name, part in parts(without).items() if part.rows.empty}
     assert empty == {"best_bucket", "sweep"}
@@ -38,7 +38,7 @@ def test_without_the_stage_of_all_reduces_only_the_formula_is_missing(h200, allr
 
 
 def test_the_overhead_by_formula_has_the_cost_of_this_machines_calls_and_the_real_number_of_them(h200, allreduce):
-    found = parts(build(h200, {"allreduce": allreduce}))
+    found = parts(build(h200, {"collectives": allreduce}))
     drawn = found["sweep"].rows
     for row in drawn[drawn["kind"] == "predicted"].to_dict("records"):
         expected_s = row["all_reduces"] * CALL_S + GRADIENT_BYTES / row["all_reduces"] / BANDWIDTH
@@ -49,7 +49,7 @@ def test_the_overhead_by_formula_has_the_cost_of_this_machines_calls_and_the_rea
 
 def test_the_best_size_measured_stands_beside_the_measured_one_nearest_to_the_formulas(h200, allreduce):
     slow = (h200["impl"] == "bucketed") & (h200["bucket_size_mb"] != 1)
-    rows = parts(build(scaled(h200, 3.0, slow), {"allreduce": allreduce}))["best_bucket"].rows
+    rows = parts(build(scaled(h200, 3.0, slow), {"collectives": allreduce}))["best_bucket"].rows
     assert list(rows["bucket_size_mb"]) == [1, 1]
     assert list(rows["near_mb"]) == [100, 100]
     assert (rows["ratio"] > 1).all()

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 from pipeline.errors import Skipped
+from pipeline.instruments.profilers.budget import budget
 from pipeline.model.fused.operations import in_torch, in_triton
 from pipeline.stages.step8b import correctness, keeping
-from pipeline.stages.step8b.budget import budget
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
 from pipeline.stages.step8b.correctness import check, why_wrong
 from pipeline.stages.step8b.fusions import _ladder

@@ -237,7 +237,8 @@ def _backward(
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dq_sum = None
     if plan.query is None:
-        dq_sum = dq if dq.dtype == torch.float32 else torch.empty(q.shape, dtype=torch.float32, device=q.device)
+        is_sum = dq.dtype == torch.float32
+        dq_sum = dq if is_sum else torch.empty(plan.dq_sum_shape, dtype=torch.float32, device=q.device)
     plan.delta(o, do, lse, delta, lse_log2, dq_sum)
     dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
     _compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)

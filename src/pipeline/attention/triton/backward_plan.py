@@ -24,20 +24,26 @@ from pipeline.attention.triton.direct_launch import (
     strides,
     tma_can_load,
 )
-from pipeline.attention.triton.gluon.tiles import BACKWARD
+from pipeline.attention.triton.gluon.tiles import BackwardTiles, backward_tiles
 from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.kernel_sets import backward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
 from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.triton.kernels.key_value import key_value_kernel
 from pipeline.attention.triton.kernels.query import query_kernel
-from pipeline.attention.triton.kernels.scaled import ELEMENTS_SCALED, scaled_kernel
+from pipeline.attention.triton.kernels.scaled import (
+    COLUMNS_UNPACKED,
+    ELEMENTS_SCALED,
+    ROWS_UNPACKED,
+    scaled_kernel,
+    unpacked_kernel,
+)
 from pipeline.attention.triton.kernels.short_backward import short_kernel
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, copies_of, strides_read
 from pipeline.attention.triton.mask import Band
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.triton.tile_tables import tables_for
-from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig, tile_width
+from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig
 from pipeline.compat.triton_private import is_interpreted
 
 
@@ -54,11 +60,13 @@ class ChunkedLaunch:
 class BackwardPlan:
     """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled by another.
 
-    copies: which of q, k, v and the output's gradient are read from copies, None if none is.
+    copies: which of q, k, v and the output's gradient are read from copies, None if none is; dq_sum_shape: that of the
+    sums, which are in the order of dq where they have its shape.
     """
 
     copies: tuple[bool, ...] | None
     delta_shape: tuple[int, ...]
+    dq_sum_shape: tuple[int, ...]
     delta: Launch
     key_value: ChunkedLaunch
     query: ChunkedLaunch | None
@@ -131,7 +139,8 @@ def backward_plan(
     return BackwardPlan(
         copies_of(layouts_now),
         delta_shape=_delta_shape(q),
-        delta=_delta(q, do, sums_dq=config.query is None),
+        dq_sum_shape=q.shape,
+        delta=_delta(q, do, dq_rows=q.shape[-2], dq_width=0 if config.query else q.shape[-1]),
         key_value=_key_value(config, common),
         query=None if config.query is None else _query(config.query, common),
         scaled=_scaled(q, problem.scale) if config.query is None else None,
@@ -144,15 +153,29 @@ def _in_gluon(
     """Plan it with Gluon's kernels: one that sums dq as well, or for wide heads two."""
     from pipeline.attention.triton.gluon.launches import backward_launch, query_launch  # which not every Triton has
 
-    tiles = BACKWARD[tile_width(q.shape[-1])]
-    query = ChunkedLaunch(query_launch(problem, q, k, v, do, tiles.query), 1, None) if tiles.query else None
+    tiles = backward_tiles(q.shape[-1])
+    assert tiles is not None
+    key_value = ChunkedLaunch(backward_launch(problem, q, k, v, do, tiles), 1, None)
+    if isinstance(tiles, BackwardTiles):
+        rows = triton.cdiv(q.shape[-2], tiles.block_queries) * tiles.block_queries
+        width = tiles.width + tiles.tail
+        return BackwardPlan(
+            copies,
+            delta_shape=_delta_shape(q),
+            dq_sum_shape=(*q.shape[:-2], rows, width),
+            delta=_delta(q, do, dq_rows=rows, dq_width=width),
+            key_value=key_value,
+            query=None,
+            scaled=_unpacked(q, rows, width, problem.scale),
+        )
     return BackwardPlan(
         copies,
         delta_shape=_delta_shape(q),
-        delta=_delta(q, do, sums_dq=query is None),
-        key_value=ChunkedLaunch(backward_launch(problem, q, k, v, do, tiles), 1, None),
-        query=query,
-        scaled=_scaled(q, problem.scale) if query is None else None,
+        dq_sum_shape=q.shape,
+        delta=_delta(q, do, dq_rows=q.shape[-2], dq_width=0),
+        key_value=key_value,
+        query=ChunkedLaunch(query_launch(problem, q, k, v, do, tiles.query), 1, None),
+        scaled=None,
     )
 
 
@@ -172,13 +195,24 @@ def _short(tiles: TileConfig, common: _Common) -> Launch:
     )
 
 
-def _delta(q: Traits, do: Traits, sums_dq: bool) -> Launch:
+def _delta(q: Traits, do: Traits, dq_rows: int, dq_width: int) -> Launch:
     return prepare_launch(
         delta_kernel,
-        math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], ELEMENTWISE.block_queries),
-        [q.dtype, q.dtype, *[torch.float32] * 3, torch.float32 if sums_dq else None],
-        [*strides(do), heads(q), q.shape[-2]],
-        {"HEAD_DIM": q.shape[-1], "BLOCK_QUERIES": ELEMENTWISE.block_queries, "ZERO_DQ_SUM": sums_dq},
+        math.prod(q.shape[:-2]) * triton.cdiv(dq_rows, ELEMENTWISE.block_queries),
+        [q.dtype, q.dtype, *[torch.float32] * 3, torch.float32 if dq_width else None],
+        [*strides(do), heads(q), q.shape[-2], dq_rows],
+        {"HEAD_DIM": q.shape[-1], "BLOCK_QUERIES": ELEMENTWISE.block_queries, "DQ_WIDTH": dq_width},
+        ELEMENTWISE,
+    )
+
+
+def _unpacked(q: Traits, rows: int, width: int, scale: float) -> Launch:
+    return prepare_launch(
+        unpacked_kernel,
+        math.prod(q.shape[:-2]) * (rows // ROWS_UNPACKED.value) * triton.cdiv(q.shape[-1], COLUMNS_UNPACKED.value),
+        [torch.float32, q.dtype],
+        [q.shape[-2], rows, scale],
+        {"HEAD_DIM": q.shape[-1], "DQ_WIDTH": width},
         ELEMENTWISE,
     )
 

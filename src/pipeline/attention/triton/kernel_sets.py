@@ -80,7 +80,7 @@ def forward_kernels(problem: Problem) -> KernelSet:
 
 def backward_kernels(band: Band, q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool) -> KernelSet:
     """Choose those of a backward pass, from how what it reads lies; repeatable: dq must be, bitwise."""
-    tiles = gluon_tiles.BACKWARD.get(tile_width(q.shape[-1]))
+    tiles = gluon_tiles.backward_tiles(q.shape[-1])
     why_not = _why_not(band, q, k, tiles) or _why_not_read(q, k, v, do)
     if why_not is None and tiles is not None:
         if repeatable and not tiles.query:

@@ -48,8 +48,11 @@ def throttle_reasons(gpu: Gpu) -> list[str] | None:
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu.handle)
     if bits is None:  # drivers before 535 know the same mask by its older name
         bits = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle)
-    if bits is None:
-        return None
+    return None if bits is None else reason_names(bits)
+
+
+def reason_names(bits: int) -> list[str]:
+    """Name the throttle reasons in NVML's mask; those unknown here by their bit."""
     active = [1 << position for position in range(bits.bit_length()) if bits >> position & 1]
     return [_REASON_NAMES.get(bit, hex(bit)) for bit in active]
 

@@ -6,8 +6,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from pipeline.compat.torch_private import TorchDispatchMode, operator_name
+
+# By what DTensors are redistributed with, c10d's name of the same.
+FUNCTIONAL = {
+    "all_reduce": "allreduce",
+    "all_gather_into_tensor": "allgather_base",
+    "reduce_scatter_tensor": "reduce_scatter_base",
+    "all_to_all_single": "alltoall_base",
+    "broadcast": "broadcast",
+}
 
 
 @dataclass(frozen=True)
@@ -22,8 +32,8 @@ class Collective:
 class CollectiveLog(TorchDispatchMode):
     """Note every collective that starts inside this context, in `calls`.
 
-    Those that autograd's hooks start and those of torch's own C++ code are among them. A collective is a call, however
-    many messages the backend makes of it.
+    Those that autograd's hooks start, those of torch's own C++ code and of DTensors are among them. A collective is a
+    call, however many messages the backend makes of it.
     """
 
     def __init__(self) -> None:
@@ -32,11 +42,22 @@ class CollectiveLog(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Note the operator where it is a collective, and run it."""
+        # What a DTensor's operator sends comes here once that has been taken apart.
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented
+        result = function(*args, **(kwargs or {}))
         # What has no tensor, like a split of the group, moves no data.
-        if function.namespace == "c10d" and (tensors := _tensors(args)):
-            name = operator_name(function).removeprefix("c10d::").strip("_")
-            self.calls.append(Collective(name, _payload_bytes(args), tensors[0].dtype))
-        return function(*args, **(kwargs or {}))
+        if (name := _collective(function)) and (tensors := _tensors(args)):
+            self.calls.append(Collective(name, _payload_bytes((*args, result)), tensors[0].dtype))
+        return result
+
+
+def _collective(function: Any) -> str | None:
+    """Return c10d's name of a collective; None for any other operator."""
+    if function.namespace not in ("c10d", "_c10d_functional"):
+        return None
+    name = operator_name(function).partition("::")[2].strip("_")
+    return name if function.namespace == "c10d" else FUNCTIONAL.get(name.removesuffix("_coalesced"))
 
 
 def _payload_bytes(arguments: Iterable[Any]) -> int:

@@ -20,6 +20,7 @@ the device's own engines; and on a CPU those of PyTorch's operators ("aten::mm")
 import re
 from functools import cache
 
+IDLE = "idle"  # of a step's time: no kernel ran
 CATEGORIES = (
     "matmul",
     "attention",

@@ -58,7 +58,7 @@ class Rotary(torch.autograd.Function):
 
 
 class SwiGLUProduct(torch.autograd.Function):
-    """Compute silu(gate) · up: `apply(gate, up, operations)`. Its backward pass may overwrite the gradient it gets."""
+    """Compute silu(gate) · up: `apply(gate, up, operations)`."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, operations: Operations) -> Tensor:
@@ -71,5 +71,5 @@ class SwiGLUProduct(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         """Compute the gradients of both factors."""
-        _, dgate, dup = ctx.operations.swiglu_backward(dh.contiguous(), *ctx.saved_tensors)
+        _, dgate, dup = ctx.operations.swiglu_backward(dh.contiguous(), *ctx.saved_tensors, product=False)
         return dgate, dup, None

@@ -36,8 +36,10 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return functional.silu(gate) * up
 
 
-def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) · up, and the gradients of gate and up, nothing in place."""
+def swiglu_backward(
+    dh: Tensor, gate: Tensor, up: Tensor, in_place: bool = False, product: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return silu(gate) · up, wanted or not, and the gradients of gate and up, nothing in place."""
     with torch.enable_grad():
         inputs = gate.detach().requires_grad_(), up.detach().requires_grad_()
         h = swiglu(*inputs)

@@ -7,6 +7,7 @@ from pipeline.cells.fields import axis
 from pipeline.stages.accounting.models import NAMES
 
 SPLIT_AXIS = "question"
+READS = ("ceilings", "collectives")
 QUESTIONS = ("memory", "fsdp", "mesh", "buckets", "ring", "parallel", "activations", "attention")
 
 
@@ -36,7 +37,7 @@ class Cell:
 class Settings:
     """The hardware in the questions: GPU memory, the assignment's mesh of TPU v5p, and an all-reduce.
 
-    The all-reduce is an example in round figures; the stages `allreduce` and `ddp` measure a real one.
+    The all-reduce is an example in round figures; the stages `collectives` and `ddp` measure a real one.
     """
 
     vocab_size: int = axis(10_000, minimum=0)

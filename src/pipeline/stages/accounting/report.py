@@ -4,17 +4,20 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
+from pipeline.formulas.mesh import Mesh
 from pipeline.formulas.training_state import devices_to_hold
 from pipeline.formulas.units import GB, GIB
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import count, written
-from pipeline.report.frame import with_figures
+from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Section, say
 from pipeline.report.table import Table, filled, named
 from pipeline.stages.accounting.cell import QUESTIONS
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
+# What FSDP calls to gather weights, and what tells its rate where that was not measured: a ring sends as fast.
+GATHERING = ("all_gather", "all_reduce")
 STATE = ("weights", "gradients", "optimizer", "state", "activation", "total")
 MESH_TIMES = {
     "compute_ms": "computation",
@@ -54,13 +57,16 @@ COLUMNS = {
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the accounting stage: of each question the answers about the first model asked of."""
+    """Return the section of the accounting stage: of each question the answers about the first model asked of.
+
+    beside: ceilings and collectives, for what this machine's GPUs do and send.
+    """
     rows = with_figures(rows)
     asked = {question: rows[rows["question"] == question] for question in QUESTIONS}
     found = {question: each[each["size"] == each["size"].iloc[0]] for question, each in asked.items() if len(each)}
     return Section(
         _answer(found),
-        [_mesh_chart(found["mesh"])] if "mesh" in found else [],
+        [*([_mesh_chart(found["mesh"])] if "mesh" in found else []), _here(beside)],
         for_course=[table(question, each) for question, each in found.items()],
     )
 
@@ -105,6 +111,29 @@ def _mesh_chart(rows: pd.DataFrame) -> Chart:
         Axis("block_ms", "ms"),
         "what",
     )
+
+
+def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
+    """Write from how many tokens on FSDP is compute bound on this machine, by its measured C and W; bf16 weights."""
+    products = known(beside.get("ceilings", pd.DataFrame()), "tflops_per_s", "dtype")
+    products = alike(products, {"dtype": "bf16"}) if len(products) else products
+    calls = known(beside.get("collectives", pd.DataFrame()), "busbw_gb_per_s", "collective")
+    rows = []
+    if len(calls) and len(products):
+        sent = in_order(with_figures(calls[calls["backend"] == "nccl"]), ["collective"], {"collective": GATHERING})
+        for ranks, own in sent[sent["collective"].isin(GATHERING)].groupby("world_size"):
+            first, tflops_per_s = own["collective"].iloc[0], products["tflops_per_s"].max()
+            gb_per_s = own.loc[own["collective"] == first, "busbw_gb_per_s"].max()
+            mesh = Mesh(float(ranks), 1, 1, 1, link_bytes_per_s=1e9 * gb_per_s, flops_per_s=1e12 * tflops_per_s)
+            tokens = mesh.intensity * mesh.weight_bytes / 2
+            rows.append((ranks, tflops_per_s, gb_per_s, first.replace("_", "-"), mesh.intensity, tokens))
+    found = pd.DataFrame(rows, columns=["ranks", "C", "W", "of", "intensity", "tokens"]).round(
+        {"tokens": 0, "intensity": 0}
+    )
+    heads = {"C": "C: bf16 products (TFLOP/s)", "W": "W: bus bandwidth (GB/s)", "intensity": "C / W (FLOPs a byte)"}
+    columns = named(found, "ranks C W of intensity tokens", **heads, ranks="GPUs", tokens="tokens per GPU")
+    caption = "FSDP on this machine: from so many tokens per GPU on, computing hides the gathering of bf16 weights:"
+    return Table("here", caption, found, columns)
 
 
 def _main_row(rows: pd.DataFrame) -> pd.Series:

@@ -7,7 +7,7 @@ from pipeline.subjects.naming import Measured
 from pipeline.ways.cell import TRAIN_STEP, RanksCell, RanksSettings
 
 SPLIT_AXIS = "precision"
-READS = ("allreduce",)
+READS = ("collectives",)
 
 
 @dataclass(frozen=True)

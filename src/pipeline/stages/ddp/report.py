@@ -32,7 +32,7 @@ ORDER = [label(variant.impl, variant.bucket_size_mb) for variant in (VARIANTS[-1
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the ddp stage; beside: allreduce, of whose times the overhead by formula is made."""
+    """Return the section of the ddp stage; beside: collectives, of whose times the overhead by formula is made."""
     names = [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)]
     rows = ways.named(rows, pd.Series(names, rows.index))
     steps = _told(ways.whole_steps(rows, ORDER, TORCH))
@@ -45,7 +45,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     ]
     lead = cases[0]
     own = rows[rows["case"] == lead["case"].iloc[0]]
-    sizes = by_formula(steps, beside.get("allreduce", pd.DataFrame()))
+    sizes = by_formula(steps, beside.get("collectives", pd.DataFrame()))
     captured = own[(own["phase"] == CAPTURED_STEP) & own["impl"].isin(CAPTURED)]
     title = "One captured step: when it computes and communicates, without and with overlap"
     return Section(

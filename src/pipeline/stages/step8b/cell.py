@@ -27,8 +27,6 @@ KEEPING_COLUMNS = {
     "gate_up": "layers_that_keep",
 }
 CHECKED = ("ours", "bf16_eager")
-# Of a step's time: no kernel ran.
-IDLE = "idle"
 
 
 @dataclass(frozen=True)

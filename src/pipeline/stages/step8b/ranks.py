@@ -7,11 +7,11 @@ import torch
 from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.memory.rank_memory import peak_bytes_over_ranks, reset_peak
+from pipeline.instruments.profilers.budget import budget
 from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_work, summarise_work
 from pipeline.instruments.sampling.rank_timing import time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Sampling, time_call_ms
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.stages.step8b.budget import budget
 from pipeline.stages.step8b.cell import Cell, Settings
 from pipeline.stages.step8b.correctness import Errors, check, why_wrong
 from pipeline.stages.step8b.fusions import Measured, measure_fusions

@@ -5,11 +5,10 @@ from typing import Any
 
 from pipeline.cells.rates import peak_columns, step_rates
 from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
-from pipeline.cells.timed_rows import RanksStepRow
+from pipeline.cells.timed_rows import BudgetRow, RanksStepRow
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.profilers.kernel_categories import CATEGORIES
-from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IDLE, IMPLS, MEASURES
+from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IMPLS, MEASURES
 from pipeline.ways.cell import PHASES, TRAIN_STEP
 
 
@@ -80,17 +79,10 @@ class StepTime(RanksStepRow, MeasuredRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class BudgetItem(MeasuredRow):
+class BudgetItem(BudgetRow, MeasuredRow):
     """Where a step's time goes, on the first rank: the time that a kind of work adds to those listed before it."""
 
     KEYS = ("impl", "category")
-
-    category: str = column(
-        "kind of work by kernel name, in order; communication is what no other work hides; idle: no kernel ran",
-        allowed=(*CATEGORIES, IDLE),
-    )
-    work_ms: float = column("time that it adds to a profiled step", minimum=0)
-    launches: int = column("kernels and copies a step", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
+from pipeline.attention.triton.gluon.tiles import FORWARD, FORWARD_SHORT
 from pipeline.attention.triton.kernel_sets import has_gluon
 from tools.tuning.candidates import MOST_SPILLS, SHARED_BYTES_PER_PROGRAM
 
@@ -17,17 +17,19 @@ pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 COMPILE = """
 import dataclasses, json, sys
 from pipeline.attention.triton.gluon import launches
-from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
+from pipeline.attention.triton.gluon.tiles import FORWARD, FORWARD_SHORT, backward_tiles
 from tools.tuning.compiled import compile_gluon_for_hopper
 
 def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
+    backward = backward_tiles(head_dim)
     if kernel == "backward":
-        constants = launches.backward_constants(BACKWARD[width], is_causal, per_kv, head_dim, has_part_tile)
-        if BACKWARD[width].query:
+        in_pairs = is_causal and per_kv > 1
+        constants = launches.backward_constants(backward, is_causal, per_kv, head_dim, has_part_tile, in_pairs)
+        if backward.query:
             constants["dq_sum_ptr"] = None
-        return compile_gluon_for_hopper(launches.backward_kernel(BACKWARD[width]), constants, launches.OPTIONS, dtype)
+        return compile_gluon_for_hopper(launches.backward_kernel(backward), constants, launches.OPTIONS, dtype)
     if kernel == "query":
-        constants = launches.query_constants(BACKWARD[width].query, is_causal, per_kv, head_dim)
+        constants = launches.query_constants(backward.query, is_causal, per_kv, head_dim)
         return compile_gluon_for_hopper(launches.hopper_wide_query_kernel, constants, launches.OPTIONS, dtype)
     tiles = {"forward": FORWARD, "forward_short": FORWARD_SHORT}[kernel][width]
     constants = launches.forward_constants(tiles, is_causal, per_kv, head_dim)
@@ -35,17 +37,18 @@ def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
 
 print(json.dumps([dataclasses.asdict(report(*words)) for words in json.loads(sys.argv[1])]))
 """
+# The widths of tiles and, of each, the most and the least columns that get them.
 TABLES = {
-    "forward": FORWARD,
-    "forward_short": FORWARD_SHORT,
-    "backward": BACKWARD,
-    "query": [width for width, tiles in BACKWARD.items() if tiles.query],
+    "forward": {width: (width, width // 2 + 8) for width in FORWARD},
+    "forward_short": {width: (width, width // 2 + 8) for width in FORWARD_SHORT},
+    "backward": {64: (64, 40), 80: (80, 72), 96: (96, 88), 128: (128, 104), 256: (256, 136)},
+    "query": {256: (256, 136)},
 }
 EVERY = [
     (kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile)
     for kernel, table in TABLES.items()
-    for width in table
-    for head_dim in (width, width // 2 + 8)
+    for width, head_dims in table.items()
+    for head_dim in head_dims
     for dtype in ("bf16", "fp16")
     for is_causal in (True, False)
     for per_kv in (1, 4)
@@ -56,6 +59,7 @@ SAMPLE = [
     ("forward_short", 64, 64, "bf16", True, 1, False),
     ("backward", 128, 128, "bf16", True, 1, False),
     ("backward", 64, 64, "bf16", True, 1, False),
+    ("backward", 96, 96, "bf16", False, 1, False),
     ("backward", 256, 256, "bf16", True, 1, False),
     ("query", 256, 256, "bf16", True, 1, False),
     ("backward", 128, 128, "bf16", True, 4, False),

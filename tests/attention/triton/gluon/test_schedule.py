@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from pipeline.attention.triton.gluon.schedule import ENOUGH, heads_together, imbalance
+from pipeline.attention.triton.gluon.schedule import ENOUGH, heads_together, imbalance, is_level_in_pairs
 
 
 def causal_work(length, block, other_block):
@@ -49,3 +49,29 @@ def test_imbalance_is_of_what_the_kernels_do():
 
 def test_a_sequence_of_any_length_is_planned_in_no_time():
     assert 1 <= heads_together(4096, causal_work(131072, 128, 64), 132) <= 4096
+
+
+@pytest.mark.parametrize(
+    ("matrices", "tiles", "level"),
+    [(16, 64, True), (64, 16, True), (3, 44, False), (16, 63, False)],
+    ids=["long", "short", "fewer pairs than programs", "a tile that has no partner"],
+)
+def test_tiles_go_in_pairs_where_that_is_level(matrices, tiles, level):
+    assert is_level_in_pairs(matrices, np.arange(tiles, 0, -1), programs=132) is level
+
+
+def test_pairs_are_all_tiles_once_and_every_program_has_alike_to_do():
+    """Item by item, as `pieces.item_of` numbers them."""
+    matrices, tiles, programs = 7, 12, 6
+    loads, seen = np.zeros(programs), []
+    for program in range(programs):
+        for i in range(100):
+            pair = i // 2 * programs + program
+            tile = pair % (tiles // 2)
+            matrix, tile = pair // (tiles // 2), tile if i % 2 == 0 else tiles - 1 - tile
+            if matrix >= matrices:
+                break
+            seen.append((matrix, tile))
+            loads[program] += tiles - tile
+    assert sorted(seen) == [(matrix, tile) for matrix in range(matrices) for tile in range(tiles)]
+    assert loads.max() == loads.min()

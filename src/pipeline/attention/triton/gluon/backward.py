@@ -1,8 +1,9 @@
 """The backward pass for Hopper up to head_dim 128: dk and dv, and dq summed in memory by the copy engine.
 
-Three warps load, two warpgroups have 64 keys each of a tile of 128 and go through the queries; programs stay. Both need
-each other's half of dS for dq, of which each computes half: so they meet once a step, through shared memory. Source:
-Shah et al. 2024, FlashAttention-3; Dao 2023, FlashAttention-2, algorithm 2.
+Two warpgroups have 64 keys each of a tile of 128 and go through the queries; what they need is moved by four warps
+(`moving`); programs stay. Both need each other's half of dS for dq, of which each computes half: so they meet once a
+step, through shared memory, which bounds this kernel. Source: Shah et al. 2024, FlashAttention-3; Dao 2023,
+FlashAttention-2, algorithm 2.
 """
 
 from triton.experimental import gluon
@@ -15,126 +16,83 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from pipeline.attention.triton.gluon.moving import (
+    ALL_THREADS,
+    BLOCK_KEYS,
+    DO_FREE,
+    DQ_COLUMNS,
+    DQ_FREE,
+    DQ_FULL,
+    DQ_THREADS,
+    FREE_THREADS,
+    GROUPS,
+    KEYS,
+    LOADING_REGISTERS,
+    MEETING,
+    PLAIN_LAYOUT,
+    Q_FREE,
+    add_dq,
+    by_thread,
+    first_block_of,
+    load_keys,
+    load_queries,
+)
 from pipeline.attention.triton.gluon.pieces import (
     SIZES,
+    arrive,
     as_block,
     barriers,
     dense_matrices_at,
-    load,
-    matrices_at,
-    matrix_and_tile,
-    next_slot,
+    item_of,
+    meet,
     tiles_of,
-    work_item,
 )
-from pipeline.attention.triton.kernels.delta import row_length
-from pipeline.compat.gluon_private import tma_reduce_add
 
-KEYS = gl.constexpr(64)  # of a warpgroup: as many as one wgmma has rows
-GROUPS = gl.constexpr(2)
-BLOCK_KEYS = gl.constexpr(128)
-LOADING_REGISTERS = gl.constexpr(24)  # the fewest there are
-ROW_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2))
+STAGES = gl.constexpr(2)  # blocks of queries at a time, for each of which two barriers have names
 
 
 @gluon.jit
-def rows_at(pointer, n_matrices, n_queries, BLOCK: gl.constexpr):
-    """Describe a number a query of every matrix, as `delta_kernel` writes them, in blocks of one matrix."""
-    return tma.make_tensor_descriptor(
-        pointer, [n_matrices, n_queries], [row_length(n_queries), 1], [1, BLOCK], ROW_LAYOUT
-    )
-
-
-@gluon.jit
-def first_block_of(first_key, CAUSAL: gl.constexpr, BLOCK_QUERIES: gl.constexpr):
-    """Return the first block of queries that see keys of a tile."""
-    return first_key // BLOCK_QUERIES if CAUSAL else 0
-
-
-@gluon.jit
-def load_keys(
-    k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, full, free, HEADS_PER_KV: gl.constexpr,
-    HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, PARTS: gl.constexpr,
-):  # fmt: skip
-    """Load every tile of keys and values, in parts of 64."""
-    heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
-    kv_heads = heads // HEADS_PER_KV
-    k = matrices_at(k_ptr, n_matrices, kv_heads, n_keys, k_strides, HEAD_DIM, KEYS, WIDTH)
-    v = matrices_at(v_ptr, n_matrices, kv_heads, n_keys, v_strides, HEAD_DIM, KEYS, WIDTH)
-    i = 0
-    item = work_item(i)
-    while item < n_tiles * n_matrices:
-        matrix, tile = matrix_and_tile(item, n_tiles, n_matrices, heads_together)
-        mbarrier.wait(free, (i & 1) ^ 1)
-        mbarrier.expect(full, PARTS * (k.block_type.nbytes + v.block_type.nbytes))
-        for part in gl.static_range(PARTS):
-            first_key = (tile * PARTS + part) * KEYS
-            load(k, matrix, kv_heads, first_key, full, k_tiles.index(part))
-            load(v, matrix, kv_heads, first_key, full, v_tiles.index(part))
-        i += 1
-        item = work_item(i)
-
-
-@gluon.jit
-def load_queries(
-    pointer, number_ptr, strides, sizes, tiles, numbers, full, free, CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr,
-    HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, BLOCK_QUERIES: gl.constexpr,
-    STAGES: gl.constexpr,
-):  # fmt: skip
-    """Load the queries that see a tile of keys, or the output's gradients there, and what there is a number of each.
-
-    They come head after head of those that share the keys.
-    """
-    heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
-    rows = matrices_at(pointer, n_matrices * HEADS_PER_KV, heads, n_queries, strides, HEAD_DIM, BLOCK_QUERIES, WIDTH)
-    number = rows_at(number_ptr, n_matrices * HEADS_PER_KV, n_queries, BLOCK_QUERIES)
-    slot, phase = 0, 1
-    i = 0
-    item = work_item(i)
-    while item < n_tiles * n_matrices:
-        matrix, tile = matrix_and_tile(item, n_tiles, n_matrices, heads_together)
-        first = first_block_of(tile * BLOCK_KEYS, CAUSAL, BLOCK_QUERIES)
-        for member in range(HEADS_PER_KV):
-            of_queries = matrix * HEADS_PER_KV + member
-            for block in range(first, gl.cdiv(n_queries, BLOCK_QUERIES)):
-                mbarrier.wait(free.index(slot), phase)
-                mbarrier.expect(full.index(slot), rows.block_type.nbytes + number.block_type.nbytes)
-                load(rows, of_queries, heads, block * BLOCK_QUERIES, full.index(slot), tiles.index(slot))
-                tma.async_copy_global_to_shared(
-                    number, [of_queries, block * BLOCK_QUERIES], full.index(slot), numbers.index(slot)
-                )
-                slot, phase = next_slot(slot, phase, STAGES)
-        i += 1
-        item = work_item(i)
+def _scores(keys, queries, keys_tail, queries_tail, LAYOUT: gl.constexpr, TAIL: gl.constexpr):
+    """Start to multiply keys with queries, (64, queries), or values with the output's gradients."""
+    QUERIES: gl.constexpr = queries.shape[0]
+    found = gl.zeros([KEYS, QUERIES], gl.float32, LAYOUT)
+    found = warpgroup_mma(keys, queries.permute((1, 0)), found, use_acc=False, is_async=True)
+    if TAIL:
+        found = warpgroup_mma(keys_tail, queries_tail.permute((1, 0)), found, is_async=True)
+    return found
 
 
 @gluon.jit
 def _step(
-    dk, dv, block, slot, phase, step, first_key, matrix, n_keys, dq, scale_log2, tiles, rows, ds_tiles, dq_tiles,
-    barriers_of, ds_full, MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, WIDTH: gl.constexpr,
-    BLOCK_QUERIES: gl.constexpr, GROUP: gl.constexpr,
+    dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, rows, ds_tiles, dq_tiles,
+    q_full, do_full, MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, WIDTH: gl.constexpr,
+    TAIL: gl.constexpr, BLOCK_QUERIES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Add what one block of queries gives to the gradients of a warpgroup's keys, and its half of their own."""
     DTYPE: gl.constexpr = ds_tiles.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_QUERIES, 16])
     G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    TAIL_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL or WIDTH, 16])
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, G_LAYOUT, 2)  # of weights and dS, which stay in registers
+    A_TAIL_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, TAIL_LAYOUT, 2)
     # The half of dq that this warpgroup computes: 64 queries, or where there are no more half of the columns.
     HALF_OF_QUERIES: gl.constexpr = BLOCK_QUERIES == 128
-    DQ_WIDTH: gl.constexpr = WIDTH if HALF_OF_QUERIES else WIDTH // 2
+    DQ_WIDTH: gl.constexpr = dq_tiles[GROUP].shape[0] * DQ_COLUMNS // KEYS
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_WIDTH, 16])
+    PRODUCTS: gl.constexpr = 2 if TAIL else 1  # that make one with all columns
+    slot, phase = step % STAGES, step // STAGES % 2
     q_tiles, k_tiles, v_tiles, do_tiles = tiles
-    lse_rows, delta_rows = rows
-    kv_full, kv_free, q_full, q_free, do_full, do_free = barriers_of
-    no_scores = gl.zeros([KEYS, BLOCK_QUERIES], gl.float32, S_LAYOUT)
     q, do = q_tiles.index(slot), do_tiles.index(slot)
-    buffer = step & 1
+    k_tail, v_tail, q_tail, do_tail = tails[0], tails[1], tails[2], tails[3]
+    if TAIL:
+        k_tail, v_tail = k_tail.index(GROUP), v_tail.index(GROUP)
+        q_tail, do_tail = q_tail.index(slot), do_tail.index(slot)
     mbarrier.wait(q_full.index(slot), phase)
-    s_coming = warpgroup_mma(k_tiles.index(GROUP), q.permute((1, 0)), no_scores, use_acc=False, is_async=True)
+    s_coming = _scores(k_tiles.index(GROUP), q, k_tail, q_tail, S_LAYOUT, TAIL)
     mbarrier.wait(do_full.index(slot), phase)
-    dp_coming = warpgroup_mma(v_tiles.index(GROUP), do.permute((1, 0)), no_scores, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(1, deps=[s_coming])
-    p = gl.exp2(s * scale_log2 - lse_rows.index(slot).load(S_LAYOUT))
+    dp_coming = _scores(v_tiles.index(GROUP), do, v_tail, do_tail, S_LAYOUT, TAIL)
+    s = warpgroup_mma_wait(PRODUCTS, deps=[s_coming])
+    p = gl.exp2(s * scale_log2 - rows[0].index(slot).load(S_LAYOUT))
     if MASKED:
         keys = (first_key + gl.arange(0, KEYS, gl.SliceLayout(1, S_LAYOUT)))[:, None]
         if CAUSAL:
@@ -145,63 +103,93 @@ def _step(
             p = gl.where(keys < n_keys, p, 0.0)
     weights = gl.convert_layout(p.to(DTYPE), A_LAYOUT)
     dp = warpgroup_mma_wait(0, deps=[dp_coming])
-    ds = (p * (dp - delta_rows.index(slot).load(S_LAYOUT))).to(DTYPE)
+    ds = (p * (dp - rows[1].index(slot).load(S_LAYOUT))).to(DTYPE)
     dv_coming = warpgroup_mma(weights, do, dv, is_async=True)
+    if TAIL:
+        tail_weights = gl.convert_layout(weights, A_TAIL_LAYOUT)
+        dv_tail_coming = warpgroup_mma(tail_weights, do_tail, dv_tail, is_async=True)
+    buffer = step % 2
     ds_tiles.index(buffer * GROUPS + GROUP).store(ds)
     fence_async_shared()
-    mbarrier.arrive(ds_full.index(buffer), count=1)
-    mbarrier.wait(ds_full.index(buffer), (step >> 1) & 1)
+    meet(MEETING, ALL_THREADS)
     dq_coming = gl.zeros([KEYS, DQ_WIDTH], gl.float32, DQ_LAYOUT)
     for group in gl.static_range(GROUPS):
         ds_of = ds_tiles.index(buffer * GROUPS + group).permute((1, 0))
         k_of = k_tiles.index(group)
         if HALF_OF_QUERIES:
             ds_of = ds_of.slice(GROUP * KEYS, KEYS, 0)
+        elif TAIL:
+            if GROUP == 1:
+                k_of = tails[0].index(group)
         else:
             k_of = k_of.slice(GROUP * DQ_WIDTH, DQ_WIDTH, 1)
         dq_coming = warpgroup_mma(ds_of, k_of, dq_coming, use_acc=group > 0, is_async=True)
-    dv, weights = warpgroup_mma_wait(2, deps=[dv_coming, weights])
-    mbarrier.arrive(do_free.index(slot), count=1)
+    if TAIL:
+        dv, dv_tail, weights, tail_weights = warpgroup_mma_wait(
+            GROUPS, deps=[dv_coming, dv_tail_coming, weights, tail_weights]
+        )
+    else:
+        dv, weights = warpgroup_mma_wait(GROUPS, deps=[dv_coming, weights])
+    arrive(DO_FREE + slot, FREE_THREADS)
     ds_operand = gl.convert_layout(ds, A_LAYOUT)
     dk_coming = warpgroup_mma(ds_operand, q, dk, is_async=True)
-    dq_part = warpgroup_mma_wait(1, deps=[dq_coming])
-    tma.store_wait(0)  # until the part before has been read
-    dq_tiles.index(GROUP).store(dq_part)
+    if TAIL:
+        tail_operand = gl.convert_layout(ds_operand, A_TAIL_LAYOUT)
+        dk_tail_coming = warpgroup_mma(tail_operand, q_tail, dk_tail, is_async=True)
+    dq_part = warpgroup_mma_wait(PRODUCTS, deps=[dq_coming])
+    meet(DQ_FREE + GROUP, DQ_THREADS)
+    dq_tiles[GROUP].store(by_thread(dq_part))
     fence_async_shared()
-    if HALF_OF_QUERIES:
-        tma_reduce_add(dq, [0, matrix, block * BLOCK_QUERIES + GROUP * KEYS, 0], as_block(dq_tiles.index(GROUP)))
+    arrive(DQ_FULL + GROUP, DQ_THREADS)
+    if TAIL:
+        dk, dk_tail, ds_operand, tail_operand = warpgroup_mma_wait(
+            0, deps=[dk_coming, dk_tail_coming, ds_operand, tail_operand]
+        )
     else:
-        tma_reduce_add(dq, [0, matrix, block * BLOCK_QUERIES, GROUP * DQ_WIDTH], as_block(dq_tiles.index(GROUP)))
-    dk, ds_operand = warpgroup_mma_wait(0, deps=[dk_coming, ds_operand])
-    mbarrier.arrive(q_free.index(slot), count=1)
-    return dk, dv
+        dk, ds_operand = warpgroup_mma_wait(0, deps=[dk_coming, ds_operand])
+    arrive(Q_FREE + slot, FREE_THREADS)
+    return dk, dv, dk_tail, dv_tail
+
+
+@gluon.jit
+def _leave(matrices, matrix, first_key, column, tile, gradient):
+    """Copy a gradient to memory by way of values of this warpgroup, which nobody needs any more."""
+    tile.store(gradient)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(matrices, [0, matrix, first_key, column], as_block(tile))
+    tma.store_wait(0)
 
 
 @gluon.jit
 def _differentiate(
-    dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, ds_tiles, dq_tiles, barriers_of, ds_full,
+    dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, rows, ds_tiles, dq_tiles, kv_barriers, q_full, do_full,
     CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
-    WIDTH: gl.constexpr, BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr,
+    WIDTH: gl.constexpr, TAIL: gl.constexpr, BLOCK_QUERIES: gl.constexpr, IN_PAIRS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Compute the gradients of one warpgroup's keys and values of every tile."""
     G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    TAIL_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL or WIDTH, 16])
     DTYPE: gl.constexpr = dk_ptr.dtype.element_ty
-    DQ_WIDTH: gl.constexpr = dq_tiles.shape[2]
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
-    q_tiles, k_tiles, v_tiles, do_tiles = tiles
-    kv_full, kv_free, q_full, q_free, do_full, do_free = barriers_of
-    dq = dense_matrices_at(dq_sum_ptr, n_matrices * HEADS_PER_KV, n_queries, HEAD_DIM, KEYS, DQ_WIDTH)
+    kv_full, kv_free = kv_barriers
     dk_matrices = dense_matrices_at(dk_ptr, n_matrices, n_keys, HEAD_DIM, KEYS, WIDTH)
     dv_matrices = dense_matrices_at(dv_ptr, n_matrices, n_keys, HEAD_DIM, KEYS, WIDTH)
-    slot, phase, step = 0, 0, 0
-    i = 0
-    item = work_item(i)
+    if TAIL:
+        dk_tails = dense_matrices_at(dk_ptr, n_matrices, n_keys, HEAD_DIM, KEYS, TAIL)
+        dv_tails = dense_matrices_at(dv_ptr, n_matrices, n_keys, HEAD_DIM, KEYS, TAIL)
     blocks = gl.cdiv(n_queries, BLOCK_QUERIES)
-    while item < n_tiles * n_matrices:
-        matrix, tile = matrix_and_tile(item, n_tiles, n_matrices, heads_together)
+    step = 0
+    i = 0
+    exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
+    while exists:
         first_key = tile * BLOCK_KEYS + GROUP * KEYS
         dk = gl.zeros([KEYS, WIDTH], gl.float32, G_LAYOUT)
         dv = gl.zeros([KEYS, WIDTH], gl.float32, G_LAYOUT)
+        if TAIL:
+            dk_tail = gl.zeros([KEYS, TAIL], gl.float32, TAIL_LAYOUT)
+            dv_tail = gl.zeros([KEYS, TAIL], gl.float32, TAIL_LAYOUT)
+        else:
+            dk_tail, dv_tail = 0, 0
         mbarrier.wait(kv_full, i & 1)
         first = first_block_of(tile * BLOCK_KEYS, CAUSAL, BLOCK_QUERIES)
         last_masked = first
@@ -210,36 +198,28 @@ def _differentiate(
         if MASK_KEYS:
             last_masked = gl.where((tile + 1) * BLOCK_KEYS > n_keys, blocks, last_masked)
         last_masked = gl.minimum(last_masked, blocks)
-        for member in range(HEADS_PER_KV):
-            of_queries = matrix * HEADS_PER_KV + member
+        for _member in range(HEADS_PER_KV):
             if CAUSAL or MASK_KEYS:
                 for block in range(first, last_masked):
-                    dk, dv = _step(
-                        dk, dv, block, slot, phase, step, first_key, of_queries, n_keys, dq, scale_log2, tiles, rows,
-                        ds_tiles, dq_tiles, barriers_of, ds_full, True, CAUSAL, MASK_KEYS, WIDTH, BLOCK_QUERIES, GROUP,
+                    dk, dv, dk_tail, dv_tail = _step(
+                        dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, rows,
+                        ds_tiles, dq_tiles, q_full, do_full, True, CAUSAL, MASK_KEYS, WIDTH, TAIL, BLOCK_QUERIES, GROUP,
                     )  # fmt: skip
                     step += 1
-                    slot, phase = next_slot(slot, phase, STAGES)
             for block in range(gl.maximum(first, last_masked), blocks):
-                dk, dv = _step(
-                    dk, dv, block, slot, phase, step, first_key, of_queries, n_keys, dq, scale_log2, tiles, rows,
-                    ds_tiles, dq_tiles, barriers_of, ds_full, False, CAUSAL, MASK_KEYS, WIDTH, BLOCK_QUERIES, GROUP,
+                dk, dv, dk_tail, dv_tail = _step(
+                    dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, rows,
+                    ds_tiles, dq_tiles, q_full, do_full, False, CAUSAL, MASK_KEYS, WIDTH, TAIL, BLOCK_QUERIES, GROUP,
                 )  # fmt: skip
                 step += 1
-                slot, phase = next_slot(slot, phase, STAGES)
-        # They leave by way of this warpgroup's values, which nobody needs any more.
-        out = v_tiles.index(GROUP)
-        out.store(dv.to(DTYPE))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(dv_matrices, [0, matrix, first_key, 0], as_block(out))
-        tma.store_wait(0)
-        out.store((dk * scale).to(DTYPE))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(dk_matrices, [0, matrix, first_key, 0], as_block(out))
-        tma.store_wait(0)
+        _leave(dv_matrices, matrix, first_key, 0, tiles[2].index(GROUP), dv.to(DTYPE))
+        _leave(dk_matrices, matrix, first_key, 0, tiles[2].index(GROUP), (dk * scale).to(DTYPE))
+        if TAIL:
+            _leave(dv_tails, matrix, first_key, WIDTH, tails[1].index(GROUP), dv_tail.to(DTYPE))
+            _leave(dk_tails, matrix, first_key, WIDTH, tails[1].index(GROUP), (dk_tail * scale).to(DTYPE))
         mbarrier.arrive(kv_free, count=1)
         i += 1
-        item = work_item(i)
+        exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
 
 
 @gluon.jit(do_not_specialize=SIZES)
@@ -249,47 +229,57 @@ def hopper_backward_kernel(
     stride_dob, stride_doh, stride_do, heads, n_matrices, n_queries, n_keys, n_tiles, heads_together,
     scale, scale_log2,
     CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
-    WIDTH: gl.constexpr, BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    WIDTH: gl.constexpr, TAIL: gl.constexpr, BLOCK_QUERIES: gl.constexpr, REGISTERS: gl.constexpr,
+    IN_PAIRS: gl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv from every tile of 128 keys and the queries that see it, and add dq / scale to dq_sum.
 
     Shapes: q, k, v and do as their strides say; lse_log2 and delta as `delta_kernel` writes them; dk and dv
     (n_matrices, n_keys, head_dim), where n_matrices are batch · heads of keys; dq_sum (n_matrices · HEADS_PER_KV,
-    n_queries, head_dim) fp32. MASK_KEYS: the last tile may have keys beyond the last. The sums of dq are in no fixed
-    order.
+    n_queries in whole blocks, WIDTH + TAIL) fp32, each 64 rows in the order that `unpacked_kernel` reads. WIDTH and
+    TAIL: the columns of a tile and of a second beside it, 0 where one is enough. MASK_KEYS: the last tile may have keys
+    beyond the last. IN_PAIRS: see `item_of`. The sums of dq are in no fixed order.
     """
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
+    ROWS: gl.constexpr = (WIDTH if TAIL else BLOCK_QUERIES * WIDTH // 128) * KEYS // DQ_COLUMNS
+    TAIL_ROWS: gl.constexpr = TAIL * KEYS // DQ_COLUMNS if TAIL else ROWS
     q_tiles, do_tiles = tiles_of(STAGES, BLOCK_QUERIES, WIDTH, DTYPE), tiles_of(STAGES, BLOCK_QUERIES, WIDTH, DTYPE)
     k_tiles, v_tiles = tiles_of(GROUPS, KEYS, WIDTH, DTYPE), tiles_of(GROUPS, KEYS, WIDTH, DTYPE)
+    tails = (0, 0, 0, 0)
+    if TAIL:
+        q_tail, do_tail = tiles_of(STAGES, BLOCK_QUERIES, TAIL, DTYPE), tiles_of(STAGES, BLOCK_QUERIES, TAIL, DTYPE)
+        tails = (tiles_of(GROUPS, KEYS, TAIL, DTYPE), tiles_of(GROUPS, KEYS, TAIL, DTYPE), q_tail, do_tail)
     ds_tiles = tiles_of(2 * GROUPS, KEYS, BLOCK_QUERIES, DTYPE)  # one is read while the next is written
-    dq_tiles = tiles_of(GROUPS, KEYS, BLOCK_QUERIES * WIDTH // 128, gl.float32)
-    lse_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_QUERIES], ROW_LAYOUT)
-    delta_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_QUERIES], ROW_LAYOUT)
-    kv_full, kv_free = barriers(1, 1).index(0), barriers(1, GROUPS).index(0)
-    q_full, q_free = barriers(STAGES, 1), barriers(STAGES, GROUPS)
-    do_full, do_free = barriers(STAGES, 1), barriers(STAGES, GROUPS)
-    ds_full = barriers(2, GROUPS)
+    dq_tiles = (
+        gl.allocate_shared_memory(gl.float32, [ROWS, DQ_COLUMNS], PLAIN_LAYOUT),
+        gl.allocate_shared_memory(gl.float32, [TAIL_ROWS, DQ_COLUMNS], PLAIN_LAYOUT),
+    )
+    lse_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_QUERIES], PLAIN_LAYOUT)
+    delta_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_QUERIES], PLAIN_LAYOUT)
+    kv_barriers = (barriers(1, 1).index(0), barriers(1, GROUPS).index(0))
+    q_full, do_full = barriers(STAGES, 1), barriers(STAGES, 1)
     fence_async_shared()
     sizes = (heads, n_matrices, n_queries, n_keys, n_tiles, heads_together)
     tiles, rows = (q_tiles, k_tiles, v_tiles, do_tiles), (lse_rows, delta_rows)
-    ring = (kv_full, kv_free, q_full, q_free, do_full, do_free)
     q_strides, do_strides = (stride_qb, stride_qh, stride_q), (stride_dob, stride_doh, stride_do)
     k_strides, v_strides = (stride_kb, stride_kh, stride_k), (stride_vb, stride_vh, stride_v)
     # Constants are written out each time: a variable would make numbers of run time of them.
     gl.warp_specialize(
         [
-            (_differentiate, (dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, ds_tiles, dq_tiles,
-                              ring, ds_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_QUERIES,
-                              STAGES, gl.constexpr(0))),
-            (_differentiate, (dq_sum_ptr, dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, rows, ds_tiles, dq_tiles,
-                              ring, ds_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_QUERIES,
-                              STAGES, gl.constexpr(1))),
-            (load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, kv_full, kv_free,
-                         HEADS_PER_KV, HEAD_DIM, WIDTH, GROUPS)),
-            (load_queries, (q_ptr, lse_log2_ptr, q_strides, sizes, q_tiles, lse_rows, q_full, q_free,
-                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_KEYS, BLOCK_QUERIES, STAGES)),
-            (load_queries, (do_ptr, delta_ptr, do_strides, sizes, do_tiles, delta_rows, do_full, do_free,
-                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_KEYS, BLOCK_QUERIES, STAGES)),
+            (_differentiate, (dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, rows, ds_tiles, dq_tiles,
+                              kv_barriers, q_full, do_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL,
+                              BLOCK_QUERIES, IN_PAIRS, gl.constexpr(0))),
+            (_differentiate, (dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, rows, ds_tiles, dq_tiles,
+                              kv_barriers, q_full, do_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL,
+                              BLOCK_QUERIES, IN_PAIRS, gl.constexpr(1))),
+            (load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, tails, kv_barriers[0],
+                         kv_barriers[1], HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL, GROUPS, IN_PAIRS)),
+            (load_queries, (q_ptr, lse_log2_ptr, q_strides, sizes, q_tiles, tails[2], lse_rows, q_full, 0, CAUSAL,
+                            HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL, BLOCK_KEYS, BLOCK_QUERIES, STAGES, Q_FREE, IN_PAIRS)),
+            (load_queries, (do_ptr, delta_ptr, do_strides, sizes, do_tiles, tails[3], delta_rows, do_full, 0, CAUSAL,
+                            HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL, BLOCK_KEYS, BLOCK_QUERIES, STAGES, DO_FREE, IN_PAIRS)),
+            (add_dq, (dq_sum_ptr, sizes, dq_tiles, CAUSAL, HEADS_PER_KV, BLOCK_KEYS, BLOCK_QUERIES, IN_PAIRS)),
         ],
-        [4, 1, 1, 1], [REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS],
+        [4, 1, 1, 1, 1],
+        [REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS],
     )  # fmt: skip

@@ -14,11 +14,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from pipeline.attention.triton.gluon.backward import (
+from pipeline.attention.triton.gluon.moving import (
     GROUPS,
     KEYS,
     LOADING_REGISTERS,
-    ROW_LAYOUT,
+    PLAIN_LAYOUT,
     first_block_of,
     load_keys,
     load_queries,
@@ -196,8 +196,8 @@ def hopper_wide_key_value_kernel(
     q_tiles, do_tiles = tiles_of(STAGES, QUERIES, WIDTH, DTYPE), tiles_of(STAGES, QUERIES, WIDTH, DTYPE)
     k_tiles, v_tiles = tiles_of(1, KEYS, WIDTH, DTYPE), tiles_of(1, KEYS, WIDTH, DTYPE)
     p_tiles = tiles_of(P_TILES, KEYS, QUERIES, gl.float32)
-    lse_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERIES], ROW_LAYOUT)
-    delta_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERIES], ROW_LAYOUT)
+    lse_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERIES], PLAIN_LAYOUT)
+    delta_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, QUERIES], PLAIN_LAYOUT)
     kv_full, kv_free = barriers(1, 1).index(0), barriers(1, GROUPS).index(0)
     q_full, q_free = barriers(STAGES, 1), barriers(STAGES, GROUPS)
     do_full, do_free = barriers(STAGES, 1), barriers(STAGES, GROUPS)
@@ -214,12 +214,14 @@ def hopper_wide_key_value_kernel(
                                      MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, STAGES)),
             (_differentiate_keys, (dk_ptr, sizes, scale, tiles, delta_rows, p_tiles, ring, p_ring, CAUSAL,
                                    HEADS_PER_KV, HEAD_DIM, WIDTH, STAGES)),
-            (load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, kv_full, kv_free,
-                         HEADS_PER_KV, HEAD_DIM, WIDTH, gl.constexpr(1))),
-            (load_queries, (q_ptr, lse_log2_ptr, q_strides, sizes, q_tiles, lse_rows, q_full, q_free,
-                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, KEYS, QUERIES, STAGES)),
-            (load_queries, (do_ptr, delta_ptr, do_strides, sizes, do_tiles, delta_rows, do_full, do_free,
-                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, KEYS, QUERIES, STAGES)),
+            (load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, (), kv_full, kv_free,
+                         HEADS_PER_KV, HEAD_DIM, WIDTH, gl.constexpr(0), gl.constexpr(1), gl.constexpr(False))),
+            (load_queries, (q_ptr, lse_log2_ptr, q_strides, sizes, q_tiles, 0, lse_rows, q_full, q_free,
+                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, gl.constexpr(0), KEYS, QUERIES, STAGES,
+                            gl.constexpr(0), gl.constexpr(False))),
+            (load_queries, (do_ptr, delta_ptr, do_strides, sizes, do_tiles, 0, delta_rows, do_full, do_free,
+                            CAUSAL, HEADS_PER_KV, HEAD_DIM, WIDTH, gl.constexpr(0), KEYS, QUERIES, STAGES,
+                            gl.constexpr(0), gl.constexpr(False))),
         ],
         [4, 1, 1, 1], [REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS, LOADING_REGISTERS],
     )  # fmt: skip

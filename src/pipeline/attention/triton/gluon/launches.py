@@ -19,7 +19,7 @@ from pipeline.attention.triton.gluon.forward import hopper_forward_kernel
 from pipeline.attention.triton.gluon.forward_narrow import hopper_narrow_forward_kernel
 from pipeline.attention.triton.gluon.key_value_wide import hopper_wide_key_value_kernel
 from pipeline.attention.triton.gluon.query_wide import hopper_wide_query_kernel
-from pipeline.attention.triton.gluon.schedule import heads_together
+from pipeline.attention.triton.gluon.schedule import heads_together, is_level_in_pairs
 from pipeline.attention.triton.gluon.tiles import (
     BackwardTiles,
     ForwardTiles,
@@ -69,14 +69,16 @@ def backward_launch(
     if is_causal:
         queries_seen = np.maximum(queries_seen - first_keys, 0)
     work = -(-queries_seen // tiles.block_queries) * heads_per_kv(q, k) + WORK_OF_ENDS
-    n_programs, sizes = _programs_and_sizes(q, k, math.prod(k.shape[:-2]), work, gpu_of(q.device).multiprocessors)
+    programs, matrices = gpu_of(q.device).multiprocessors, math.prod(k.shape[:-2])
+    n_programs, sizes = _programs_and_sizes(q, k, matrices, work, programs)
+    in_pairs = is_causal and heads_per_kv(q, k) > 1 and is_level_in_pairs(matrices, work, programs)
     return compile_launch(
         backward_kernel(tiles),
         n_programs,
         [*[q.dtype] * 4, *[torch.float32] * 2, dq_sum, q.dtype, q.dtype],
         [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, problem.scale, problem.scale_log2],
         backward_constants(
-            tiles, is_causal, heads_per_kv(q, k), q.shape[-1], has_part_tile=k.shape[-2] % tiles.block_keys != 0
+            tiles, is_causal, heads_per_kv(q, k), q.shape[-1], k.shape[-2] % tiles.block_keys != 0, in_pairs
         ),
         OPTIONS,
     )
@@ -158,23 +160,36 @@ def backward_kernel(tiles: BackwardTiles | KeyValueTiles) -> Any:
 
 
 def backward_constants(
-    tiles: BackwardTiles | KeyValueTiles, is_causal: bool, per_kv: int, head_dim: int, has_part_tile: bool
+    tiles: BackwardTiles | KeyValueTiles,
+    is_causal: bool,
+    per_kv: int,
+    head_dim: int,
+    has_part_tile: bool,
+    in_pairs: bool = False,
 ) -> dict[str, int | bool]:
-    """Return the backward kernel's compile-time arguments; has_part_tile: the last tile has keys beyond the last."""
+    """Return the backward kernel's compile-time arguments.
+
+    has_part_tile: the last tile has keys beyond the last; in_pairs: see `pieces.item_of`.
+    """
     shared = {
         "CAUSAL": is_causal,
         "MASK_KEYS": has_part_tile,
         "HEADS_PER_KV": per_kv,
         "HEAD_DIM": head_dim,
-        "WIDTH": tile_width(head_dim),
-        "STAGES": tiles.stages,
         "REGISTERS": tiles.registers,
     }
     if isinstance(tiles, KeyValueTiles):
-        return shared
+        return {**shared, "WIDTH": tile_width(head_dim), "STAGES": tiles.stages}
     # Without the mask ptxas has every wgmma wait for the one before at head_dim 40 to 56 (Triton 3.6 and 3.7).
-    masks_keys = has_part_tile or (is_causal and head_dim < tile_width(head_dim))
-    return {**shared, "MASK_KEYS": masks_keys, "BLOCK_QUERIES": tiles.block_queries}
+    masks_keys = has_part_tile or (is_causal and head_dim < tiles.width + tiles.tail)
+    return {
+        **shared,
+        "MASK_KEYS": masks_keys,
+        "WIDTH": tiles.width,
+        "TAIL": tiles.tail,
+        "BLOCK_QUERIES": tiles.block_queries,
+        "IN_PAIRS": in_pairs,
+    }
 
 
 def query_constants(tiles: QueryTiles, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:

@@ -16,6 +16,30 @@ SIZES = (
 )
 
 
+# Named barriers: the hardware has 16, and Triton uses the first of them, one a partition and two more. No thread but
+# those that `meet` waits at one, where every arrival at an mbarrier has its warpgroup wait for all of its threads.
+FIRST_NAMED_BARRIER = gl.constexpr(7)
+
+
+@gluon.constexpr_function
+def _barrier_code(operation, threads):
+    return f"bar.{operation} $1, {threads}; mov.b32 $0, $1;"
+
+
+@gluon.jit
+def meet(barrier, THREADS: gl.constexpr):
+    """Wait at a named barrier until as many threads have come there, these included."""
+    code: gl.constexpr = _barrier_code("sync", THREADS)
+    gl.inline_asm_elementwise(code, "=r,r", [barrier], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def arrive(barrier, THREADS: gl.constexpr):
+    """Count as come to a named barrier, and go on."""
+    code: gl.constexpr = _barrier_code("arrive", THREADS)
+    gl.inline_asm_elementwise(code, "=r,r", [barrier], gl.int32, is_pure=False, pack=1)
+
+
 @gluon.jit
 def work_item(i):
     """Return the number of this program's i-th item: one of every wave of programs.
@@ -37,6 +61,26 @@ def matrix_and_tile(item, n_tiles, n_matrices, heads_together):
     rank = item % (heads_together * n_tiles)
     together = gl.minimum(heads_together, n_matrices - first)
     return first + rank % together, rank // together
+
+
+@gluon.jit
+def item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS: gl.constexpr):
+    """Return whether this program has an i-th item, and its matrix and tile.
+
+    IN_PAIRS: of an even number of tiles it takes the one with most work left of a matrix, then the one with least, so
+    that matrix comes after matrix, and what all programs read at a time is little.
+    """
+    if IN_PAIRS:
+        pairs = n_tiles // 2
+        pair = i // 2 * gl.num_programs(0) + gl.program_id(0)
+        matrix, tile = pair // pairs, pair % pairs
+        tile = gl.where(i % 2 == 0, tile, n_tiles - 1 - tile)
+        exists = matrix < n_matrices
+    else:
+        item = work_item(i)
+        matrix, tile = matrix_and_tile(item, n_tiles, n_matrices, heads_together)
+        exists = item < n_tiles * n_matrices
+    return exists, matrix, tile
 
 
 @gluon.jit
@@ -68,9 +112,9 @@ def as_block(tile):
 
 
 @gluon.jit
-def load(descriptor, matrix, heads, row, full, tile):
+def load(descriptor, matrix, heads, row, full, tile, column=0):
     """Start to copy a block of rows into shared memory, which completes at a barrier that expects its bytes."""
-    tma.async_copy_global_to_shared(descriptor, [matrix // heads, matrix % heads, row, 0], full, as_block(tile))
+    tma.async_copy_global_to_shared(descriptor, [matrix // heads, matrix % heads, row, column], full, as_block(tile))
 
 
 @gluon.jit

@@ -9,6 +9,7 @@ the most of every run. So it is tried out, here, without a GPU.
 import numpy as np
 
 ENOUGH = 1.02  # more balance than this is not worth more heads
+ENOUGH_IN_PAIRS = 1.05  # more balance than this is not worth the L2 cache
 MOST_ITEMS_TRIED = 1_000_000  # over all that is tried: some ten milliseconds
 
 
@@ -36,3 +37,12 @@ def imbalance(n_matrices: int, work: np.ndarray, programs: int, heads: int) -> f
     program = np.where(waves % 2 == 0, places, programs - 1 - places)
     loads = np.bincount(program, weights=work[tiles], minlength=programs)
     return loads.max() / loads.mean()
+
+
+def is_level_in_pairs(n_matrices: int, work: np.ndarray, programs: int) -> bool:
+    """Tell whether programs have about as much to do where they take pairs of tiles of a head, most and least work.
+
+    Heads then come one after the other, so that what is read again and again is in the L2 cache.
+    """
+    pairs = n_matrices * len(work) // 2
+    return len(work) % 2 == 0 and -(-pairs // programs) * programs <= ENOUGH_IN_PAIRS * pairs

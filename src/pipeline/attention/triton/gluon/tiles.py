@@ -37,11 +37,12 @@ class NarrowForwardTiles:
 
 @dataclass(frozen=True)
 class BackwardTiles:
-    """The tiles of the backward kernel: of 128 keys, two warpgroups having 64 each."""
+    """The tiles of the backward kernel: of 128 keys, two warpgroups having 64 each; columns in one part or in two."""
 
     block_queries: int
-    stages: int
     registers: int
+    width: int
+    tail: int = 0
     block_keys: ClassVar[int] = 2 * GROUP_ROWS
     query: ClassVar[None] = None  # it sums dq as well, in memory
 
@@ -76,8 +77,10 @@ FORWARD: dict[int, ForwardTiles | NarrowForwardTiles] = {
     256: ForwardTiles(groups=2, block_keys=64, stages=2, registers=240, o_in_q=True),
 }
 BACKWARD: dict[int, BackwardTiles | KeyValueTiles] = {
-    64: BackwardTiles(block_queries=128, stages=2, registers=240),
-    128: BackwardTiles(block_queries=64, stages=2, registers=240),
+    64: BackwardTiles(block_queries=128, registers=240, width=64),
+    80: BackwardTiles(block_queries=64, registers=240, width=64, tail=16),
+    96: BackwardTiles(block_queries=64, registers=240, width=64, tail=32),
+    128: BackwardTiles(block_queries=64, registers=240, width=128),
     256: KeyValueTiles(stages=2, registers=240, query=QueryTiles(registers=240)),
 }
 LONG_KEYS, LONG_KEYS_CAUSAL = 2048, 8192
@@ -91,3 +94,10 @@ def forward_tiles(width: int, n_keys: int, is_causal: bool) -> ForwardTiles | Na
     """Return the tiles of the forward kernel for this width, number of keys and mask; None where there are none."""
     short = FORWARD_SHORT.get(width) if n_keys < (LONG_KEYS_CAUSAL if is_causal else LONG_KEYS) else None
     return short or FORWARD.get(width)
+
+
+def backward_tiles(head_dim: int) -> BackwardTiles | KeyValueTiles | None:
+    """Return the tiles of the backward kernel: the narrowest that head_dim fits; None below and above all."""
+    if 2 * head_dim <= min(BACKWARD):
+        return None
+    return next((tiles for width, tiles in BACKWARD.items() if head_dim <= width), None)

@@ -20,14 +20,16 @@ def row_length(n_queries):
 @triton.jit
 def delta_kernel(
     o_ptr, do_ptr, lse_ptr, delta_ptr, lse_log2_ptr, dq_sum_ptr, stride_dob, stride_doh, stride_do, heads, n_queries,
-    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, ZERO_DQ_SUM: tl.constexpr,
+    dq_rows,
+    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, DQ_WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Compute δ, the log-sum-exp in powers of two, and zeros to add dq to.
 
-    Shapes: o and dq_sum are (batch · heads, n_queries, head_dim), lse (batch · heads, n_queries); delta and lse_log2
-    the same with rows padded to a multiple of ROW_ALIGNMENT.
+    Shapes: o is (batch · heads, n_queries, head_dim), lse (batch · heads, n_queries), delta and lse_log2 the same with
+    rows padded to a multiple of ROW_ALIGNMENT, dq_sum (batch · heads, dq_rows, DQ_WIDTH), where dq_rows are no fewer
+    than n_queries; DQ_WIDTH: 0 where there is no dq_sum.
     """
-    n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
+    n_tiles = tl.cdiv(dq_rows, BLOCK_QUERIES)
     batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
     first_query = tile * BLOCK_QUERIES
     exists = first_query + tl.arange(0, BLOCK_QUERIES) < n_queries
@@ -38,12 +40,15 @@ def delta_kernel(
     tile_offsets = rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
     in_tile = within(exists, HEAD_DIM)
     o = tl.load(o_ptr + tile_offsets, mask=in_tile, other=0.0)
-    padded_rows = batch_head.to(tl.int64) * row_length(n_queries) + first_query + tl.arange(0, BLOCK_QUERIES)
+    rows_here = first_query + tl.arange(0, BLOCK_QUERIES)
+    padded_rows = batch_head.to(tl.int64) * row_length(n_queries) + rows_here
     tl.store(delta_ptr + padded_rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=exists)
     lse = tl.load(lse_ptr + rows, mask=exists, other=0.0)
     tl.store(lse_log2_ptr + padded_rows, lse * LOG2_E, mask=exists)
-    if ZERO_DQ_SUM:
-        tl.store(dq_sum_ptr + tile_offsets, tl.zeros(do.shape, tl.float32), mask=in_tile)
+    if DQ_WIDTH > 0:
+        dq_offsets = (batch_head.to(tl.int64) * dq_rows + rows_here)[:, None] * DQ_WIDTH + columns(DQ_WIDTH)
+        zeros = tl.zeros(dq_offsets.shape, tl.float32)
+        tl.store(dq_sum_ptr + dq_offsets, zeros, mask=within(rows_here < dq_rows, DQ_WIDTH))
 
 
 @triton.jit

@@ -10,7 +10,10 @@ import triton.language as tl
 from torch import Tensor
 
 # Rows that a program of the backward pass sums dw over: few programs leave few partial sums to add up.
-LEAST_ROWS, MOST_PROGRAMS = 4, 1024
+LEAST_ROWS, MOST_PROGRAMS = 4, 512
+# Rows of the backward pass on their way at a time, by way of shared memory, where that holds them.
+STAGES, MOST_ROW_BYTES = 3, 16_384
+BLOCK_PARTS, BLOCK_COLUMNS = 64, 32
 MAX_WIDTH = 65_536  # a row is one block
 
 
@@ -45,13 +48,13 @@ def rms_norm_forward_kernel(
 @triton.jit
 def rms_norm_backward_kernel(
     dy_ptr, x_ptr, weight_ptr, addend_ptr, dx_ptr, dw_parts_ptr, rows, rows_each, width, eps, BLOCK: tl.constexpr,
-    ADD: tl.constexpr,
+    ADD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Compute dx of some rows, plus an addend, and the sum of dw over them."""
     program = tl.program_id(0).to(tl.int64)
     weight = _load(weight_ptr, width, BLOCK)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in range(program * rows_each, tl.minimum(rows, (program + 1) * rows_each)):
+    for row in tl.range(program * rows_each, tl.minimum(rows, (program + 1) * rows_each), num_stages=STAGES):
         start = row * width
         x, dy = _load(x_ptr + start, width, BLOCK), _load(dy_ptr + start, width, BLOCK)
         reciprocal_rms = 1 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
@@ -63,6 +66,18 @@ def rms_norm_backward_kernel(
         _store(dx_ptr + start, dx, width, BLOCK)
         dw += dy * normal
     _store(dw_parts_ptr + program * width, dw, width, BLOCK)
+
+
+@triton.jit
+def sum_of_parts_kernel(parts_ptr, sum_ptr, parts, width, BLOCK_PARTS: tl.constexpr, BLOCK_COLUMNS: tl.constexpr):
+    """Sum some columns over all parts, and round once."""
+    columns = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)[None, :]
+    total = tl.zeros((BLOCK_PARTS, BLOCK_COLUMNS), tl.float32)
+    for first in range(0, parts, BLOCK_PARTS):
+        part = first + tl.arange(0, BLOCK_PARTS)[:, None]
+        total += tl.load(parts_ptr + part * width + columns, mask=(part < parts) & (columns < width), other=0.0)
+    columns = tl.program_id(0) * BLOCK_COLUMNS + tl.arange(0, BLOCK_COLUMNS)
+    tl.store(sum_ptr + columns, tl.sum(total, 0), mask=columns < width)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, addend: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -87,13 +102,18 @@ def rms_norm_backward(
     rows, width = _shape(x)
     rows_each = max(LEAST_ROWS, triton.cdiv(rows, MOST_PROGRAMS))
     programs = triton.cdiv(rows, rows_each)
-    dx = torch.empty_like(x)
+    dx, dweight = torch.empty_like(x), torch.empty_like(weight)
     dw_parts = torch.empty((programs, width), dtype=torch.float32, device=x.device)
-    constants = {"BLOCK": triton.next_power_of_2(width), "ADD": addend is not None}
+    block = triton.next_power_of_2(width)
+    stages = STAGES if block * x.element_size() <= MOST_ROW_BYTES else 1
+    constants = {"BLOCK": block, "ADD": addend is not None, "STAGES": stages}
     rms_norm_backward_kernel[(programs,)](
         dy, x, weight, addend, dx, dw_parts, rows, rows_each, width, eps, num_warps=_warps(width), **constants
     )
-    return dx, dw_parts.sum(0).to(weight.dtype)
+    sum_of_parts_kernel[(triton.cdiv(width, BLOCK_COLUMNS),)](
+        dw_parts, dweight, programs, width, BLOCK_PARTS=BLOCK_PARTS, BLOCK_COLUMNS=BLOCK_COLUMNS
+    )
+    return dx, dweight
 
 
 def _shape(x: Tensor) -> tuple[int, int]:

@@ -8,22 +8,26 @@ from torch import Tensor
 
 @triton.jit
 def rotary_kernel(
-    x_ptr, cos_ptr, sin_ptr, out_ptr, seq_len, heads, half, stride_batch, stride_token, stride_head,
-    stride_column, SIGN: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
+    x_ptr, cos_ptr, sin_ptr, out_ptr, seq_len, stride_batch, stride_token, stride_head, stride_column,
+    SIGN: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    """Rotate all heads of one token, by its position's angles or back by them."""
+    """Rotate all heads of one token, by its position's angles or back by them.
+
+    HEADS and HALF, half of head_dim, are constants so that 16 bytes are loaded and stored at a time wherever they can.
+    """
     batch, token = (tl.program_id(0) // seq_len).to(tl.int64), (tl.program_id(0) % seq_len).to(tl.int64)
-    head, column = tl.arange(0, BLOCK_HEADS)[:, None].to(tl.int64), tl.arange(0, BLOCK_HALF)[None, :]
-    exists = (head < heads) & (column < half)
-    x_places = x_ptr + batch * stride_batch + token * stride_token + head * stride_head + column * stride_column
+    head, column = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
+    exists = (head < HEADS) & (column < HALF)
+    start = x_ptr + batch * stride_batch + token * stride_token
+    x_places = start + head.to(tl.int64) * stride_head + column * stride_column
     first = tl.load(x_places, mask=exists, other=0.0).to(tl.float32)
-    second = tl.load(x_places + half * stride_column, mask=exists, other=0.0).to(tl.float32)
-    angle = token * half + column
-    cos = tl.load(cos_ptr + angle, mask=column < half, other=0.0)
-    sin = SIGN * tl.load(sin_ptr + angle, mask=column < half, other=0.0)
-    out_places = out_ptr + ((batch * seq_len + token) * heads + head) * 2 * half + column
+    second = tl.load(x_places + HALF * stride_column, mask=exists, other=0.0).to(tl.float32)
+    angle = token * HALF + column
+    cos = tl.load(cos_ptr + angle, mask=column < HALF, other=0.0)
+    sin = SIGN * tl.load(sin_ptr + angle, mask=column < HALF, other=0.0)
+    out_places = out_ptr + (batch * seq_len + token) * (2 * HALF * HEADS) + head * (2 * HALF) + column
     tl.store(out_places, first * cos - second * sin, mask=exists)
-    tl.store(out_places + half, first * sin + second * cos, mask=exists)
+    tl.store(out_places + HALF, first * sin + second * cos, mask=exists)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
@@ -36,6 +40,6 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     blocks = {"BLOCK_HEADS": triton.next_power_of_2(heads), "BLOCK_HALF": triton.next_power_of_2(head_dim // 2)}
     rotary_kernel[(batch * seq_len,)](
-        x, cos, sin, out, seq_len, heads, head_dim // 2, *x.stride(), SIGN=-1 if back else 1, **blocks
+        x, cos, sin, out, seq_len, *x.stride(), SIGN=-1 if back else 1, HEADS=heads, HALF=head_dim // 2, **blocks
     )
     return out

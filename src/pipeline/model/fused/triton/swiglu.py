@@ -24,8 +24,10 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, h_ptr, count, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def swiglu_backward_kernel(dh_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, count, BLOCK: tl.constexpr):
-    """Compute the gradients of both factors, and put their product in the place of its gradient."""
+def swiglu_backward_kernel(
+    dh_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, count, BLOCK: tl.constexpr, PRODUCT: tl.constexpr
+):
+    """Compute the gradients of both factors, and with PRODUCT put their product in the place of its gradient."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = places < count
     dh = tl.load(dh_ptr + places, mask=exists, other=0.0).to(tl.float32)
@@ -33,7 +35,8 @@ def swiglu_backward_kernel(dh_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, count, 
     up = tl.load(up_ptr + places, mask=exists, other=0.0).to(tl.float32)
     sigmoid = tl.sigmoid(gate)
     silu = gate * sigmoid
-    tl.store(dh_ptr + places, silu * up, mask=exists)
+    if PRODUCT:
+        tl.store(dh_ptr + places, silu * up, mask=exists)
     tl.store(dgate_ptr + places, dh * up * sigmoid * (1 + gate * (1 - sigmoid)), mask=exists)
     tl.store(dup_ptr + places, dh * silu, mask=exists)
 
@@ -46,10 +49,16 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return h
 
 
-def swiglu_backward(dh: Tensor, gate: Tensor, up: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) · up, in the place of its gradient `dh`, and the gradients of gate and up; all in place."""
+def swiglu_backward(
+    dh: Tensor, gate: Tensor, up: Tensor, in_place: bool = False, product: bool = True
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return silu(gate) · up, in the place of its gradient `dh`, and the gradients of gate and up.
+
+    in_place: these lie where gate and up did. Without `product`, `dh` is left and returned as it is.
+    """
     dgate, dup = (gate, up) if in_place else (torch.empty_like(gate), torch.empty_like(gate))
     count = gate.numel()
     programs = triton.cdiv(count, BLOCK)
-    swiglu_backward_kernel[(programs,)](dh, gate, up, dgate, dup, count, BLOCK=BLOCK, num_warps=WARPS)
+    constants = {"BLOCK": BLOCK, "PRODUCT": product, "num_warps": WARPS}
+    swiglu_backward_kernel[(programs,)](dh, gate, up, dgate, dup, count, **constants)
     return dh, dgate, dup

@@ -1,4 +1,4 @@
-"""Measure an allreduce cell: run its ranks as processes and merge their rows."""
+"""Measure a cell of collectives: run its ranks as processes and merge their rows."""
 
 import os
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from pipeline.errors import Skipped
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.summary import quartiles
 from pipeline.parallel.processes.starting import run_ranks
-from pipeline.stages.allreduce.cell import Cell, Settings
-from pipeline.stages.allreduce.ranks import RankReport, measure_rank
+from pipeline.stages.collectives.cell import Cell, Settings
+from pipeline.stages.collectives.ranks import RankReport, measure_rank
 
 Row = dict[str, Any]
 
@@ -22,7 +22,7 @@ Row = dict[str, Any]
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     """Return a row per size, implementation and timing, and for the set-up; raises Skipped if the backend cannot run.
 
-    A sample is the time of the slowest rank: an all-reduce ends when all ranks have ended it.
+    A sample is the time of the slowest rank: a collective ends when all ranks have ended it.
     """
     settings.sizes_bytes()  # refuses bad sizes before any process starts
     _require(cell)
@@ -33,7 +33,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
             backend=cell.backend,
             device_type="cuda" if cell.backend == "nccl" else "cpu",
             timeout_s=settings.timeout_s,
-            args=(settings,),
+            args=(cell, settings),
         )
     return merged(reports, cell)
 
@@ -78,6 +78,8 @@ def merged(reports: list[RankReport], cell: Cell) -> list[Row]:
 
 def _merged_row(rank_rows: tuple[Row, ...], report: RankReport) -> Row:
     key: Row = {name: value for name, value in rank_rows[0].items() if name != "samples_ms"}
+    if "samples_ms" not in rank_rows[0]:
+        return key
     size: Any = key.get("size_bytes")  # None for the set-up
     samples_ms = [max(times) for times in zip(*(row["samples_ms"] for row in rank_rows), strict=True)]
     return {

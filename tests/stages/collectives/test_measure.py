@@ -1,4 +1,4 @@
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -7,11 +7,13 @@ import torch.distributed as dist
 
 from pipeline.cells.scheduler import SlurmJob
 from pipeline.errors import Skipped, UserError
+from pipeline.formulas.collectives import nccl_tests_bus_factor
 from pipeline.instruments.sampling.stopwatch import Stopwatch
-from pipeline.parallel.processes.starting import RankFailed, run_ranks
-from pipeline.stages.allreduce import measure, ranks
-from pipeline.stages.allreduce.cell import Cell, Settings
-from pipeline.stages.allreduce.ranks import RankReport
+from pipeline.parallel.processes.starting import run_ranks
+from pipeline.registry import stages
+from pipeline.stages.collectives import measure, ranks
+from pipeline.stages.collectives.cell import COLLECTIVES, Cell, Settings
+from pipeline.stages.collectives.ranks import RankReport
 
 from ...records import derived, rows_read
 
@@ -29,16 +31,16 @@ def gloo():
     return rows_read(measure.measure, Cell("gloo", 2), SETTINGS, Stopwatch())
 
 
-def wrong_on_rank_1(context, settings):
-    """Measure with an all-reduce that gives one wrong number on one rank."""
+def wrong_on_rank_1(context, cell, settings):
+    """Measure with a broadcast that gives one wrong number on one rank, but for the smallest size."""
 
-    def wrong(part):
-        dist.all_reduce(part)
-        part[3] += context.rank
-        return part
+    def wrong(source, _target, rank, _ranks):
+        dist.broadcast(source, src=0)
+        if len(source) > 1000:
+            source[3] += rank
 
-    ranks._torch_in_place = wrong
-    return ranks.measure_rank(context, settings)
+    ranks.COLLECTIVES["broadcast"] = replace(ranks.COLLECTIVES["broadcast"], call=wrong)
+    return ranks.measure_rank(context, cell, settings)
 
 
 class NcclOverGloo:
@@ -53,15 +55,15 @@ class NcclOverGloo:
         pass
 
 
-def called_directly(context, settings):
+def called_directly(context, cell, settings):
     """Measure as an NCCL rank does, on the CPU."""
     ranks.nccl.loaded_library = lambda: None
     ranks._communicator = lambda _context, _library: (NcclOverGloo(), 7.0)
     torch.cuda.current_stream = lambda _device: SimpleNamespace(cuda_stream=0)
-    return ranks.measure_rank(replace(context, backend="nccl"), settings)
+    return ranks.measure_rank(replace(context, backend="nccl"), cell, settings)
 
 
-def offsets_in_bursts(context, settings):
+def offsets_in_bursts(context, cell, settings):
     """Measure as an NCCL rank does; list where in its buffer the source and the target of each call lie, by burst."""
     burst, reduce, places, bursts = ranks.time_burst_ms, NcclOverGloo.all_reduce, [], []
 
@@ -76,7 +78,7 @@ def offsets_in_bursts(context, settings):
         return time_ms
 
     NcclOverGloo.all_reduce, ranks.time_burst_ms = noting, time_burst_ms
-    called_directly(context, settings)
+    called_directly(context, cell, settings)
     return [places for places in bursts if places]
 
 
@@ -94,7 +96,7 @@ def report(*samples_ms, slowdowns=(), no_direct_nccl=None):
 
 def test_every_size_is_timed_in_bursts_and_one_by_one(gloo):
     timed = [(row["timing"], row["size_bytes"]) for row in gloo if row["timing"] in ("burst", "single")]
-    assert timed == [(timing, size) for size in (4000, 40_000, 400_000) for timing in ("burst", "single")]
+    assert timed == [(timing, size) for size in (4000, 100_000, 400_000) for timing in ("burst", "single")]
     assert all(row["n"] == 10 and row["status"] == "ok" for row in gloo if "calls" in row)
 
 
@@ -134,15 +136,68 @@ def test_what_ranks_take_is_measuring_and_not_set_up(monkeypatch):
     assert (seconds["measuring"], seconds["set_up"]) == (5.0, 0.0)
 
 
-def test_a_wrong_sum_fails_the_cell_with_its_rank():
-    with pytest.raises(RankFailed, match=r"rank 1 of 2 raised .*WrongSum") as failure:
-        run_ranks(wrong_on_rank_1, 2, backend="gloo", args=(SETTINGS,))
-    assert "torch's all-reduce in_place of 4000 bytes on 2 ranks: 1 of 1000 sums are wrong" in str(failure.value)
+@pytest.mark.parametrize(("collective", "dtype"), [*zip(COLLECTIVES, ["bf16", "fp32"] * 3, strict=True)])
+def test_every_collective_is_right_on_gloo_and_timed_at_every_size(collective, dtype):
+    cell = Cell("gloo", 3, 1, collective, dtype)
+    rows = rows_read(measure.measure, cell, replace(SETTINGS, min_bytes=8, max_bytes=1000, samples=2), Stopwatch())
+    timed = [row for row in rows if row["timing"] in ("burst", "single")]
+    assert [row["size_bytes"] for row in timed if row["timing"] == "burst"] == [8, 100, 1000]
+    assert {row["status"] for row in timed} == {"ok"}
+    assert {row["placement"] for row in timed} == {cell.placement}
+    for row in timed:
+        assert row["busbw_gb_per_s"] == pytest.approx(row["algbw_gb_per_s"] * nccl_tests_bus_factor(collective, 3))
+
+
+def test_a_wrong_result_has_no_times_and_names_its_rank_and_the_other_sizes_have_theirs():
+    cell = Cell("gloo", 2, 1, "broadcast")
+    rows = merged(run_ranks(wrong_on_rank_1, 2, backend="gloo", args=(cell, SETTINGS)), cell)
+    wrong = [row for row in rows if row["status"] == "wrong"]
+    assert [(row["timing"], row["size_bytes"]) for row in wrong] == [
+        (timing, size) for size in (100_000, 400_000) for timing in ("burst", "single")
+    ]
+    assert {row["reason"] for row in wrong} == {"wrong numbers: 1 on rank 1"}
+    assert not any("samples_ms" in row for row in wrong)
+    assert all("samples_ms" in row for row in rows if row not in wrong)
+
+
+def test_a_size_that_not_every_gpu_has_room_for_is_out_of_memory(monkeypatch):
+    monkeypatch.setattr(ranks.torch.cuda, "mem_get_info", lambda _device: (10**6, 10**6))
+    monkeypatch.setattr(ranks, "_most", lambda value, _device: value)
+    context = SimpleNamespace(device=torch.device("cuda"))
+    cell = Cell("nccl", 2, 1, "all_gather")
+    fitting, rows = ranks._fitting(context, cell, [10**3, 6 * 10**5, 6 * 10**6])
+    assert fitting == [10**3, 6 * 10**5]  # of the whole and a half of it
+    assert [(row["timing"], row["status"], row["size_bytes"]) for row in rows] == [
+        ("burst", "oom", 6 * 10**6),
+        ("single", "oom", 6 * 10**6),
+    ]
+    assert rows[0]["reason"] == "needs 0.0 GB a GPU, 0.0 GB are free"
+    row_types = stages()["collectives"].row_types
+    row_types.check(asdict(cell), rows)
+
+
+def test_shares_are_of_whole_numbers():
+    assert Cell("nccl", 8, 1, "all_gather").buffer_bytes(100) == 128
+    assert Cell("nccl", 8, 1, "all_to_all", "bf16").buffer_bytes(100) == 112
+    assert Cell("nccl", 8).buffer_bytes(100) == 100
+
+
+@pytest.mark.parametrize(
+    ("settings", "backend", "sizes"),
+    [
+        (Settings(), "nccl", [8, *(10**power for power in range(2, 10)), 4 * 10**9]),
+        (Settings(), "gloo", [8, *(10**power for power in range(2, 10))]),
+        (Settings(min_bytes=10**6, max_bytes=10**6), "nccl", [10**6]),
+        (Settings(factor=100, max_bytes=256_000_000), "nccl", [8, 100, 10**4, 10**6, 10**8, 256_000_000]),
+    ],
+)
+def test_sizes_are_both_ends_and_powers_between(settings, backend, sizes):
+    assert settings.sizes_bytes(backend) == sizes
 
 
 def test_nccl_called_directly_is_measured_in_place_and_out_of_place():
     cell = Cell("nccl", 2)
-    rows = merged(run_ranks(called_directly, 2, backend="gloo", args=(SETTINGS,)), cell)
+    rows = merged(run_ranks(called_directly, 2, backend="gloo", args=(cell, SETTINGS)), cell)
     kinds = {(row["timing"], row["impl"], row.get("placement")) for row in rows}
     assert {tuple(key.values()) for key in cell.row_keys()} <= kinds
     assert [row["median_ms"] for row in rows if row["timing"] == "set_up" and row["impl"] == "nccl"] == [7.0]
@@ -151,7 +206,7 @@ def test_nccl_called_directly_is_measured_in_place_and_out_of_place():
 
 def test_the_calls_of_a_burst_go_through_the_buffers_of_the_largest_size():
     settings = replace(SETTINGS, max_bytes=40_000, budget_s=60, samples=2, max_samples=2, burst_calls=11)
-    bursts, _ = run_ranks(offsets_in_bursts, 2, backend="gloo", args=(settings,))
+    bursts, _ = run_ranks(offsets_in_bursts, 2, backend="gloo", args=(Cell("nccl", 2), settings))
     through = [(1000 * (number % 10),) * 2 for number in range(12)]
     assert bursts == [through] * 4 + [[(0, 0)] * 12] * 4  # of the largest size there is one part
 
@@ -216,7 +271,6 @@ def test_nccl_without_gpus_is_skipped_with_its_reason():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (Settings(min_bytes=10), "min_bytes must be a multiple of 4, got 10"),
         (Settings(min_bytes=400, max_bytes=40), r"max_bytes must be at least min_bytes \(400\), got 40"),
     ],
 )
@@ -247,10 +301,20 @@ def test_nodes_that_no_scheduler_gives_are_skipped(monkeypatch, job, reason):
         rows_read(measure.measure, Cell("gloo", 4, 2), SETTINGS, Stopwatch())
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+@pytest.mark.gpu(count=2)
 def test_nccl_is_timed_in_place_and_out_of_place_by_torch_and_directly():
     rows = rows_read(measure.measure, Cell("nccl", 2), Settings(max_bytes=10**7, budget_s=0.1), Stopwatch())
     kinds = {(row["timing"], row["impl"], row.get("placement")) for row in rows}
     assert {tuple(key.values()) for key in Cell("nccl", 2).row_keys()} <= kinds
     assert all(row["status"] in ("ok", "unstable") for row in rows)
+
+
+@pytest.mark.gpu(count=2)
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_every_collective_is_right_over_nccl_and_small_ones_are_captured(collective):
+    cell = Cell("nccl", 2, 1, collective, "bf16")
+    settings = Settings(factor=1000, max_bytes=10**7, budget_s=0.05, warmup_calls=1)
+    rows = rows_read(measure.measure, cell, settings, Stopwatch())
+    assert {row["status"] for row in rows} <= {"ok", "unstable"}
+    sizes = {timing: [row["size_bytes"] for row in rows if row["timing"] == timing] for timing in ("burst", "graph")}
+    assert sizes == {"burst": [8, 1000, 10**6, 10**7], "graph": [8, 1000, 10**6]}

@@ -1,4 +1,4 @@
-"""Rows of the allreduce stage: times of set-up, first call, back-to-back calls and single calls, by size."""
+"""Rows of the collectives stage: times of set-up, first call, back-to-back calls, single calls and graphs, by size."""
 
 import statistics
 from dataclasses import dataclass
@@ -6,8 +6,8 @@ from typing import Any
 
 from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.cells.timed_rows import TimedRow
-from pipeline.formulas.collectives import all_reduce_bus_factor
-from pipeline.stages.allreduce.cell import IMPLS, PLACEMENTS, TIMINGS
+from pipeline.formulas.collectives import nccl_tests_bus_factor
+from pipeline.stages.collectives.cell import IMPLS, PLACEMENTS, TIMINGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +15,8 @@ class RankTimes(TimedRow):
     """Columns of all times here; each sample is the slowest rank's."""
 
     timing: str = column(
-        "set_up: before the first call; first_call; burst: back-to-back calls; single: one call after a barrier",
+        "set_up: before the first call; first_call; burst: back-to-back calls; single: one call after a barrier; "
+        "graph: calls of one CUDA graph",
         allowed=TIMINGS,
     )
     impl: str = column("torch: torch.distributed; nccl: NCCL called directly", allowed=IMPLS)
@@ -50,35 +51,47 @@ class SetUpTime(RankTimes):
 
 @dataclass(frozen=True, kw_only=True)
 class CallTime(RankTimes):
-    """Time of one all-reduce of one size."""
+    """Time of one call of one size."""
 
     KEYS = ("timing", "impl", "placement", "clock", "size_bytes")
 
-    placement: str = column("whether the sum is written over the input", allowed=PLACEMENTS)
-    size_bytes: int = column("size of each rank's tensor", minimum=1)
+    placement: str = column("whether the result is written over the input", allowed=PLACEMENTS)
+    size_bytes: int = column(
+        "size asked for, as nccl-tests counts it: of all-gather, reduce-scatter and all-to-all the whole buffer",
+        minimum=1,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RepeatedCallTime(CallTime):
-    """Time of one all-reduce of one size after warm-up, with its bandwidths from the median."""
+    """Time of one call of one size after warm-up, with its bandwidths from the median."""
 
     calls: int = column("calls per sample; its time is divided by them", minimum=1)
-    parts: int | None = column("burst: parts of the buffer that its calls cycle through, each of this size", minimum=1)
+    parts: int | None = column(
+        "burst, graph: parts of the buffers that calls cycle through, each of this size", minimum=1
+    )
+    buffer_bytes: int = derived("the size, rounded up to whole numbers for each rank's share", minimum=1)
     algbw_gb_per_s: float = derived("algorithm bandwidth: size over time, in 10^9 bytes per second", positive=True)
     busbw_gb_per_s: float = derived(
-        "bus bandwidth: algorithm bandwidth times the bytes that each rank of a ring sends per byte", positive=True
+        "bus bandwidth: algorithm bandwidth times nccl-tests' factor, comparable with a link's rate", positive=True
     )
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
         """Add algorithm and bus bandwidth, as nccl-tests defines them."""
-        algbw_gb_per_s = reading.row["size_bytes"] / 1e6 / median_ms
-        busbw_gb_per_s = algbw_gb_per_s * all_reduce_bus_factor(reading.cell.world_size)
-        rates = {"algbw_gb_per_s": algbw_gb_per_s, "busbw_gb_per_s": busbw_gb_per_s}
+        cell = reading.cell
+        buffer_bytes = cell.buffer_bytes(reading.row["size_bytes"])
+        algbw_gb_per_s = buffer_bytes / 1e6 / median_ms
+        busbw_gb_per_s = algbw_gb_per_s * nccl_tests_bus_factor(cell.collective, cell.world_size)
+        rates = {"buffer_bytes": buffer_bytes, "algbw_gb_per_s": algbw_gb_per_s, "busbw_gb_per_s": busbw_gb_per_s}
         return super().timed_columns(reading, median_ms) | rates
 
 
 ROW_TYPES = RowTypes(
-    {"set_up": SetUpTime, "first_call": CallTime, "burst": RepeatedCallTime, "single": RepeatedCallTime},
+    {
+        "set_up": SetUpTime,
+        "first_call": CallTime,
+        **dict.fromkeys(("burst", "single", "graph"), RepeatedCallTime),
+    },
     kind_column="timing",
 )

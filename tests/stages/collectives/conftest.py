@@ -1,4 +1,4 @@
-"""Allreduce tables by hand, from a cost model: latency and bandwidth of each backend, and what a single call adds."""
+"""Tables of collectives by hand, from a cost model: latency and bandwidth of a backend, and what a single call adds."""
 
 from dataclasses import asdict
 
@@ -6,10 +6,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.formulas.collectives import all_reduce_bus_factor
+from pipeline.formulas.collectives import nccl_tests_bus_factor
 from pipeline.registry import stages
 from pipeline.report.frame import fold
-from pipeline.stages.allreduce.cell import Cell
+from pipeline.stages.collectives.cell import COLLECTIVES, Cell
 
 SIZES_BYTES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 # Latency and bus bandwidth in a burst, and what a single call adds by the host clock.
@@ -27,17 +27,15 @@ SHARED = {
 def row(rng, cell, timing, impl, placement, clock, size_bytes, seconds, machine=None):
     samples_ms = seconds * 1e3 * (1 + 0.01 * rng.standard_normal(10))
     median_ms = float(np.median(samples_ms))
-    algbw = size_bytes / median_ms / 1e6 if timing in ("burst", "single") else np.nan
+    algbw = size_bytes / median_ms / 1e6 if timing in ("burst", "single", "graph") else np.nan
     return {
-        "backend": cell.backend,
-        "world_size": cell.world_size,
-        "nodes": cell.nodes,
+        **asdict(cell),
         "timing": timing,
         "impl": impl,
         "placement": placement,
         "clock": clock,
         "size_bytes": size_bytes,
-        "calls": {"burst": 20, "single": 1}.get(timing, np.nan),
+        "calls": {"burst": 20, "graph": 20, "single": 1}.get(timing, np.nan),
         "parts": min(21, SIZES_BYTES[-1] // size_bytes) if timing == "burst" else np.nan,
         "status": "ok",
         "cards": "a GPU",
@@ -51,7 +49,7 @@ def row(rng, cell, timing, impl, placement, clock, size_bytes, seconds, machine=
         "rank_mean_ms": median_ms * 0.99,
         "rank_max_ms": median_ms,
         "algbw_gb_per_s": algbw,
-        "busbw_gb_per_s": algbw * all_reduce_bus_factor(cell.world_size),
+        "busbw_gb_per_s": algbw * nccl_tests_bus_factor(cell.collective, cell.world_size),
         "oversubscribed": False,
         **SHARED,
     }
@@ -64,12 +62,15 @@ def measured(rng, cell):
     if cell.backend == "nccl":
         rows.append(row(rng, cell, "set_up", "nccl", np.nan, "host", np.nan, 0.1))
     for size in SIZES_BYTES:
-        burst_s = latency_s + size * all_reduce_bus_factor(cell.world_size) / bus_bytes_per_s
+        burst_s = latency_s + size * nccl_tests_bus_factor(cell.collective, cell.world_size) / bus_bytes_per_s
         clock = "cuda_events" if cell.backend == "nccl" else "host"
-        rows.append(row(rng, cell, "burst", "torch", "in_place", clock, size, burst_s))
-        rows.append(row(rng, cell, "single", "torch", "in_place", "host", size, burst_s + extra_s))
+        rows.append(row(rng, cell, "burst", "torch", cell.placement, clock, size, burst_s))
+        rows.append(row(rng, cell, "single", "torch", cell.placement, "host", size, burst_s + extra_s))
         if cell.backend == "nccl":
-            rows.append(row(rng, cell, "single", "torch", "in_place", "cuda_events", size, burst_s + extra_s / 2))
+            rows.append(row(rng, cell, "single", "torch", cell.placement, "cuda_events", size, burst_s + extra_s / 2))
+        if cell.backend == "nccl" and size <= 1e6:
+            rows.append(row(rng, cell, "graph", "torch", cell.placement, "cuda_events", size, 0.8 * burst_s))
+        if cell.is_called_directly:
             rows.append(row(rng, cell, "burst", "nccl", "in_place", clock, size, burst_s * 0.99))
             rows.append(row(rng, cell, "burst", "nccl", "out_of_place", clock, size, burst_s * 0.97))
     return rows
@@ -84,6 +85,11 @@ def h200(rng):
     gloo = [row for size in (2, 4, 6) for row in measured(rng, Cell("gloo", size))]
     nccl = [row for size in (2, 4) for row in measured(rng, Cell("nccl", size))]
     return [*gloo, *nccl, *outcome(Cell("nccl", 8), "skipped", "needs 8 GPUs, 4 present")]
+
+
+def node(rng):
+    cells = [Cell("nccl", 8, 1, collective, dtype) for dtype in ("fp32", "bf16") for collective in COLLECTIVES]
+    return [row for cell in cells for row in measured(rng, cell)]
 
 
 def cluster(rng):
@@ -111,13 +117,13 @@ def nothing(_rng):
     return outcome(Cell("nccl", 2), "skipped", "NCCL needs a GPU for each of 2 ranks, none present")
 
 
-MACHINES = {"h200": h200, "cluster": cluster, "laptop": laptop, "smoke": smoke, "nothing": nothing}
+MACHINES = {"h200": h200, "node": node, "cluster": cluster, "laptop": laptop, "smoke": smoke, "nothing": nothing}
 
 
 @pytest.fixture(scope="session")
 def make_rows():
     """Make all rows of a machine by its name, as a section gets them."""
-    row_types, axes = stages()["allreduce"].row_types, ("backend", "world_size", "nodes")
+    row_types, axes = stages()["collectives"].row_types, stages()["collectives"].axes
 
     def make(name):
         rows = pd.DataFrame(MACHINES[name](np.random.default_rng(0)))

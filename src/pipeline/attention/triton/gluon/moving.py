@@ -1,0 +1,168 @@
+"""What the warps of the Hopper backward kernels do that only move: load keys, load queries, add dq to its sums."""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+
+from pipeline.attention.triton.gluon.pieces import (
+    FIRST_NAMED_BARRIER,
+    arrive,
+    item_of,
+    load,
+    matrices_at,
+    meet,
+    next_slot,
+)
+from pipeline.attention.triton.kernels.delta import row_length
+from pipeline.compat.gluon_private import tma_reduce_add
+
+KEYS = gl.constexpr(64)  # of a warpgroup: as many as one wgmma has rows
+GROUPS = gl.constexpr(2)
+BLOCK_KEYS = gl.constexpr(128)
+LOADING_REGISTERS = gl.constexpr(24)  # the fewest there are
+PLAIN_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2))
+# Named barriers of `hopper_backward_kernel`: where its warpgroups meet; of each, where its part of dq is full and free;
+# and of each slot of queries, and of their gradients, where it is free.
+MEETING = gl.constexpr(FIRST_NAMED_BARRIER)
+DQ_FULL, DQ_FREE = gl.constexpr(MEETING + 1), gl.constexpr(MEETING + 3)
+Q_FREE, DO_FREE = gl.constexpr(MEETING + 5), gl.constexpr(MEETING + 7)
+ALL_THREADS = gl.constexpr(256)  # of both warpgroups
+FREE_THREADS = gl.constexpr(288)  # and of a warp that loads
+DQ_THREADS = gl.constexpr(160)  # of one, and of the warp that adds
+DQ_COLUMNS = gl.constexpr(256)  # of a row in which parts of dq lie, a number of each thread's after another
+
+
+@gluon.jit
+def rows_at(pointer, n_matrices, n_queries, BLOCK: gl.constexpr):
+    """Describe a number a query of every matrix, as `delta_kernel` writes them, in blocks of one matrix."""
+    return tma.make_tensor_descriptor(
+        pointer, [n_matrices, n_queries], [row_length(n_queries), 1], [1, BLOCK], PLAIN_LAYOUT
+    )
+
+
+@gluon.jit
+def first_block_of(first_key, CAUSAL: gl.constexpr, BLOCK_QUERIES: gl.constexpr):
+    """Return the first block of queries that see keys of a tile."""
+    return first_key // BLOCK_QUERIES if CAUSAL else 0
+
+
+@gluon.jit
+def by_thread(x):
+    """Lay (64, columns) out, as wgmma gives it, in rows of 256: of 8 columns each thread's four numbers side by side.
+
+    So a thread stores four at a time, and no two to one bank of shared memory.
+    """
+    EIGHTS: gl.constexpr = x.shape[1] // 8
+    warps_and_columns = gl.reshape(x, [4, 2, 8, EIGHTS, 4, 2])
+    return gl.reshape(gl.permute(warps_and_columns, (3, 0, 2, 4, 1, 5)), [EIGHTS * 512 // DQ_COLUMNS, DQ_COLUMNS])
+
+
+@gluon.jit
+def load_keys(
+    k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, tails, full, free, HEADS_PER_KV: gl.constexpr,
+    HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, PARTS: gl.constexpr, IN_PAIRS: gl.constexpr,
+):  # fmt: skip
+    """Load every tile of keys and values, in parts of 64."""
+    heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
+    kv_heads = heads // HEADS_PER_KV
+    k = matrices_at(k_ptr, n_matrices, kv_heads, n_keys, k_strides, HEAD_DIM, KEYS, WIDTH)
+    v = matrices_at(v_ptr, n_matrices, kv_heads, n_keys, v_strides, HEAD_DIM, KEYS, WIDTH)
+    BYTES: gl.constexpr = PARTS * (k.block_type.nbytes + v.block_type.nbytes) * (WIDTH + TAIL) // WIDTH
+    if TAIL:
+        k_tail = matrices_at(k_ptr, n_matrices, kv_heads, n_keys, k_strides, HEAD_DIM, KEYS, TAIL)
+        v_tail = matrices_at(v_ptr, n_matrices, kv_heads, n_keys, v_strides, HEAD_DIM, KEYS, TAIL)
+    i = 0
+    exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
+    while exists:
+        mbarrier.wait(free, (i & 1) ^ 1)
+        mbarrier.expect(full, BYTES)
+        for part in gl.static_range(PARTS):
+            first_key = (tile * PARTS + part) * KEYS
+            load(k, matrix, kv_heads, first_key, full, k_tiles.index(part))
+            load(v, matrix, kv_heads, first_key, full, v_tiles.index(part))
+            if TAIL:
+                load(k_tail, matrix, kv_heads, first_key, full, tails[0].index(part), WIDTH)
+                load(v_tail, matrix, kv_heads, first_key, full, tails[1].index(part), WIDTH)
+        i += 1
+        exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
+
+
+@gluon.jit
+def load_queries(
+    pointer, number_ptr, strides, sizes, tiles, tail, numbers, full, free, CAUSAL: gl.constexpr,
+    HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr,
+    BLOCK_KEYS: gl.constexpr, BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr, NAMED: gl.constexpr,
+    IN_PAIRS: gl.constexpr,
+):  # fmt: skip
+    """Load the queries that see a tile of keys, or the output's gradients there, and what there is a number of each.
+
+    They come head after head of those that share the keys. NAMED: the first of the named barriers that say where a slot
+    is free, or 0 where `free` are mbarriers that do.
+    """
+    heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
+    rows = matrices_at(pointer, n_matrices * HEADS_PER_KV, heads, n_queries, strides, HEAD_DIM, BLOCK_QUERIES, WIDTH)
+    if TAIL:
+        rows_tail = matrices_at(
+            pointer, n_matrices * HEADS_PER_KV, heads, n_queries, strides, HEAD_DIM, BLOCK_QUERIES, TAIL
+        )
+    number = rows_at(number_ptr, n_matrices * HEADS_PER_KV, n_queries, BLOCK_QUERIES)
+    BYTES: gl.constexpr = rows.block_type.nbytes * (WIDTH + TAIL) // WIDTH + number.block_type.nbytes
+    slot, phase, loaded = 0, 1, 0
+    i = 0
+    exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
+    while exists:
+        first = first_block_of(tile * BLOCK_KEYS, CAUSAL, BLOCK_QUERIES)
+        for member in range(HEADS_PER_KV):
+            of_queries = matrix * HEADS_PER_KV + member
+            for block in range(first, gl.cdiv(n_queries, BLOCK_QUERIES)):
+                if NAMED:
+                    if loaded >= STAGES:
+                        meet(NAMED + slot, FREE_THREADS)
+                    loaded += 1
+                else:
+                    mbarrier.wait(free.index(slot), phase)
+                mbarrier.expect(full.index(slot), BYTES)
+                load(rows, of_queries, heads, block * BLOCK_QUERIES, full.index(slot), tiles.index(slot))
+                if TAIL:
+                    load(rows_tail, of_queries, heads, block * BLOCK_QUERIES, full.index(slot), tail.index(slot), WIDTH)
+                tma.async_copy_global_to_shared(
+                    number, [of_queries, block * BLOCK_QUERIES], full.index(slot), numbers.index(slot)
+                )
+                slot, phase = next_slot(slot, phase, STAGES)
+        i += 1
+        exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
+    if NAMED:  # whoever arrives at a barrier is met there
+        for earlier in range(gl.maximum(loaded - STAGES, 0), loaded):
+            meet(NAMED + earlier % STAGES, FREE_THREADS)
+
+
+@gluon.jit
+def add_dq(
+    dq_sum_ptr, sizes, dq_tiles, CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, BLOCK_KEYS: gl.constexpr,
+    BLOCK_QUERIES: gl.constexpr, IN_PAIRS: gl.constexpr,
+):  # fmt: skip
+    """Add both warpgroups' parts of dq of every step to its sums in memory, by the copy engine."""
+    heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
+    ROWS: gl.constexpr = dq_tiles[0].shape[0]
+    TAIL_ROWS: gl.constexpr = dq_tiles[1].shape[0]
+    blocks = gl.cdiv(n_queries, BLOCK_QUERIES)
+    shape = [n_matrices * HEADS_PER_KV * blocks * (ROWS + TAIL_ROWS), DQ_COLUMNS]
+    dq = tma.make_tensor_descriptor(dq_sum_ptr, shape, [DQ_COLUMNS, 1], [ROWS, DQ_COLUMNS], PLAIN_LAYOUT)
+    dq_tail = tma.make_tensor_descriptor(dq_sum_ptr, shape, [DQ_COLUMNS, 1], [TAIL_ROWS, DQ_COLUMNS], PLAIN_LAYOUT)
+    i = 0
+    exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
+    while exists:
+        first = first_block_of(tile * BLOCK_KEYS, CAUSAL, BLOCK_QUERIES)
+        for member in range(HEADS_PER_KV):
+            of_queries = matrix * HEADS_PER_KV + member
+            for block in range(first, blocks):
+                row = (of_queries * blocks + block) * (ROWS + TAIL_ROWS)
+                arrive(DQ_FREE, DQ_THREADS)
+                arrive(DQ_FREE + 1, DQ_THREADS)
+                meet(DQ_FULL, DQ_THREADS)
+                tma_reduce_add(dq, [row, 0], dq_tiles[0])
+                meet(DQ_FULL + 1, DQ_THREADS)
+                tma_reduce_add(dq_tail, [row + ROWS, 0], dq_tiles[1])
+                tma.store_wait(0)  # until both have been read
+        i += 1
+        exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)

@@ -1,0 +1,65 @@
+"""The collectives: what each calls, on how much, and what must come out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch.distributed as dist
+from torch import Tensor
+
+# In place of a rank's number: the sum over all ranks.
+SUM = -1
+# Whose numbers, and from which share of them on.
+Piece = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective of torch.distributed.
+
+    call(source, target, rank, ranks): runs it; in place, both are one tensor. sends_share, gets_share: the source, or
+    the target, is one of as many shares of the size as there are ranks; else it is the whole size. expected(rank,
+    ranks): of what equal pieces the target must consist.
+    """
+
+    call: Callable[[Tensor, Tensor, int, int], object]
+    expected: Callable[[int, int], Sequence[Piece]]
+    sends_share: bool = False
+    gets_share: bool = False
+
+
+def _ring(source: Tensor, target: Tensor, rank: int, ranks: int) -> None:
+    """Send to the next rank while the one before sends here."""
+    sends = dist.P2POp(dist.isend, source, (rank + 1) % ranks)
+    receives = dist.P2POp(dist.irecv, target, (rank - 1) % ranks)
+    for work in dist.batch_isend_irecv([sends, receives]):
+        work.wait()
+
+
+COLLECTIVES = {
+    "all_reduce": Collective(
+        call=lambda source, _target, _rank, _ranks: dist.all_reduce(source),
+        expected=lambda _rank, _ranks: [(SUM, 0)],
+    ),
+    "all_gather": Collective(
+        call=lambda source, target, _rank, _ranks: dist.all_gather_into_tensor(target, source),
+        expected=lambda _rank, ranks: [(other, 0) for other in range(ranks)],
+        sends_share=True,
+    ),
+    "reduce_scatter": Collective(
+        call=lambda source, target, _rank, _ranks: dist.reduce_scatter_tensor(target, source),
+        expected=lambda rank, _ranks: [(SUM, rank)],
+        gets_share=True,
+    ),
+    "all_to_all": Collective(
+        call=lambda source, target, _rank, _ranks: dist.all_to_all_single(target, source),
+        expected=lambda rank, ranks: [(other, rank) for other in range(ranks)],
+    ),
+    "broadcast": Collective(
+        call=lambda source, _target, _rank, _ranks: dist.broadcast(source, src=0),
+        expected=lambda _rank, _ranks: [(0, 0)],
+    ),
+    "send_recv": Collective(
+        call=_ring,
+        expected=lambda rank, ranks: [((rank - 1) % ranks, 0)],
+    ),
+}

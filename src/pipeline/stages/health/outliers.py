@@ -1,0 +1,56 @@
+"""Decide which of several alike GPUs or links is slow, at a known rate of false alarms.
+
+The samples of each are cut into BLOCKS stretches of time. In each the GPU's median is held against the median of the
+others in the same stretch. If a GPU is really no more than MARGIN slower than they, it lies further below in a stretch
+with a chance of 1/2 at most, whatever the noise looks like: a sign test. Of all tests of a run together (Bonferroni) at
+most FALSE_ALARMS of the runs of a sound machine name anything, where stretches are independent.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import comb
+
+BLOCKS = 20
+MARGIN = 0.03
+FALSE_ALARMS = 0.01
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How one of several compares with the median of the others.
+
+    below_pct: by how much its median rate is lower, negative where it is higher. chance: of so many stretches below the
+    margin if it were not slower than that.
+    """
+
+    below_pct: float
+    chance: float
+
+    def is_slow(self, tests: int) -> bool:
+        """Tell whether it is slower than the margin, as one of so many tests of a run."""
+        return self.below_pct > 100 * MARGIN and self.chance < FALSE_ALARMS / tests
+
+
+def standing(name: str, samples_ms: Mapping[str, Sequence[float]]) -> Standing | None:
+    """Compare one of several by the samples of each, in the order taken; None where it is the only one."""
+    others = [samples for other, samples in samples_ms.items() if other != name]
+    if not others:
+        return None
+    own = samples_ms[name]
+    ratios = [
+        statistics.median(theirs) / mine
+        for mine, *theirs in zip(_block_medians(own), *map(_block_medians, others), strict=False)
+    ]
+    below = sum(ratio < 1 - MARGIN for ratio in ratios)
+    rate = statistics.median(map(statistics.median, others)) / statistics.median(own)
+    chance = sum(comb(len(ratios), count) for count in range(below, len(ratios) + 1)) / 2 ** len(ratios)
+    return Standing(100 * (1 - rate), chance)
+
+
+def _block_medians(samples: Sequence[float]) -> list[float]:
+    """Return the median of each of BLOCKS stretches, or of each sample where there are fewer."""
+    blocks = min(BLOCKS, len(samples))
+    edges = [len(samples) * edge // blocks for edge in range(blocks + 1)]
+    return [statistics.median(samples[start:end]) for start, end in pairwise(edges)]

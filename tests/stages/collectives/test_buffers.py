@@ -1,0 +1,104 @@
+import pytest
+import torch
+
+from pipeline.stages.collectives.buffers import EXACT, Buffers, Numbers, needed_bytes
+from pipeline.stages.collectives.cell import COLLECTIVES, IN_PLACE, Cell
+from pipeline.stages.collectives.declared import COLLECTIVES as DECLARED
+from pipeline.stages.collectives.declared import SUM
+
+CPU = torch.device("cpu")
+SIZE = 4 * 12 * 1000
+
+
+def buffers(collective="all_reduce", ranks=3, dtype="fp32", size=SIZE):
+    cell = Cell("gloo", ranks, 1, collective, dtype)
+    return [Buffers(cell, rank, size, CPU) for rank in range(ranks)]
+
+
+def run(collective, ranks, dtype="fp32"):
+    """Run a collective by hand on the numbers of all ranks; return each rank's buffers and result."""
+    every = buffers(collective, ranks, dtype)
+    sources = [each.parts(SIZE, 1)[0][0].clone() for each in every]
+    total = torch.stack(sources).sum(0)
+    shares = [source.chunk(ranks) for source in sources]
+    results = {
+        "all_reduce": lambda rank: total,
+        "all_gather": lambda rank: torch.cat(sources),
+        "reduce_scatter": lambda rank: total.chunk(ranks)[rank],
+        "all_to_all": lambda rank: torch.cat([share[rank] for share in shares]),
+        "broadcast": lambda rank: sources[0],
+        "send_recv": lambda rank: sources[(rank - 1) % ranks],
+    }[collective]
+    return [(each, results(rank).clone()) for rank, each in enumerate(every)]
+
+
+def test_every_collective_of_the_cell_is_declared():
+    assert tuple(DECLARED) == COLLECTIVES
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_a_right_result_is_right_and_one_wrong_number_is_found(collective, dtype):
+    for own, result in run(collective, 3, dtype):
+        assert own.wrong(result, SIZE) == 0
+        result[len(result) // 2] += 1
+        assert own.wrong(result, SIZE) == 1
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "all_to_all"])
+def test_shares_in_the_wrong_order_are_found(collective):
+    for own, result in run(collective, 3):
+        swapped = torch.cat(result.chunk(3)[::-1])
+        assert own.wrong(swapped, SIZE) > len(result) / 2
+
+
+@pytest.mark.parametrize("collective", ["reduce_scatter", "send_recv"])
+def test_what_another_rank_should_have_is_found(collective):
+    found = run(collective, 3)
+    assert found[0][0].wrong(found[1][1], SIZE) > 0
+
+
+@pytest.mark.parametrize("collective", sorted(set(COLLECTIVES) - set(IN_PLACE)))
+def test_a_target_that_was_not_written_is_wrong_everywhere(collective):
+    for own in buffers(collective):
+        own.parts(SIZE, 1)
+        [(_, target)] = own.parts(SIZE, 1)
+        assert own.wrong(target, SIZE) == len(target)
+
+
+@pytest.mark.parametrize("ranks", [2, 8, 100])
+def test_sums_are_whole_numbers_that_bf16_holds_in_any_order(ranks):
+    numbers, total = Numbers(ranks, torch.bfloat16, CPU), torch.zeros(1000, dtype=torch.float64)
+    for rank in range(ranks):
+        numbers.write(own := torch.empty(1000, dtype=torch.bfloat16), rank)
+        total += own
+    assert total.max() <= EXACT
+    assert numbers.wrong(total.to(torch.bfloat16), SUM, 0) == 0
+    assert total.unique().numel() > 10
+
+
+def test_a_fill_undoes_what_a_sum_left():
+    own = buffers()[1]
+    [(source, target)] = own.parts(400, 1)
+    before = source.clone()
+    source.mul_(2)
+    assert source.data_ptr() == target.data_ptr()
+    assert torch.equal(own.parts(400, 1)[0][0], before)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(3, 3), (10, 10), (11, 10)])
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_parts_are_side_by_side_and_no_more_than_the_buffers_have(collective, count, expected):
+    own = buffers(collective, ranks=2, size=4000)[0]
+    parts = own.parts(400, count)
+    shape = own.shape(400)
+    places = [(source.storage_offset(), target.storage_offset()) for source, target in parts]
+    assert places == [(shape.source * place, shape.target * place) for place in range(expected)]
+    assert all(torch.equal(source, parts[0][0]) for source, _ in parts)
+
+
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_the_needed_memory_is_that_of_the_tensors(collective):
+    own = buffers(collective)[0]
+    tensors = {own._source.data_ptr(): own._source, own._target.data_ptr(): own._target}
+    assert needed_bytes(own._cell, SIZE) == sum(tensor.nbytes for tensor in tensors.values())

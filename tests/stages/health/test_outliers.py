@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+
+from pipeline.stages.health.outliers import BLOCKS, FALSE_ALARMS, standing
+
+from .conftest import noise
+
+TESTS_OF_EIGHT = 4 * 8 + 8 * 7
+
+
+def run_names_anything(seed, gpus=8, slower=None):
+    """Tell which GPUs a run of all four works names, of cards that differ by 0.7%."""
+    rng = np.random.default_rng(seed)
+    cards = 1 + 0.007 * rng.standard_normal(gpus)
+    named = set()
+    for _ in range(4):
+        samples = {
+            str(gpu): noise(rng, cards[gpu] * (1.1 if gpu == slower else 1.0), 60 if gpus > 2 else 40)
+            for gpu in range(gpus)
+        }
+        for name in samples:
+            if standing(name, samples).is_slow(TESTS_OF_EIGHT):
+                named.add(int(name))
+    return named
+
+
+def test_of_twenty_clean_runs_of_eight_none_names_a_gpu():
+    assert [run_names_anything(seed) for seed in range(20)] == [set()] * 20
+
+
+def test_clean_runs_name_a_gpu_no_more_often_than_stated():
+    alarms = sum(bool(run_names_anything(seed)) for seed in range(1000, 2000))
+    assert alarms <= 1000 * FALSE_ALARMS
+
+
+@pytest.mark.parametrize("gpus", [2, 8])
+def test_a_gpu_ten_percent_slow_is_always_found_and_it_alone(gpus):
+    assert [run_names_anything(seed, gpus, slower=1) for seed in range(50)] == [{1}] * 50
+
+
+def test_samples_just_at_the_margin_are_named_no_more_often_than_chance_allows():
+    # The worst case of the sign test: a GPU that is 3% slower exactly, each stretch as likely above as below.
+    rng, alarms = np.random.default_rng(5), 0
+    for _ in range(2000):
+        own = (1 / 0.97 + 0.01 * rng.standard_normal(BLOCKS)).tolist()
+        alarms += standing("own", {"own": own, "other": [1.0] * BLOCKS}).is_slow(1)
+    assert alarms <= 2000 * FALSE_ALARMS
+
+
+def test_noise_that_hides_the_margin_names_nothing():
+    jumping = [1.0, 1.0, 1.2, 1.2] * (BLOCKS // 2)
+    assert not standing("own", {"own": jumping, "other": [1.0] * 2 * BLOCKS}).is_slow(1)
+
+
+def test_the_only_one_of_its_kind_has_nothing_to_be_held_against():
+    assert standing("own", {"own": [1.0] * BLOCKS}) is None
+
+
+def test_the_median_is_that_of_the_others():
+    found = standing("own", {"own": [2.0] * BLOCKS, "a": [1.0] * BLOCKS, "b": [1.0] * BLOCKS, "c": [9.0] * BLOCKS})
+    assert found.below_pct == pytest.approx(50)
+    assert standing("a", {"a": [1.0] * BLOCKS, "b": [2.0] * BLOCKS}).below_pct == pytest.approx(-100)

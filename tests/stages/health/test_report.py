@@ -1,0 +1,116 @@
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+
+from pipeline.registry import stages
+from pipeline.report.asked import Asked
+from pipeline.report.frame import with_figures
+from pipeline.report.pages import write_pages
+from pipeline.stages.health.cell import Cell, Settings
+from pipeline.stages.health.report import build
+
+from ...records import record
+from ...report.runs import GPU, written
+from ..section_parts import faults, parts
+from .conftest import MODEL, SOUND, recorded
+
+
+@pytest.fixture(scope="module")
+def section(as_table):
+    """Build the section of a machine with so many GPUs; change: what a test does to its rows first."""
+
+    def make(gpus, slower=None, change=lambda rows: None):
+        rows = recorded(np.random.default_rng(0), gpus, slower)
+        change(rows)
+        return build(as_table(Cell(), Settings(), rows, MODEL), {})
+
+    return make
+
+
+def alarms(section):
+    [table] = section.alarms
+    return table.rows.to_dict("records")
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_the_section_of_a_sound_machine_is_whole_and_warns_of_nothing(section, gpus, tmp_path):
+    found = section(gpus)
+    assert faults(found, tmp_path) == {}
+    assert alarms(found) == []
+    assert len(parts(found)["gpus"].rows) == gpus
+
+
+def test_a_slow_gpu_is_named_by_index_and_uuid_with_what_it_does_and_should(section):
+    rows = alarms(section(2, {1: 2.0}))
+    assert {row["name"] for row in rows} == {"1 (1ace0123)"}
+    assert len(rows) == 4
+    assert all(45 < row["below"] < 55 for row in rows)
+
+
+def test_a_slow_link_is_named_with_both_ends(section):
+    [row] = alarms(section(4, {(2, 0): 1.2}))
+    assert (row["name"], row["what"]) == ("2 (2ace0123)", "copies to GPU 0")
+
+
+def test_every_finding_is_told_with_what_was_read(section, tmp_path):
+    bad = {
+        "ecc_uncorrected": 7,
+        "failed_row_remaps": 1,
+        "pcie_widths": [8],
+        "nvlinks_up": 17,
+        "nvlink_recoveries": 2,
+        "throttle_reasons": ["hw_slowdown"],
+        "utilization_before_pct": 97,
+    }
+    found = section(2, change=lambda rows: rows[0].update(bad))
+    assert [row["here"] for row in alarms(found)] == [
+        "7",
+        "yes",
+        "generation 5, 8 lanes",
+        "17",
+        "2",
+        "hw_slowdown",
+        "97%",
+    ]
+    assert faults(found, tmp_path) == {}
+
+
+def test_what_did_not_fit_or_was_wrong_is_named(section):
+    def break_one(rows):
+        row = next(row for row in rows if row.get("work") == "copy")
+        row.pop("samples_ms")
+        row |= {"status": "oom", "reason": "CUDA out of memory"}
+
+    [row] = alarms(section(2, change=break_one))
+    assert row["here"] == "oom: CUDA out of memory"
+
+
+def test_a_card_of_which_nvml_tells_nothing_has_a_row(section, tmp_path):
+    untold = dict.fromkeys(name for name in SOUND if name != "absent")
+    found = section(2, change=lambda rows: [row.update(untold) for row in rows if row["kind"] == "gpu"])
+    assert faults(found, tmp_path) == {}
+    assert alarms(found) == []
+
+
+def test_links_are_a_matrix(section):
+    lines = parts(section(4))["links"].markdown().splitlines()
+    assert lines[2].count("|") == 6
+    assert len(lines[4:]) == 4
+
+
+@pytest.mark.parametrize("slower", [None, {1: 2.0}])
+def test_the_first_screen_names_the_gpu_that_stands_out_and_tells_how_many_were_checked(slower, tmp_path):
+    rows = recorded(np.random.default_rng(0), 2, slower)
+    parts = {"cell": asdict(Cell()), "settings": asdict(Settings()), "rows": rows, "machine": GPU}
+    write_pages(Asked(written(tmp_path, record(stage="health", **parts))), stages(), tmp_path / "reports")
+    for page in ("writeup.md", "report.html"):
+        assert ("1ace0123" in (tmp_path / "reports" / page).read_text()) is True
+    first = (tmp_path / "reports/writeup.md").read_text().split("\n## ")[0]
+    assert ("1 (1ace0123)" in first) is (slower is not None)
+    assert "GPUs measured: 2, links between them: 2." in first
+
+
+def test_the_rows_have_figures(as_table):
+    rows = as_table(Cell(), Settings(), recorded(np.random.default_rng(0), 2), MODEL)
+    assert len(with_figures(rows)) == len(rows)

@@ -1,0 +1,89 @@
+import pytest
+
+from pipeline.stages.health.rows import FINDINGS
+
+from .conftest import SOUND, read, recorded, slow
+
+
+def findings(rng, gpus=2, **changes):
+    """Return what stands out of a GPU that differs in these values, and of the others."""
+    rows = recorded(rng, gpus, links=False)
+    rows[0] |= changes
+    return [row["findings"] for row in read(rows) if row["kind"] == "gpu"]
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 8])
+def test_a_sound_machine_has_no_findings(rng, gpus):
+    rows = read(recorded(rng, gpus))
+    assert slow(rows) == set()
+    assert {str(row.get("findings")) for row in rows if row["kind"] == "gpu"} == {"[]"}
+    verdicts = {row["verdict"] for row in rows if "verdict" in row}
+    assert verdicts == ({"no other"} if gpus == 1 else {"sound"})
+
+
+def test_a_gpu_that_loses_a_tenth_is_named_and_no_other(rng):
+    rows = read(recorded(rng, 8, {5: 1.1}))
+    assert slow(rows) == {(5, None)}
+    worst = [row for row in rows if row["kind"] == "rate" and row["gpu_index"] == 5]
+    assert all(8 < row["below_pct"] < 10 for row in worst)
+
+
+def test_of_two_gpus_the_one_that_works_for_another_process_is_named(rng):
+    assert slow(read(recorded(rng, 2, {1: 2.0}))) == {(1, None)}
+
+
+def test_a_link_is_held_against_links_of_its_path_and_direction(rng):
+    rows = recorded(rng, 4, {(2, 3): 1.1})
+    for row in rows:  # two GPUs far apart have a slow path, and that is no finding
+        if {row["gpu_index"], row.get("peer_index")} == {0, 1}:
+            row |= {"path": "PCIe", "samples_ms": [9 * each for each in row["samples_ms"]]}
+    assert slow(read(rows)) == {(2, 3)}
+
+
+def test_cards_of_another_model_are_another_kind(rng):
+    rows = recorded(rng, 4, {3: 1.5})
+    rows = [row | ({"model": "NVIDIA L4"} if row["gpu_index"] == 3 else {}) for row in rows]
+    assert slow(read(rows)) == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"ecc_uncorrected": 1}, "ecc"),
+        ({"failed_row_remaps": 1}, "row_remaps"),
+        ({"pcie_widths": [8, 8]}, "pcie"),
+        ({"pcie_generations": [3, 4]}, "pcie"),
+        ({"nvlinks_up": 17}, "nvlinks"),
+        ({"nvlink_recoveries": 2}, "nvlink_recoveries"),
+        ({"throttle_reasons": ["hw_thermal_slowdown", "sw_power_cap"]}, "throttled"),
+        ({"throttle_reasons": ["applications_clocks"]}, "throttled"),
+        ({"utilization_before_pct": 40}, "in_use"),
+    ],
+)
+def test_what_is_not_as_it_should_be_is_named_of_its_gpu_alone(rng, changes, found):
+    assert found in FINDINGS
+    assert findings(rng, **changes) == [[found], []]
+
+
+def test_a_link_that_woke_up_under_load_is_sound(rng):
+    assert findings(rng, pcie_generations=[1, 5, 5]) == [[], []]
+
+
+def test_what_nvml_does_not_tell_is_no_finding_and_no_zero(rng):
+    untold = dict.fromkeys(name for name in SOUND if name != "absent")
+    rows = recorded(rng, 2, links=False)
+    rows[0] |= untold | {"absent": ["ecc_uncorrected: Not Supported"]}
+    state = read(rows)[0]
+    assert state["findings"] == []
+    assert state.get("mean_power_w") is None
+    assert state.get("ecc_uncorrected") is None
+
+
+def test_rates_follow_from_size_and_median(rng):
+    rows = [row for row in read(recorded(rng, 2)) if "samples_ms" in row]
+    for row in rows:
+        if row.get("work") == "matmul":
+            assert row["tflops_per_s"] == pytest.approx(2 * 8192**3 / row["median_ms"] / 1e9)
+        else:
+            passes = {"rate": 2, "link": 1}[row["kind"]]
+            assert row["gb_per_s"] == pytest.approx(passes * row["size"] / row["median_ms"] / 1e6)

@@ -1,0 +1,106 @@
+"""The section of synthetic cells of two GPUs, and of a real one on a CPU."""
+
+import pandas as pd
+import pytest
+
+from pipeline.stages.tensor_parallel.cell import IMPLS, Cell, Settings
+from pipeline.stages.tensor_parallel.report import build
+
+from ...records import derived
+from ..frames import frame_of, lacking, shown, written
+from .conftest import BLOCK
+
+MS = {"none": 17.0, "tensor": 11.0, "sequence": 10.5, "fsdp": 10.0, "fsdp_tensor": 11.0, "context": 12.0}
+STAGE = "tensor_parallel"
+
+
+def cell_rows(cell, failing=()):
+    """Return the rows of a cell as its record on GPUs holds them."""
+    rates = {"allreduce_activations": (84e6, 0.3), "allreduce_weights": (210e6, 0.7)}
+    rows = [{"measures": "rate", "status": "ok", "rate": "matmul", "side": 8192, "samples_ms": [1.6, 1.6]}]
+    rows += [
+        {"measures": "rate", "status": "ok", "rate": name, "size_bytes": int(size), "samples_ms": [time_ms] * 2}
+        for name, (size, time_ms) in rates.items()
+    ]
+    for key in cell.row_keys():
+        if key["impl"] in failing:
+            rows.append({**key, "status": "oom", "reason": "CUDA out of memory"})
+            continue
+        samples = [MS[key["impl"]] * (1 + part / 1000) for part in range(10)]
+        gpu = {"gpu_busy_ms": samples[0] * 0.95, "exposed_communication_ms": 1.5, "peak_bytes": 10**10}
+        rows.append({**key, "status": "ok", "turns": 2, "samples_ms": samples, "loss": 1.2, **gpu})
+        own = {"impl": key["impl"], "status": "ok"}
+        rows += [
+            {**own, "measures": "budget", "category": name, "work_ms": share * samples[0], "launches": 9}
+            for name, share in (("matmul", 0.7), ("elementwise", 0.15), ("communication", 0.1), ("idle", 0.05))
+        ]
+        rows.append(
+            {**own, "measures": "traffic", "collective": "allreduce", "calls": 4, "measured_bytes": 336 * 10**6}
+        )
+    return rows
+
+
+def section_of(*cells, failing=()):
+    tables = []
+    for cell in cells:
+        rows = pd.DataFrame(derived(cell, Settings(), cell_rows(cell, failing)))
+        axes = {name: getattr(cell, name) for name in cell.__dataclass_fields__}
+        tables.append(rows.assign(**axes, cards="a GPU", setting_unstable_rel_error=0.05))
+    return build(frame_of(STAGE, pd.concat(tables).to_dict("records")), {})
+
+
+def test_the_fastest_way_is_told_beside_its_formula_and_one_process():
+    section = section_of(Cell())
+    assert "FSDP takes 10" in section.answer
+    assert "1.70×" in section.answer
+    assert "(faster)" in section.answer
+
+
+def test_predictions_stand_beside_what_was_measured():
+    row = shown(section_of(Cell()))["blocks"].rows.set_index("way").loc["tensor parallel"]
+    flops = 3 * 2 * 16384 * (4 * 2560**2 + 3 * 2560 * 10240) + 3.5 * 2 * 8 * 2048**2 * 2560
+    compute_ms = flops / 2 / (2 * 8192**3 / 1.6)
+    sent_ms = 4 * 2 * 16384 * 2560 / (84e6 / 0.3)
+    assert row["in_turn_ms"] == pytest.approx(compute_ms + sent_ms)
+    assert row["over_prediction"] == pytest.approx(row["median_ms"] / (compute_ms + sent_ms))
+    assert row["overlapped_ms"] == pytest.approx(compute_ms)
+    assert row["sent_bytes"] == 336e6
+    assert row["predicted_bytes"] == 4 * 2 * 16384 * 2560
+
+
+def test_what_the_formula_counts_is_drawn_under_what_was_measured():
+    drawn = shown(section_of(Cell()))["by_kind"].rows
+    by_formula = drawn[drawn["way"] == "FSDP, by formula"]
+    assert list(by_formula["category"]) == ["matmul", "communication"]
+    assert {"elementwise", "idle"} <= {*drawn.loc[drawn["way"] == "FSDP", "category"]}
+
+
+def test_blocks_steps_and_the_longest_context_have_tables_of_their_own():
+    cells = [Cell(), Cell(precision="fp32"), Cell(what="step"), Cell(size="8B", batch_size=2, context_length=32768)]
+    tables = shown(section_of(*cells))
+    assert {*tables["blocks"].rows["precision"]} == {"bf16", "fp32"}
+    assert {*tables["blocks"].rows["context_length"]} == {2048}
+    assert list(tables["long"].rows["context_length"].unique()) == [32768]
+    assert {*tables["steps"].rows["impl"]} == {*IMPLS["step"]}
+
+
+def test_places_of_the_course_page_are_parts():
+    assert lacking(section_of(Cell()), STAGE) == set()
+
+
+@pytest.mark.parametrize("failing", [("none",), ("tensor", "fsdp"), [impl for impl in MS if impl != "none"], [*MS]])
+def test_ways_without_figures_show_their_outcome(failing):
+    section = section_of(Cell(), failing=failing)
+    words = written(section)
+    assert "nan" not in words
+    assert ("OOM" in words) or len(failing) == len(MS)
+
+
+def test_a_cell_on_a_cpu_has_a_section_without_what_only_gpus_tell(block_rows):
+    axes = {name: getattr(BLOCK, name) for name in BLOCK.__dataclass_fields__}
+    rows = [{**row, **axes, "cards": "a CPU", "setting_unstable_rel_error": 0.05} for row in block_rows]
+    section = build(frame_of(STAGE, rows), {})
+    parts = shown(section)
+    assert {"blocks", "rates"} <= {*parts}
+    assert "by_kind" not in parts
+    assert "skipped" in parts["blocks"].markdown()
