@@ -37,8 +37,6 @@ HEADS = {
     "repeats": "repeats",
     "limited_by": "limited by",
 }
-# What `versus` says of a row.
-GAIN: Columns = [(HEADS["gain"], "gain", text), ("verdict", "verdict", text)]
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,9 @@ def test_the_headline_is_of_the_largest_model_that_does_not_wait_for_its_host(li
     slow = [
         step(name, ms, "xl", "host" if name == limited else "gpu") for name, ms in (("eager", 28.6), ("sdpa", 11.0))
     ]
-    line = told(step("eager", 9.0), step("sdpa", 6.0), *slow).first_screen.line
+    section = told(step("eager", 9.0), step("sdpa", 6.0), *slow)
+    line = section.first_screen.line
+    assert "xl" in section.answer
     assert [each for each in ("medium", "xl", "1.50", "2.60") if each in line] == [model, gain]
     assert all(("host" in change.where) == bool(limited) for change in told(*slow).changes)
 
@@ -64,6 +66,7 @@ def test_what_trains_otherwise_or_only_makes_room_tunes_no_model():
     assert models(section).loc["medium", "levers_tuned"] == "fused"
     assert "80.0 ms" in section.answer
     assert "40.0 ms" not in section.answer
+    assert "fused+bf16_weights" in set(shown(section)["ladder"].rows["levers"])  # the fastest of all
 
 
 def test_a_combination_that_came_out_wrong_keeps_its_row_and_is_no_change():

@@ -45,6 +45,7 @@ def test_a_larger_model_in_lower_precision_leads_at_the_context_that_most_have(f
     longer = {"size": "small", "context_length": 512, "precision": "bf16"}
     found = build(frame_of(*PAIR, {**PAIR[1], "size": "medium"}, longer), {})
     assert len(part(found, "kinds").rows["label"].unique()) == 3
+    assert set(part(found, "kinds").rows["range"]) == {PASSES[-1]}
     assert "medium in bf16" in found.answer
 
 

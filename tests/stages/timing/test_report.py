@@ -46,10 +46,10 @@ def test_no_headline_and_no_change_rests_on_a_step_that_the_host_limits():
 def test_a_gain_is_undecided_where_repeats_contradict_each_other_and_narrow_models_lead():
     found = section(
         *(cell(100.0, 100.1, 99.9, size="2.35B"), cell(50.0, 90.0, 51.0, precision="bf16", size="2.35B")),
-        *(cell(100.0, 100.1, 99.9), cell(50.0, 50.1, 49.9, precision="bf16")),
+        *(cell(100.0, 100.1, 99.9, size="2.7B"), cell(50.0, 50.1, 49.9, precision="bf16", size="2.7B")),
     )
     assert part(found, "precisions").rows["verdict"].tolist() == ["faster", "undecided"]
-    assert part(found, "passes").rows["size"].drop_duplicates().tolist() == ["small", "2.35B"]
+    assert part(found, "passes").rows["size"].drop_duplicates().tolist() == ["2.7B", "2.35B"]
 
 
 def test_rows_tell_their_repeats_and_on_how_many_gpus_they_ran():

@@ -115,13 +115,13 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
     """Write the step as written, each lever alone, the fastest that trains the same and the fastest of all."""
     fastest = [*with_figures(rows).nsmallest(1, "median_ms")["levers"], *tuned["levers"]]
     told = rows[rows["is_alone"] | rows["levers"].isin([EAGER, EAGER_AGAIN, *fastest])]
-    told = told.join(duel.set_index("levers")[list(COLUMNS)], on="levers")
+    told = told.join(duel.set_index("levers")[list(COLUMNS)], on="levers").assign(peak_gb=told["peak_bytes"] / 1e9)
     caption = (
         f"A step of {rows['where'].iloc[0]}, in bf16: as written, with each lever alone, with the fastest combination "
         "that trains the same, with the fastest of all:"
     )
-    shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes mfu_pct repeats loss"
-    columns = named(told, shown, name="with", loss="loss after 20 steps")
+    shown = "name median_ms gain verdict gpu_idle_pct launches peak_gb mfu_pct repeats loss"
+    columns = named(told, shown, name="with", peak_gb="peak GB", loss="loss after 20 steps")
     return Table("ladder", caption, told, columns, all_rows=True)
 
 

@@ -46,7 +46,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _answer(alike(steps, setting), where),
         [
             _steps(alike(eager, setting), where),
-            _precisions("precisions", steps_here, setting),
+            _precisions("precisions", "model", steps_here, setting),
             _achieved(steps, setting, beside),
             _gain_by_width(gains, setting["precision"]),
         ],
@@ -54,7 +54,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             Change.between(f"{row['precision']} instead of fp32", f"{row['size']}, {where}", peer_of(row), row)
             for _, row in in_order(steps_here[~steps_here["by_host"]], ["size"], ORDERS).tail(1).iterrows()
         ],
-        for_course=[*for_course, _precisions("passes", passes_here, setting)],
+        for_course=[*for_course, _precisions("passes", "model part", passes_here, setting)],
     )
 
 
@@ -108,10 +108,10 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
     )
 
 
-def _precisions(name: str, gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
+def _precisions(name: str, what: str, gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
     """Write phases in the main precision beside fp32, with TF32 where it was timed, narrow models first."""
-    names = "model part median_ms_peer median_ms_tf32 median_ms gain verdict limited_by_both both_repeats gpus"
-    heads = {"model": "model (width)", "part": "phase", "median_ms_peer": "fp32, ms", "median_ms_tf32": "TF32, ms"}
+    names = f"{what} median_ms_peer median_ms_tf32 median_ms gain verdict limited_by_both both_repeats gpus"
+    heads = {"model": "model (width)", "part": "pass", "median_ms_peer": "fp32, ms", "median_ms_tf32": "TF32, ms"}
     heads |= {"median_ms": f"{setting['precision']}, ms", "limited_by_both": "step limited by: both"}
     columns = named(gains, names, **heads)
     return Table(name, f"{WHERE.format(**setting)}, beside fp32:", gains, columns, all_rows=True)
