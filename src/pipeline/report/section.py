@@ -34,11 +34,11 @@ class Change:
         cls, what: str, where: str, before: pd.Series, after: pd.Series, memory: str = "peak_bytes"
     ) -> "Change":
         """Make a change of two steps, `after` judged beside `before`; memory: the column of their bytes, if known."""
-        costs = [
+        old, new = (
             formats.ms(step["median_ms"]) + (f", {formats.data_size(step[memory])}" if pd.notna(step[memory]) else "")
             for step in (before, after)
-        ]
-        return cls(what, where, *costs, after.to_dict())
+        )
+        return cls(what, where, old, new, after.to_dict())
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     measured = set(with_figures(rows)["impl"])
     ours = next((name for name in OURS if name in measured), OURS[0])
     models, heads = rows[rows["num_heads"] > 1], rows[(rows["num_heads"] == 1) & rows["is_causal"]]
-    torch_s, fa4_s, heads_s = (_duel(*each, ours) for each in ((models, PEERS), (models, [FA4]), (heads, PEERS)))
+    torch_s, fa4_s, heads_s = _duel(models, ours, PEERS), _duel(models, ours, [FA4]), _duel(heads, ours, PEERS)
     plain_s = side_by_side(heads, [*PROBLEM, "phase"], "impl", ours, "eager")
     queued = ", launches queued" if (rows["clock"] == "device").any() else ""
     return Section(
@@ -73,7 +73,7 @@ def _label(shape: Shape) -> str:
     return f"{shape.batch_size}×{shape.num_heads}{shared}×{shape.seq_len}×{shape.head_dim}{mask}"
 
 
-def _duel(rows: pd.DataFrame, peers: Sequence[str], ours: str) -> pd.DataFrame:
+def _duel(rows: pd.DataFrame, ours: str, peers: Sequence[str]) -> pd.DataFrame:
     """Put ours beside the fastest of peers, forward + backward; add how lone calls and the forward pass compare."""
     both, forward = (
         versus(rows[rows["phase"] == phase], PROBLEM, "impl", ours, peers) for phase in (BOTH_PHASES, "forward")
