@@ -4,12 +4,11 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from pipeline.formulas.mesh import Mesh
 from pipeline.formulas.training_state import devices_to_hold
-from pipeline.formulas.units import GB, GIB
+from pipeline.formulas.units import BF16_BYTES, GB, GIB
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import count, written
-from pipeline.report.frame import alike, in_order, known, with_figures
+from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Section, say
 from pipeline.report.table import Table, filled, named
 from pipeline.stages.accounting.cell import QUESTIONS
@@ -115,25 +114,22 @@ def _mesh_chart(rows: pd.DataFrame) -> Chart:
 
 def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
     """Write from how many tokens on FSDP is compute bound on this machine, by its measured C and W; bf16 weights."""
-    products = known(beside.get("ceilings", pd.DataFrame()), "tflops_per_s", "dtype")
-    products = alike(products, {"dtype": "bf16"}) if len(products) else products
-    calls = known(beside.get("collectives", pd.DataFrame()), "busbw_gb_per_s", "collective")
-    rows = []
-    if len(calls) and len(products):
-        sent = in_order(with_figures(calls[calls["backend"] == "nccl"]), ["collective"], {"collective": GATHERING})
-        for ranks, own in sent[sent["collective"].isin(GATHERING)].groupby("world_size"):
-            first, tflops_per_s = own["collective"].iloc[0], products["tflops_per_s"].max()
-            gb_per_s = own.loc[own["collective"] == first, "busbw_gb_per_s"].max()
-            mesh = Mesh(float(ranks), 1, 1, 1, link_bytes_per_s=1e9 * gb_per_s, flops_per_s=1e12 * tflops_per_s)
-            tokens = mesh.intensity * mesh.weight_bytes / 2
-            rows.append((ranks, tflops_per_s, gb_per_s, first.replace("_", "-"), mesh.intensity, tokens))
-    found = pd.DataFrame(rows, columns=["ranks", "C", "W", "of", "intensity", "tokens"]).round(
-        {"tokens": 0, "intensity": 0}
-    )
-    heads = {"C": "C: bf16 products (TFLOP/s)", "W": "W: bus bandwidth (GB/s)", "intensity": "C / W (FLOPs a byte)"}
-    columns = named(found, "ranks C W of intensity tokens", **heads, ranks="GPUs", tokens="tokens per GPU")
     caption = "FSDP on this machine: from so many tokens per GPU on, computing hides the gathering of bf16 weights:"
-    return Table("here", caption, found, columns)
+    products = known(beside.get("ceilings", pd.DataFrame()), "tflops_per_s", "dtype")
+    calls = known(beside.get("collectives", pd.DataFrame()), "busbw_gb_per_s", "collective")
+    if products.empty or calls.empty:
+        return Table("here", caption, pd.DataFrame(), [])
+    sent = with_figures(calls[(calls["backend"] == "nccl") & calls["collective"].isin(GATHERING)])
+    sent = in_order(sent, ["collective", "busbw_gb_per_s"], {"collective": GATHERING[::-1]})
+    sent = sent.drop_duplicates("world_size", keep="last").sort_values("world_size")
+    tflops_per_s = products.loc[products["dtype"] == "bf16", "tflops_per_s"].max()
+    intensity = 1e3 * tflops_per_s / sent["busbw_gb_per_s"]
+    found = sent.assign(C=tflops_per_s, intensity=intensity.round(), tokens=(intensity * BF16_BYTES / 2).round())
+    found["collective"] = found["collective"].str.replace("_", "-")
+    heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "of"}
+    heads |= {"world_size": "GPUs", "intensity": "C / W (FLOPs a byte)", "tokens": "tokens per GPU"}
+    columns = named(found, "world_size C busbw_gb_per_s collective intensity tokens", **heads)
+    return Table("here", caption, known(found, "tokens"), columns)
 
 
 def _main_row(rows: pd.DataFrame) -> pd.Series:

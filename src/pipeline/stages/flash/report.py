@@ -30,7 +30,6 @@ WORDS = {
     "eager": "plain",
 }
 ERRORS = {f"{what}_rel_error": what for what in ("output", "dq", "dk", "dv")}
-USUAL_HEAD_DIM = 64
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -209,11 +208,10 @@ def _errors(rows: pd.DataFrame, ours: str) -> Table:
 
 def _memory(heads: pd.DataFrame, ours: str) -> Table:
     """Write what a call needs beside its inputs, in the first dtype and at a middle width."""
-    off = (heads["head_dim"] - USUAL_HEAD_DIM).abs()
+    off = (heads["head_dim"] - 64).abs()
     here = heads[(off == off.min()) & heads["dtype"].isin(heads["dtype"].head(1)) & heads["impl"].isin([ours, "eager"])]
-    here = known(here[here["phase"] == BOTH_PHASES], "extra_bytes")
+    here = known(here[here["phase"] == BOTH_PHASES], "extra_bytes").sort_values("impl", ascending=False)
     caption = "Peak memory of forward + backward beside its inputs, one causal head:"
-    here = here.sort_values("impl", ascending=False)
     columns = named(here, "who dtype head_dim seq_len extra_bytes")
     return Table("memory", caption, here, columns, all_rows=True, across="length")
 
