@@ -24,7 +24,7 @@ from ...records import rows_read
 KERNELS = Path(__file__).parents[2] / "subjects/outside/kernels"
 FILE = KERNELS / "attention.py"
 CELL = Cell(dtype="fp32", head_dim=16, seq_len=32)
-SETTINGS = Settings(min_samples=3, max_samples=3, budget_s=0.1, check_timeout_s=60, timeout_s=120)
+SETTINGS = Settings(min_samples=3, max_samples=3, budget_s=0.1, check_timeout_s=300, timeout_s=600)
 
 
 @pytest.mark.slow
@@ -82,13 +82,6 @@ def test_where_queries_share_keys_it_gets_fewer_heads_of_keys_or_copies_and_its_
     assert own[0]["output_rel_error"] < 1e-6
     if own[0]["status"] == "ok":
         assert own[0].get("reason") == reason
-
-
-def test_one_that_is_wrong_both_ways_where_queries_share_keys_is_wrong(monkeypatch):
-    monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager"])
-    cell = replace(CELL, num_heads=4, query_heads_per_kv_head=2)
-    rows = rows_read(measure, cell, SETTINGS, Stopwatch(), [Subject("attention", "mine", f"{FILE}:off_by_one")])
-    assert {row["status"] for row in rows if row["impl"] == "mine"} == {"wrong"}
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.trace import build_trace
 from pipeline.registry import stages
 from pipeline.report.frame import build
@@ -94,7 +93,6 @@ class Simulator:
             pd.DataFrame(self.launches, columns=["correlation", "launch_us", "thread"]),
             pd.DataFrame(self.ranges, columns=["name", "thread", "start_us", "duration_us"]),
             profiler,
-            category,
         )
 
 
@@ -200,7 +198,7 @@ def captured(cell, settings, fitting, layers):
     """Make the rows of a cell whose passes fit into memory but for those that are not among `fitting`."""
     profiler = "torch.profiler" if cell.profiler == "torch" else "nsys"
     trace = simulated(cell, settings, fitting, layers).trace(profiler)
-    rows = rows_of(trace, list(fitting), cell, settings)
+    rows = rows_of(trace, list(fitting), settings.top_kernels)
     spans = {row["range"]: median(row["samples_ms"]) for row in rows if row.get("clock") == "span"}
     rows += [host_row(name, [1.01 * spans[name]] * 10) for name in fitting]
     rows += [host_row(name, [], "oom", "CUDA out of memory") for name in PASSES if name not in fitting]

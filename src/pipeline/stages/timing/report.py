@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.formulas.size_order import BY_SIZE
+from pipeline.formulas.parameters import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import number, written

@@ -1,0 +1,64 @@
+import re
+
+import pytest
+
+from pipeline.report.html.page import to_html
+from pipeline.report.markup import Markdown
+
+HOSTILE = (
+    "</td></summary><script>alert(1)</script><!-- --> [x](http://e.com) ![x](http://e.com/x.png) `x` **x** __x__ ~~x~~"
+    " | x <https://e.com> https://e.com www.e.com a@e.com $\\frac{$ \\| &lt;\n\n# x\n\n[x]: http://e.com\n```\n\u202e\x1b[2J"
+)
+TEXT = """\
+# H200
+
+[why](#how-far-to-trust-it)
+
+## How fast? (benchmarking, a)
+
+**Fast.**
+
+![At most 339, by `xl`](figures/timing/achieved.svg)
+
+| model | ms |
+|:------|---:|
+| xl | 3 |
+
+All rows: [bf16](../results/timing/bf16.csv), [fp32](tables/timing/fp32.csv).
+
+## How far to trust it
+
+Far.
+"""
+
+
+def test_headings_have_the_anchors_that_links_in_the_text_name():
+    body = to_html(TEXT)
+    assert [heading for _, heading in body.contents] == ["How fast? (benchmarking, a)", "How far to trust it"]
+    assert '<h2 id="how-far-to-trust-it">' in body.html
+    assert 'href="#how-far-to-trust-it"' in body.html
+
+
+def test_links_to_tables_lead_to_the_rows_of_this_page():
+    html = to_html(TEXT).html
+    links = re.findall('href="(#rows[^"]*)"', html)
+    assert links == ["#rows-timing/bf16", "#rows-timing/fp32"]
+    assert ".csv" not in html
+
+
+def test_a_chart_takes_the_place_and_the_title_of_its_drawing():
+    html = to_html(TEXT, ["timing/achieved"]).html
+    assert html.count('data-chart="timing/achieved"') == 1
+    assert "<figcaption>At most 339, by xl</figcaption>" in html
+    assert "<img" not in html
+    assert "<p><figure" not in html
+
+
+@pytest.mark.parametrize("place", ["# {}\n", "## {}\n", "{}\n", "| a |\n|---|\n| {} |\n"])
+def test_nothing_that_a_record_holds_becomes_markup(place):
+    escaped = to_html(Markdown(place).format(Markdown.escape(HOSTILE)), ["a/b"])
+    for words in ("<script", "<!--", "<a ", 'http://e.com/x.png"', "<em>", "<code>"):
+        assert words not in escaped.html
+    raw = to_html(place.format(HOSTILE.replace("\n", " ")))
+    assert "<script" not in raw.html
+    assert "<!--" not in raw.html
