@@ -18,9 +18,9 @@ def value(text, name, column):
 def test_without_words_it_answers_the_assignments_model():
     text = answers([], {})
     assert "219,848,638,464 parameters" in text
-    assert [value(text, "training state", unit) for unit in ("GB", "GiB")] == ["3,518", "3,276"]
-    assert value(text, "as given", "tokens per device") == "396"
-    assert value(text, "as given", "tokens overall") == "25,344"
+    assert [value(text, "state", column) for column in ("size", "GiB")] == ["3.52 TB", "3,276"]
+    assert value(text, "given", "tokens per device") == "396"
+    assert value(text, "given", "tokens overall") == "25,344"
 
 
 def test_all_questions_are_those_that_the_model_admits():
@@ -38,11 +38,11 @@ def test_given_numbers_replace_those_of_the_named_model():
 
 
 def test_machine_options_reach_their_question():
-    assert value(answers(["memory"], {"gpu_memory_gb": "40"}), "state and", "GPUs of 40 GB") == "90"
-    assert value(answers(["fsdp"], {"device_memory_gb": "192"}), "4,096", "least devices") == "23"
-    assert value(answers(["fsdp"], {"seq_len": "100000"}), "100,000", "least devices") == "none is enough"
+    assert value(answers(["memory"], {"gpu_memory_gb": "40"}), "total", "GPUs of GB") == "90"
+    assert value(answers(["fsdp"], {"device_memory_gb": "192"}), "4,096", "devices") == "23"
+    assert value(answers(["fsdp"], {"seq_len": "100000"}), "100,000", "devices") == "none is enough"
     cheap, dear = (
-        value(answers(["buckets"], {"call_overhead_us": overhead}), "the best", "buckets") for overhead in ("20", "80")
+        value(answers(["buckets"], {"call_overhead_us": overhead}), "best", "num buckets") for overhead in ("20", "80")
     )
     assert float(cheap) == pytest.approx(2 * float(dear), rel=0.01)
 
@@ -70,7 +70,7 @@ def test_the_command_reads_its_options():
     ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
     assert ended.returncode == 0, ended.stderr
     assert "10,000,000 parameters" in ended.stdout
-    assert value(ended.stdout, "training state", "GB") == "0.160"
+    assert value(ended.stdout, "state", "size") == "160 MB"
 
 
 @pytest.mark.parametrize(

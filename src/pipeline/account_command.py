@@ -12,7 +12,7 @@ from pipeline.formulas.sizes import ModelSize
 from pipeline.stages.accounting.cell import QUESTIONS, Settings
 from pipeline.stages.accounting.models import NAMES, XXL, FeedForwardModel, Model, Transformer, lacking, model_named
 from pipeline.stages.accounting.questions import Asked, answer
-from pipeline.stages.accounting.report_tables import TABLES
+from pipeline.stages.accounting.report import table
 
 
 @dataclass(frozen=True)
@@ -134,4 +134,4 @@ def _answer(question: str, size: str, asked: Asked) -> str:
         raise UserError(f"account: {question} is about {missing}, which this model lacks; see --size and --num-heads")
     settings = {SETTING + name: value for name, value in asdict(asked.settings).items()}
     rows = pd.DataFrame(answer(question, asked)).assign(size=size, batch_size=asked.batch_size, **settings)
-    return f"### {question}\n\n{TABLES[question](rows).markdown()}"
+    return f"### {question}\n\n{table(question, rows).markdown()}"

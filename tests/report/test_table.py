@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 
 from pipeline.report.formats import count, number, text
-from pipeline.report.table import MOST_ROWS, Table
+from pipeline.report.table import MOST_ROWS, Table, named
 
 COLUMNS = [("name", "name", text), ("ms", "median_ms", number), ("peer's ms", "median_ms_peer", number)]
 UNSTABLE = {"name": "a", "status": "unstable", "median_ms": 1.0, "median_ms_peer": 2.0, "n": 3}
@@ -61,3 +61,14 @@ def test_a_column_that_goes_across_makes_a_line_a_name_and_a_cell_a_value():
 
 def test_what_a_record_holds_is_text_in_a_cell():
     assert lines([{"name": "a | **b** <script>", "median_ms": 1.0}])[2].count("|") == 4
+
+
+def test_a_column_s_name_says_how_it_is_headed_and_written():
+    row = {"size": "xl", "median_ms_peer": 20.0, "tokens_per_s_tuned": 11238.4, "share_pct": 33.3, "kept_bytes": 2e9}
+    row |= {"n": 3.0, "rate": 1.2345, "done": True, "later_ms": 2.5}
+    rows = pd.DataFrame([row])
+    assert lines(rows, named(rows, " ".join(row), rate="the rate")) == [
+        "| model | its ms | tokens/s | share | kept | n | the rate | done | later, ms |",
+        "| :-- | --: | --: | --: | --: | --: | --: | --: | --: |",
+        "| xl | 20.0 | 11,238 | 33% | 2.00 GB | 3 | 1.23 | True | 2.50 |",
+    ]

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from pipeline.report.formats import Form, code, data_size, percent, plain, text
+from pipeline.report.formats import Form, code, data_size, number, percent, plain, text
 from pipeline.report.markup import Markdown
 
 MOST_ROWS, MOST_COLUMNS = 12, 10
@@ -100,7 +100,7 @@ def _head(name: str) -> str:
 def _form(name: str, values: pd.Series) -> Form:
     if values.map(lambda value: isinstance(value, str)).any():
         return text
-    units = {"_pct": percent, "_bytes": data_size}
+    units = {"_ms": number, "_pct": percent, "_bytes": data_size}
     return next((form for unit, form in units.items() if f"{unit}_" in f"{name}_"), plain)
 
 

@@ -92,6 +92,11 @@ def judge(base: Row, other: Row) -> dict[str, Any]:
     return found | unsure | {"gain": interval(found)}
 
 
+def peer_of(row: pd.Series) -> pd.Series:
+    """Return the other side of a row of `versus`."""
+    return row.filter(regex="_peer$").rename(lambda name: name.removesuffix("_peer"))
+
+
 def shaded(both: pd.DataFrame) -> pd.DataFrame:
     """Give rows of `versus` the outcome by which a chart draws undecided ratios faint."""
     return both.assign(status=both["verdict"].map({UNDECIDED: "unstable"}).fillna("ok"))

@@ -7,7 +7,6 @@ from pipeline.cells.fields import axis
 from pipeline.stages.precision.cases import AUTOCAST_DTYPES, EPSILONS, FORMAT_NAMES, METHODS, SUMS
 
 SPLIT_AXIS = "experiment"
-READS = ("timing",)
 EXPERIMENTS = ("accumulation", "autocast", "layer_norm", "layer_norm_eps")
 DEVICES = ("cpu", "cuda")
 
