@@ -25,9 +25,9 @@ CPU = {
 }
 
 
-def timed_row(phase="forward", samples_ms=(1.99, 2.0, 2.01), **columns):
+def timed_row(phase="forward", samples_ms=(1.99, 2.0, 2.01), mode="eager", **columns):
     """Return a row of the timing stage that has figures, as a record holds it."""
-    return {"phase": phase, "clock": "host", "status": "ok", "samples_ms": list(samples_ms), **columns}
+    return {"mode": mode, "phase": phase, "clock": "host", "status": "ok", "samples_ms": list(samples_ms), **columns}
 
 
 def stage_of(cell):

@@ -18,7 +18,7 @@ def test_the_results_folder_explains_every_stage_as_it_is_declared(name):
 
 def test_axes_settings_and_columns_stand_with_what_they_may_be():
     text = " ".join(described(stage("timing")).split())
-    assert "| `mode` | eager, compiled | eager |" in text
+    assert "| `precision` | fp32, bf16, tf32 | fp32 |" in text
     assert "| `budget_s` | a number, at least 0 | 4.0 |" in text
     assert "| `median_ms` | median (derived) | a finite number above 0 |" in text
 

@@ -13,7 +13,7 @@ from pipeline.stages.timing.cell import Cell
 from ..records import record
 
 CELL = Cell(precision="bf16", size="2.7B", context_length=512)
-PLACE = "precision=bf16/size=2.7B/context_length=512/batch_size=4/warmup_steps=5/mode=eager/repeat=1"
+PLACE = "precision=bf16/size=2.7B/context_length=512/batch_size=4/warmup_steps=5/repeat=1"
 
 
 def cell_as_json(cell):
@@ -39,7 +39,7 @@ def test_records_at_the_paths_of_their_cells_are_found(tmp_path, cell):
     assert layout.recorded_cells(tmp_path, stages()["flash"]) == {}
 
 
-REST = "context_length=512/batch_size=4/warmup_steps=5/mode=eager/repeat=1"
+REST = "context_length=512/batch_size=4/warmup_steps=5/repeat=1"
 SIZE = f"size=tiny/{REST}"
 
 

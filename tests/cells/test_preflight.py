@@ -40,7 +40,7 @@ def test_an_incomplete_record_stops_the_run_with_one_line(tmp_path):
 
 
 def test_a_record_in_the_place_of_another_cell_stops_the_run(tmp_path):
-    place = "size=tiny/context_length=16/batch_size=4/warmup_steps=5/mode=eager/repeat=1"
+    place = "size=tiny/context_length=16/batch_size=4/warmup_steps=5/repeat=1"
     leave_record(tmp_path, "NVIDIA H200", place)
     with pytest.raises(UserError, match=r"repeat=1\.json holds the record of another cell"):
         check_results(tmp_path, "NVIDIA H200", stages())

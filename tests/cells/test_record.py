@@ -104,7 +104,7 @@ def test_a_part_that_tables_cannot_rely_on_is_named_by_its_place(part, value):
         ([timed_row(median_ms=1.0)], "row 1: unknown column 'median_ms': must be one of "),
         ([timed_row(samples_ms=[0.0] * 3)], "row 1: its derived columns cannot be made of it"),
         ([timed_row(size="../..")], "row 1: unknown column 'size': must be one of "),
-        ([timed_row(), timed_row()], "row 2 is of the same as row 1: phase=forward clock=host"),
+        ([timed_row(), timed_row()], "row 2 is of the same as row 1: mode=eager phase=forward clock=host"),
     ],
 )
 def test_a_row_that_no_table_can_hold_is_named_by_its_number(rows, complaint):

@@ -113,7 +113,7 @@ def test_a_cell_carries_its_axes_as_a_command_takes_them_its_time_and_how_busy_t
     host = {"cores": 2.0, "others_cores": None, "busy": False, "load_before": 0.25, "load_after": 0.5}
     line, told = cell_table(record_path, left(tmp_path, "told", host=host))
     sizes = "size=small context_length=256 batch_size=4 warmup_steps=5"
-    assert line["cell"] == f"precision=fp32 {sizes} mode=eager repeat=1"
+    assert line["cell"] == f"precision=fp32 {sizes} repeat=1"
     assert [line[name] for name in ("start_up_s", "set_up_s", "measuring_s")] == ["3.0", "1.0", "4.0"]
     assert line["host_busy"] == line["host_load_before"] == ""
     names = ("host_cores", "host_busy", "host_load_before", "host_load_after")

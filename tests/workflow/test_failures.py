@@ -13,7 +13,7 @@ from pipeline.registry import stages
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
-TINY = "size=tiny context_length=16 batch_size=4 warmup_steps=5 mode=eager repeat=1"
+TINY = "size=tiny context_length=16 batch_size=4 warmup_steps=5 repeat=1"
 BF16 = f"timing precision=bf16 {TINY}"
 BF16_LOG = f"logs/{BF16.replace(' ', '/')}.log"
 BUGS = {

@@ -32,7 +32,7 @@ stages:
     settings: {min_bytes: 4000, max_bytes: 40000, budget_s: 0.1, unstable_rel_error: 1.0e+9}
     grids: [{backend: gloo, world_size: [2], nodes: [1, 2]}]
 """
-TIMING = "timing precision={} size=tiny context_length=16 batch_size=4 warmup_steps=5 mode=eager repeat=1"
+TIMING = "timing precision={} size=tiny context_length=16 batch_size=4 warmup_steps=5 repeat=1"
 # A run that is killed would leave its lock.
 ENDLESS = (
     *("--nolock", "--config"),

@@ -42,8 +42,9 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     own = ~whole["impl"].isin(stage.row_types.names())
     if not own.any():
         return rows.head(0)
-    keys = [name for name in stage.row_types.key_columns() if name in whole and name not in ("impl", *measured.whole)]
-    differing = [name for name in stage.axes if name in whole and whole[name].nunique() > 1]
+    told = ("impl", *measured.whole, *measured.apart_by)
+    keys = [name for name in stage.row_types.key_columns() if name in whole and name not in told]
+    differing = [name for name in (*stage.axes, *measured.apart_by) if name in whole and whole[name].nunique() > 1]
     whole = whole.assign(
         problem=[" ".join(f"{name}={field_text(row[name])}" for name in differing) for _, row in whole.iterrows()],
         label=[_label(row, keys) for _, row in whole.iterrows()],

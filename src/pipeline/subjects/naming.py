@@ -59,7 +59,8 @@ class Measured:
     kind: which of them. whole: the values of columns in the rows by which they are ranked. apart: implementations that
     are not ranked with them. first: the values of axes of the problem that is told of first, and exercise: the
     assignment's name of it, if it has one. pipelines: where rows of the pipeline's own implementation have no `impl`,
-    what it is called; the user's own then stand in the ranking alone.
+    what it is called; the user's own then stand in the ranking alone. apart_by: columns of rows that are problems of
+    their own.
     """
 
     kind: str
@@ -68,6 +69,7 @@ class Measured:
     first: Mapping[str, Any] = field(default_factory=dict)
     exercise: str = ""
     pipelines: str = ""
+    apart_by: tuple[str, ...] = ()
 
 
 def operation_of(name: str) -> str | None:

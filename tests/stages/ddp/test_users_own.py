@@ -7,8 +7,7 @@ import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.ddp.cell import BUCKET_SIZES_MB, VARIANTS, Cell, Settings
-from pipeline.stages.ddp.measure import EXPERIMENT, measure
-from pipeline.stages.ddp.ways import WAYS, own_ways
+from pipeline.stages.ddp.measure import EXPERIMENT, WAYS, measure, own_ways
 from pipeline.subjects.naming import Subject
 from pipeline.ways.measure import measure_ways
 

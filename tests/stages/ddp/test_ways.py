@@ -1,7 +1,7 @@
 from pipeline.formulas.sizes import SIZES
 from pipeline.model.step import build_training_step
 from pipeline.parallel.processes.starting import run_ranks
-from pipeline.stages.ddp.ways import WAYS
+from pipeline.stages.ddp.measure import WAYS
 
 
 def options_of_torchs(context):

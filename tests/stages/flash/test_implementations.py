@@ -22,12 +22,6 @@ def test_the_causal_block_mask_is_what_torch_finds_from_all_elements(seq_len):
         assert torch.equal(ours.full_q_num_blocks, torchs.full_q_num_blocks)
 
 
-def test_the_causal_block_mask_hides_what_lies_ahead():
-    mask = implementations.causal_block_mask(256, torch.device("cpu"))
-    query, key = torch.meshgrid(torch.arange(4), torch.arange(4), indexing="ij")
-    assert torch.equal(mask.mask_mod(0, 0, query, key), torch.ones(4, 4, dtype=torch.bool).tril())
-
-
 def test_sdpa_names_the_reason_for_which_its_backend_refuses():
     def refuse():
         warnings.warn("Flash attention kernel not used because: (Triggered internally at x.cpp:1)", stacklevel=1)
@@ -57,12 +51,6 @@ def test_sdpas_own_choice_is_what_it_takes_of_those_that_it_may(allowed, name):
         assert implementations.chosen_by_sdpa(q, q, q, Shape(1, 1, 32, 16, True)) == name
 
 
-def test_sdpas_own_choice_is_that_for_shared_keys_where_there_are_any():
-    q, k = torch.randn(1, 4, 32, 16), torch.randn(1, 2, 32, 16)
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
-        assert implementations.chosen_by_sdpa(q, k, k, Shape(1, 4, 32, 16, True, 2)) == "sdpa_flash"
-
-
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("name", ["eager", "sdpa"])
 def test_heads_of_queries_that_share_keys_are_neighbours(name, is_causal):
@@ -78,14 +66,8 @@ def test_our_kernels_are_asked_to_share_keys_and_copy_none(monkeypatch):
     seen = []
     monkeypatch.setattr(implementations, "GPU_ONLY", ())
     monkeypatch.setitem(implementations.FUNCTIONS, "triton", lambda *arguments: seen.append(arguments))
-    shape = Shape(1, 4, 16, 8, True, 2)
     q, k = torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8)
-    implementations.build("triton", shape, torch.device("cpu")).attend(q, k, k)
+    implementations.build("triton", Shape(1, 4, 16, 8, True, 2), torch.device("cpu")).attend(q, k, k)
     ((*tensors, is_causal, scale, enable_gqa),) = seen
     assert all(one is other for one, other in zip(tensors, (q, k, k), strict=True))
     assert (is_causal, scale, enable_gqa) == (True, None, True)
-
-
-def test_the_tiled_reference_refuses_shared_keys():
-    with pytest.raises(implementations.Skipped, match=r"^needs as many heads of keys as of queries$"):
-        implementations.build("tiled", Shape(1, 4, 16, 8, True, 2), torch.device("cpu"))

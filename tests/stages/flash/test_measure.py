@@ -1,8 +1,5 @@
 import dataclasses
 import itertools
-import math
-import re
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,18 +10,20 @@ from pipeline.attention.triton import forward_plan
 from pipeline.attention.triton.gpu import Gpu
 from pipeline.errors import Skipped
 from pipeline.formulas.attention import Shape, pass_flops
-from pipeline.instruments.sampling import step_timing, sustained, trying
+from pipeline.instruments.sampling import side_by_side, sustained
 from pipeline.instruments.sampling.interleaving import Taken, Work
-from pipeline.instruments.sampling.kernel_timing import KernelSampler, latency_sampler
+from pipeline.instruments.sampling.kernel_timing import latency_sampler
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.sustained import Sustained
-from pipeline.stages.flash import implementations, together
+from pipeline.stages.flash import implementations
+from pipeline.stages.flash import measure as measuring
 from pipeline.stages.flash.cell import COMPILED, FA4, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
 from pipeline.stages.flash.measure import measure
 
 from ...records import attention_row, derived, rows_read
 
 CELL = Cell(dtype="fp32", head_dim=16, seq_len=48)
+CUDA = torch.device("cuda")
 QUICK = Settings(min_samples=3, max_samples=3, budget_s=5.0, call_limit_s=5.0, sustained_s=0.0)
 
 
@@ -40,19 +39,6 @@ def measured(monkeypatch):
         return {(row["impl"], row["phase"]): row for row in rows}
 
     return run
-
-
-class FailsAt:
-    """Eager attention that raises at one of its calls."""
-
-    def __init__(self, call, error):
-        self.left, self.error = call, error
-
-    def __call__(self, q, k, v, is_causal):
-        self.left -= 1
-        if self.left == 0:
-            raise self.error
-        return eager_attention(q, k, v, is_causal)
 
 
 V100 = Gpu("Tesla V100", "nvidia", (7, 0), 80, 96 * 1024)
@@ -71,19 +57,15 @@ def test_a_gpu_too_old_for_the_kernels_is_the_reason_for_which_they_are_skipped(
 def test_every_implementation_and_phase_has_a_row_with_time_rate_and_samples(measured):
     rows = measured(["tiled", "eager", "sdpa"])
     assert set(rows) == {(impl, phase) for impl in ("tiled", "eager", "sdpa") for phase in PHASES}
-    for (_, phase), row in rows.items():
-        assert row["n"] == 3 == len(row["samples_ms"])
+    for (impl, phase), row in rows.items():
+        assert (row["n"], row["peak_of"]) == (3, "fp32")
+        errors = {name for name in row if name.endswith("_rel_error")}
+        quantities = {"forward": ["output"], "backward": ["dq", "dk", "dv"]}.get(phase, [])
+        assert errors == {f"{name}_rel_error" for name in quantities}
+        assert all(0 < row[name] < 1e-6 for name in errors), impl
         flops = pass_flops(Shape(1, 1, 48, 16, True), phase)
         assert row["tflops_per_s"] == pytest.approx(flops / row["median_ms"] / 1e9)
         assert row["peak_share_pct"] == pytest.approx(100 * row["tflops_per_s"] / row["peak_tflops_per_s"])
-
-
-def test_errors_are_those_of_the_dtype_and_stand_at_the_phase_that_makes_them(measured):
-    rows = measured(["tiled", "eager"])
-    for impl in ("tiled", "eager"):
-        assert 0 < rows[impl, "forward"]["output_rel_error"] < 1e-6
-        assert all(0 < rows[impl, "backward"][f"{name}_rel_error"] < 1e-6 for name in ("dq", "dk", "dv"))
-        assert "dq_rel_error" not in rows[impl, "forward"]
 
 
 def test_errors_are_figures_where_there_is_one_key_and_gradients_vanish(measured):
@@ -97,13 +79,16 @@ def test_errors_are_figures_where_there_is_one_key_and_gradients_vanish(measured
         assert max(errors["eager"], errors["sdpa"]) < 1e-6
 
 
-def test_a_wrong_implementation_shows_in_its_errors(measured):
-    def wrong(q, k, v, is_causal):
-        return eager_attention(q, k, v, False)
+def test_a_wrong_implementation_shows_in_its_errors_and_a_refusal_of_ours_is_skipped(measured):
+    def refuse(*_inputs):
+        raise ValueError("head_dim is 48: must be one of 16, 32")
 
-    rows = measured(["tiled", "eager"], tiled=wrong)
+    rows = measured(["tiled", "eager"], tiled=lambda q, k, v, _is_causal: eager_attention(q, k, v, False))
     assert rows["tiled", "forward"]["output_rel_error"] > 0.1
-    assert rows["eager", "forward"]["output_rel_error"] < 1e-6
+    assert rows["tiled", "forward"]["output_max_error"] > 0.1
+    rows = measured(["tiled", "eager"], tiled=refuse)
+    assert {rows["tiled", phase]["reason"] for phase in PHASES} == {"head_dim is 48: must be one of 16, 32"}
+    assert rows["eager", "forward"]["n"] == 3
 
 
 def laid_out_by_token(q, k, v, causal):
@@ -124,7 +109,7 @@ def fa4(measured, monkeypatch):
         monkeypatch.setattr(implementations, "GPU_ONLY", ())
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: (9, 0))
         monkeypatch.setattr(implementations, "load", lambda _name, _module: peer)
-        monkeypatch.setattr(together, "version_of", lambda _name: "4.0")
+        monkeypatch.setattr(side_by_side, "version_of", lambda _name: "4.0")
         return measured([FA4, "eager"], cell=cell)
 
     return run
@@ -157,140 +142,22 @@ def test_a_gpu_before_hopper_has_no_flash_attention_4(monkeypatch):
         implementations.build(FA4, CELL.shape, torch.device("cuda"))
 
 
-@pytest.mark.parametrize(("call", "failing"), [(1, PHASES), (3, PHASES[1:]), (5, PHASES[2:])])
-def test_out_of_memory_while_trying_fails_what_follows_and_leaves_the_others_measured(measured, call, failing):
-    rows = measured(["eager", "sdpa"], eager=FailsAt(call, OOM))
-    assert [phase for phase in PHASES if rows["eager", phase]["status"] == "oom"] == list(failing)
-    assert all("out of memory" in rows["eager", phase]["reason"] for phase in failing)
-    assert all(rows["sdpa", phase]["n"] == 3 for phase in PHASES)
-
-
-def test_out_of_memory_in_the_middle_of_sampling_leaves_the_others_measured(measured):
-    rows = measured(["eager", "sdpa"], eager=FailsAt(12, OOM))
-    assert [rows["eager", phase]["status"] for phase in PHASES].count("oom") == 1
-    assert all(rows["sdpa", phase]["n"] == 3 for phase in PHASES)
-
-
-def test_an_implementation_that_refuses_is_skipped_with_its_own_words(measured):
-    rows = measured(["tiled", "eager"], tiled=FailsAt(1, ValueError("head_dim is 48: must be one of 16, 32")))
-    assert {rows["tiled", phase]["status"] for phase in PHASES} == {"skipped"}
-    assert rows["tiled", "backward"]["reason"] == "head_dim is 48: must be one of 16, 32"
-    assert rows["eager", "forward"]["n"] == 3
-
-
-def test_any_other_error_is_a_bug(measured):
-    with pytest.raises(RuntimeError, match="illegal"):
-        measured(["eager"], eager=FailsAt(2, RuntimeError("an illegal instruction")))
-
-
-def test_a_call_above_the_limit_is_skipped_with_the_time_it_takes(measured):
-    def slow(q, k, v, is_causal):
-        time.sleep(0.06)
-        return eager_attention(q, k, v, is_causal)
-
-    settings = dataclasses.replace(QUICK, call_limit_s=0.05)
-    rows = measured(["tiled", "sdpa"], settings=settings, tiled=slow)
-    assert {rows["tiled", phase]["status"] for phase in PHASES} == {"skipped"}
-    reason = rows["tiled", "forward"]["reason"]
-    told = re.fullmatch(r"one forward call takes ([\d.]+) s, above the limit of 0\.05 s \(call_limit_s\)", reason)
-    assert float(told[1]) >= 0.06
-    assert "output_rel_error" in rows["tiled", "forward"]
-
-
-def test_a_call_above_the_limit_is_tried_again_for_the_host_may_have_been_busy(measured):
-    calls = []
-
-    def slow_once(q, k, v, is_causal):
-        calls.append(len(calls))
-        if len(calls) == 2:
-            time.sleep(0.3)
-        return eager_attention(q, k, v, is_causal)
-
-    rows = measured(["tiled"], settings=dataclasses.replace(QUICK, call_limit_s=0.25), tiled=slow_once)
-    assert "above the limit" not in rows["tiled", "forward"].get("reason", "")
-
-
 def test_what_launches_too_often_is_not_tried_at_all():
     long = dataclasses.replace(CELL, seq_len=2 * implementations.LONGEST_TILED)
     with pytest.raises(implementations.Skipped, match=f"above a length of {implementations.LONGEST_TILED}"):
         implementations.build("tiled", long.shape, torch.device("cpu"))
 
 
-@pytest.mark.parametrize(("slow_s", "warm_up_calls"), [(math.inf, 2), (0, 0)])
-def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(measured, monkeypatch, slow_s, warm_up_calls):
-    calls = []
-
-    def counted(*args, **kwargs):
-        calls.append("forward")
-        return eager_attention(*args, **kwargs)
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(together, "SLOW_S", slow_s)
-    measured(["eager"], eager=counted)
-    tried, sampled = 2, QUICK.min_samples
-    assert len(calls) == len(PHASES) * (tried + warm_up_calls + sampled)
-
-
-def test_a_sample_of_a_backward_pass_takes_its_preparation_too(monkeypatch):
-    slept_s = []
-    for module in (trying, step_timing):
-        monkeypatch.setattr(module, "perf_counter", lambda: sum(slept_s))
-    work = Work(call=lambda _: slept_s.append(0.25), prepare=lambda: slept_s.append(0.5))
-    called = trying.timed_call(work, torch.device("cpu"))
-    assert (called.call_ms, called.sample_s) == (250.0, 0.75)
-
-
-@pytest.mark.parametrize(("sample_s", "samples"), [(0.001, 10), (0.1, 10), (0.2, 5), (0.9, 3)])
-def test_slow_calls_are_sampled_less_often_but_never_less_than_the_fewest(sample_s, samples):
-    assert together._rule(sample_s, Settings(min_samples=10, budget_s=1.0)).min_samples == samples
-
-
-class HostQueue:
-    """A device that is the host itself: work is done when it is queued."""
-
-    def flush_l2(self):
-        pass
-
-    def keep_busy(self, _duration_ms):
-        pass
-
-    def mark(self):
-        return HostEvent(time.perf_counter())
-
-    def synchronize(self):
-        pass
-
-
-@dataclasses.dataclass
-class HostEvent:
-    at_s: float
-
-    def query(self):
-        return True
-
-    def elapsed_time(self, end):
-        return (end.at_s - self.at_s) * 1e3
-
-
-def test_rows_of_a_device_bear_device_times_exposure_and_latencies(measured, monkeypatch):
-    cpu = torch.device("cpu")
-    lone_calls = together._latencies
-    monkeypatch.setattr(together, "SLOW_S", 60.0)  # on a busy machine, too, no call counts as slow
-    monkeypatch.setattr(together, "kernel_sampler", lambda _device: KernelSampler(HostQueue()))
-    monkeypatch.setattr(together, "latency_sampler", lambda _device: latency_sampler(cpu))
-    monkeypatch.setattr(together, "_latencies", lambda works, _device: lone_calls(works, torch.device("cuda")))
-    rows = measured(["tiled", "eager"])
-    for row in rows.values():
-        assert (row["clock"], row["n"], row["exposed_samples"]) == ("device", 3, 3)
-        assert 0 < row["median_enqueue_ms"] <= row["median_call_ms"]
-
-
-def test_a_lone_call_s_latency_has_median_and_quartiles_of_both_kinds():
-    taken = Taken({"call": [3.0, 1.0, 2.0], "enqueue": [0.5, 0.5, 0.5]})
-    columns = together._latency_columns(taken)
+def test_single_calls_are_timed_but_those_of_slow_ones(monkeypatch):
+    monkeypatch.setattr(measuring, "latency_sampler", lambda _device: latency_sampler(torch.device("cpu")))
+    works = {("tiled", phase): Work(lambda _: None) for phase in PHASES}
+    assert measuring._latencies(works, (), torch.device("cpu")) == {}
+    found = measuring._latencies(works, [("tiled", "backward")], CUDA)
+    assert set(found) == {("tiled", "forward"), ("tiled", "forward_backward")}
+    columns = measuring._latency_columns(found["tiled", "forward"])
+    assert 0 < columns["median_enqueue_ms"] <= columns["median_call_ms"]
+    columns = measuring._latency_columns(Taken({"call": [3.0, 1.0, 2.0], "enqueue": [0.5, 0.5, 0.5]}))
     assert (columns["q1_call_ms"], columns["median_call_ms"], columns["q3_call_ms"]) == (1.5, 2.0, 2.5)
-    assert columns["median_enqueue_ms"] == 0.5
-    assert together._latency_columns(None) == {}
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -322,7 +189,6 @@ def test_fp16_is_measured_and_as_exact_as_it_can_be(measured):
         assert rows[impl, "forward"]["peak_of"] == "fp16"
 
 
-CUDA = torch.device("cuda")
 SEVERAL = Cell(num_heads=4)
 ASKED = dataclasses.replace(QUICK, sustained_s=1.5)
 
@@ -344,7 +210,7 @@ def held(monkeypatch):
             for key in itertools.product(("triton", "sdpa_cudnn", "fa4", "flex"), PHASES)
         }
         taken = {key: Taken({"device": [2.0]}, out_of_memory="no" if key in failed else None) for key in works}
-        return together._held(cell, works, taken, settings, device), asked
+        return measuring._held(cell, works, taken, settings, device), asked
 
     return run
 
@@ -374,20 +240,8 @@ def test_what_ran_out_of_memory_or_runs_out_now_is_left_out(held):
     failed = ("sdpa_cudnn", "forward_backward")
     found, _ = held(failed=[failed], triton=Work(None, prepare=out_of_memory))
     assert list(found) == [("sdpa_cudnn", "forward"), *(("fa4", phase) for phase in ("forward", "forward_backward"))]
-
-
-def test_the_rate_that_is_held_counts_the_flops_of_the_phase():
-    held = together._sustained_columns(Sustained(3.0, 1500.0))
-    (row,) = derived(SEVERAL, QUICK, [attention_row(**held)])
+    (row,) = derived(SEVERAL, QUICK, [attention_row(**measuring._sustained_columns(found["fa4", "forward"]))])
     assert row["sustained_tflops_per_s"] == pytest.approx(pass_flops(SEVERAL.shape, "forward") / 3e9)
-    assert row["sustained_sm_clock_mhz"] == 1500.0
-    assert together._sustained_columns(None) == {}
-
-
-def test_inputs_are_seeded_and_the_same_for_every_cell_of_a_shape():
-    first, again = (together._inputs(CELL, torch.device("cpu")) for _ in range(2))
-    torch.testing.assert_close(first.qkv, again.qkv, rtol=0, atol=0)
-    assert first.qkv[0].std().item() == pytest.approx(1, abs=0.1)
 
 
 def test_what_torch_compiles_for_every_shape_is_measured_at_several_heads_only():

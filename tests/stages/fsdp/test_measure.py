@@ -9,8 +9,7 @@ from pipeline.formulas.sizes import SIZES, OwnSize
 from pipeline.model.step import build_training_step
 from pipeline.parallel.fsdp_units import find_groups
 from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS
-from pipeline.stages.fsdp.measure import measure
-from pipeline.stages.fsdp.ways import is_block_or_end
+from pipeline.stages.fsdp.measure import is_block_or_end, measure
 from pipeline.ways.cell import PHASES
 
 from ...records import rows_on_gloo

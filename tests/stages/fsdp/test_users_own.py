@@ -6,8 +6,7 @@ import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.fsdp.cell import FULLY_SHARDED, Cell, Settings
-from pipeline.stages.fsdp.measure import EXPERIMENT, measure
-from pipeline.stages.fsdp.ways import WAYS, own_ways
+from pipeline.stages.fsdp.measure import EXPERIMENT, WAYS, measure, own_ways
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import NOT_SHARDED
 from pipeline.ways.measure import measure_ways

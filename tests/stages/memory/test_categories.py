@@ -58,28 +58,22 @@ def categories():
     return by_address
 
 
-def test_tensors_that_are_known_are_found_by_their_address(categories):
-    assert categories[PARAMETER] == ["parameters"]
-    assert categories[GRADIENT] == ["gradients"]
-    assert categories[MOMENT] == ["optimizer_state"]
-
-
-def test_what_a_forward_pass_leaves_behind_are_activations(categories):
-    assert categories[SAVED] == ["activations", "activations"]
-
-
-def test_what_is_gone_when_its_phase_ends_is_temporary_whoever_had_the_address_before(categories):
-    assert categories[PASSING] == ["temporaries", "temporaries", "temporaries"]
-    assert categories[ROOT] == ["temporaries"]
-
-
-def test_what_the_forward_code_makes_in_the_backward_pass_is_recomputed(categories):
-    assert categories[RECOMPUTED] == ["activations"]
-
-
-def test_what_stays_from_step_to_step_is_no_activation(categories):
-    assert categories[WORKSPACE] == ["other"]
-    assert categories[BATCH] == ["other"]
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        (PARAMETER, ["parameters"]),
+        (GRADIENT, ["gradients"]),
+        (MOMENT, ["optimizer_state"]),
+        (SAVED, ["activations", "activations"]),  # what a forward pass leaves behind
+        (PASSING, ["temporaries"] * 3),  # gone when its phase ends, whoever had the address before
+        (ROOT, ["temporaries"]),
+        (RECOMPUTED, ["activations"]),  # made in the backward pass by the code of the forward pass
+        (WORKSPACE, ["other"]),  # stays from step to step
+        (BATCH, ["other"]),
+    ],
+)
+def test_an_allocation_is_what_its_tensor_or_its_phase_and_lifetime_say(categories, address, expected):
+    assert categories[address] == expected
 
 
 def test_an_address_is_only_its_owners_while_the_owner_lives():

@@ -55,17 +55,12 @@ def test_the_backward_pass_launched_from_another_thread_is_the_steps(rows):
     assert by_category(rows, "train_step").loc["matmul", "count"] == 3 * (9 + 14)
 
 
-def test_the_phases_of_a_step_add_up_to_it(rows):
-    phases = [f"train_step/{name}" for name in ("forward", "loss", "backward", "optimizer")]
-    sums = [clock(rows, path, "kernel_sum")["median_ms"] for path in phases]
-    assert sum(sums) == pytest.approx(clock(rows, "train_step", "kernel_sum")["median_ms"])
-
-
 def test_kernels_are_ranked_by_time_and_named_apart_from_each_other(rows):
     kernels = rows[(rows["kind"] == "kernel") & (rows["range"] == "inference")]
     assert list(kernels["rank"]) == list(range(1, len(kernels) + 1))
     assert kernels["time_ms"].is_monotonic_decreasing
     assert kernels.iloc[0][["kernel", "count"]].tolist() == ["nvjet_tst_128x256_64x4_v_bz_TNT", 21]
+    assert kernels["avg_us"].tolist() == pytest.approx((1e3 * kernels["time_ms"] / kernels["count"]).tolist())
 
 
 def test_attentions_products_are_counted_without_mask_and_scaling(rows):
@@ -94,13 +89,10 @@ def test_flops_of_attention_by_hand():
 
 def test_a_kernels_count_and_time_are_of_a_run_and_its_mean_and_extremes_of_a_call(two_runs):
     (kernel,) = kernel_table(two_runs, ["inference"]).to_dict("records")
-    assert (kernel["count"], kernel["time_ms"]) == (3 / 2, (4 + 6 + 2) / 2 / 1e3)
-    assert (kernel["min_us"], kernel["avg_us"], kernel["max_us"]) == (2, (4 + 6 + 2) / 3, 6)
-
-
-def test_the_layers_timeline_is_of_the_last_run(two_runs):
-    (row,) = _layer_rows(two_runs, "inference")
-    assert [duration_us for *_, duration_us in json.loads(row["events"])] == [6, 2]
+    assert (kernel["count"], kernel["time_ms"]) == (3 / 2, pytest.approx((4 + 6 + 2) / 2 / 1e3))
+    assert (kernel["min_us"], kernel["avg_us"], kernel["max_us"]) == (2, pytest.approx((4 + 6 + 2) / 3), 6)
+    (layer,) = _layer_rows(two_runs, "inference")
+    assert [duration_us for *_, duration_us in json.loads(layer["events"])] == [6, 2]  # of the last run
 
 
 def test_the_layers_timeline_is_one_layer_of_one_run(rows):

@@ -8,7 +8,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from pipeline.instruments.memory.training_kinds import device_bytes, kinds_bytes
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
 from pipeline.parallel.processes.starting import run_ranks
-from pipeline.stages.sharding import prediction
+from pipeline.stages.sharding.prediction import Share, fullest_share, memory_bytes
 
 # Of sizes that no number of ranks shares out evenly.
 WIDTHS = (7, 50, 3, 11)
@@ -16,10 +16,6 @@ WIDTHS = (7, 50, 3, 11)
 
 def small_model():
     return nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(WIDTHS)))
-
-
-def parameter_bytes():
-    return [parameter.nbytes for parameter in small_model().parameters()]
 
 
 def counted(context):
@@ -38,45 +34,41 @@ def counted(context):
             optimizer.step()
             moments[f"{prefix}after_step"] = kinds_bytes(model, optimizer)
             optimizer.zero_grad(set_to_none=True)
-        by_impl[impl] = moments
+        by_impl[impl] = {(moment, kind): size for moment, kinds in moments.items() for kind, size in kinds.items()}
     return by_impl
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("world_size", [1, 3])
 def test_the_fullest_rank_holds_just_what_is_predicted(world_size):
     by_rank = run_ranks(counted, world_size, backend="gloo", timeout_s=60)
+    sizes = [parameter.nbytes for parameter in small_model().parameters()]
     for impl, moments in by_rank[0].items():
-        sizes = parameter_bytes()
-        share = prediction.whole(sizes) if impl == "adamw" else prediction.fullest_share(sizes, world_size)
-        for moment in moments:
-            predicted = prediction.kinds_bytes(sizes, share, moment, counters_on_device=True)
-            fullest = {kind: max(rank[impl][moment][kind] for rank in by_rank) for kind in predicted}
-            assert fullest == predicted, (impl, moment)
+        share = Share(len(sizes), sum(sizes)) if impl == "adamw" else fullest_share(sizes, world_size)
+        predicted = memory_bytes(sum(sizes), share, None)
+        assert {key: max(rank[impl][key] for rank in by_rank) for key in moments} == {
+            key: predicted[key] for key in moments
+        }, impl
 
 
-def test_shares_are_dealt_out_largest_first():
-    assert prediction.fullest_share([10, 60, 30, 40], world_size=2) == prediction.Share(2, 70)
-    assert prediction.fullest_share([10, 60, 30, 40], world_size=3) == prediction.Share(1, 60)
+@pytest.mark.parametrize(
+    ("sizes", "world_size", "share"),
+    [([10, 60, 30, 40], 2, (2, 70)), ([10, 60, 30, 40], 3, (1, 60)), ([10, 60, 30], 8, (1, 60))],
+)
+def test_shares_are_dealt_out_largest_first(sizes, world_size, share):
+    assert fullest_share(sizes, world_size) == Share(*share)
 
 
-def test_more_ranks_than_tensors_leave_the_largest_tensor_as_the_fullest_share():
-    assert prediction.fullest_share([10, 60, 30], world_size=8) == prediction.Share(1, 60)
-
-
-def test_on_a_gpu_the_step_counters_are_elsewhere():
-    share = prediction.whole([400, 800])
-    on_device, beside = (
-        prediction.kinds_bytes([400, 800], share, "after_step", counters_on_device=on_device)["optimizer_state"]
-        for on_device in (True, False)
-    )
-    assert (on_device, beside) == (2408, 2400)
-
-
-def test_the_peaks_of_known_figures():
+def test_on_a_gpu_the_step_counters_are_elsewhere_and_peaks_follow_from_the_first():
+    share = Share(1, 500)
+    beside, on_gpu = (memory_bytes(1000, share, peaks) for peaks in (None, {"peak": 5000, "requested_peak": 4000}))
+    assert beside["after_step", "optimizer_state"] == on_gpu["after_step", "optimizer_state"] + 4 == 1004
+    assert ("before_step", "peak") not in beside
+    assert [on_gpu["before_step", peak] for peak in ("peak", "requested_peak")] == [6000, 5000]
     # Parameters, gradients, two moments of a half, and a temporary of a half.
-    share = prediction.Share(1, 500)
-    assert prediction.step_peak_bytes([500, 500], share) == 1000 + 1000 + 1000 + 500
-    assert prediction.backward_peak_bytes(5000, share) == 6000
+    assert on_gpu["first_after_step", "peak"] == on_gpu["after_step", "peak"] == 1000 + 1000 + 1000 + 500
+    assert on_gpu["initialised", "peak"] == on_gpu["initialised", "allocated"] == 1000
+    assert on_gpu["first_before_step", "requested"] == 2000
+    assert ("first_before_step", "peak") not in on_gpu
 
 
 def test_storages_are_counted_once_and_as_a_whole():
@@ -94,13 +86,14 @@ def test_the_foreach_step_peaks_as_predicted():
     device = torch.device("cuda")
     model = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))).to(device)
     optimizer = torch.optim.AdamW(model.parameters())
-    sizes = [parameter.nbytes for parameter in model.parameters()]
+    total = sum(parameter.nbytes for parameter in model.parameters())
     model(torch.randn(1, 2048, device=device)).sum().backward()
-    workspace = device_bytes(device)["requested"] - 2 * sum(sizes)  # of the matrix product library
+    workspace = device_bytes(device)["requested"] - 2 * total  # of the matrix product library
     for _ in range(2):
         model(torch.randn(1, 2048, device=device)).sum().backward()
         device_bytes(device)
         optimizer.step()
         peak = device_bytes(device)["requested_peak"]
         optimizer.zero_grad()
-    assert peak - workspace == pytest.approx(prediction.step_peak_bytes(sizes, prediction.whole(sizes)), rel=0.03)
+    predicted = memory_bytes(total, Share(8, total), {"peak": 1, "requested_peak": 1})["after_step", "requested_peak"]
+    assert peak - workspace == pytest.approx(predicted, rel=0.03)

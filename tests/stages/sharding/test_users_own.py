@@ -6,8 +6,7 @@ import pytest
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.sharding.cell import Cell, Settings
-from pipeline.stages.sharding.measure import EXPERIMENT, measure
-from pipeline.stages.sharding.ways import WAYS, own_ways
+from pipeline.stages.sharding.measure import EXPERIMENT, WAYS, measure, own_ways
 from pipeline.subjects.naming import Subject
 from pipeline.ways.measure import measure_ways
 

@@ -7,11 +7,10 @@ import pytest
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
-from pipeline.stages.step8b.correctness import Errors
-from pipeline.stages.step8b.fusions import Measured
+from pipeline.stages.step8b.correctness import check_rows
 from pipeline.stages.step8b.keeping import Keeping
 from pipeline.stages.step8b.measure import measure, rows_of
-from pipeline.stages.step8b.ranks import Timed, Turn
+from pipeline.stages.step8b.turn import Turn, descent_row
 from pipeline.ways.cell import PHASES
 
 from ...records import rows_on_gloo, skipped_rows
@@ -25,28 +24,34 @@ SMALL_SETTINGS = Settings(
 )
 
 
-def timed(rng, impl):
+def sampled(rng, impl):
     total = STEP_MS[impl] * (1 + 0.001 * rng.standard_normal(3))
     timings = {name: Timings(list(total / len(PHASES)), list(total / len(PHASES))) for name in PHASES}
     timings["train_step"] = Timings(list(total), list(total))
-    levels = ["qkv"] * 13 + ["gate_up"] * 21 if impl.startswith("ours") else []
-    peak_bytes = int(2e7 * STEP_MS[impl])
-    keeping = Keeping(levels, None, needs_bytes=peak_bytes, has_bytes=146_000_000_000)
-    return Timed(Sampling(timings, [], []), 2 * STEP_MS[impl], peak_bytes, keeping, None)
+    return Sampling(timings, [], [])
 
 
 def turn(rng, impl, worst=0.01):
-    step_ms = STEP_MS[impl]
-    errors = {"ours": Errors(11.95, 1e-6, 0.0048, worst), "bf16_eager": Errors(11.95, 2e-6, 0.0049, 0.011)}
-    fusions = [Measured(name, step_ms + 100.0 * (len(FUSIONS) - n), int(1e11)) for n, name in enumerate(FUSIONS[:-1])]
-    return Turn(
-        timed=timed(rng, impl),
-        errors=errors if impl == "ours" else {},
-        losses=[12.0, 9.0, 7.5] if impl != "torch_compiled" else [],
-        fusions=fusions if impl == "ours" else [],
-        busy=GpuBusy(step_ms, 3000, 6.0, step_ms),
-        budget=[{"category": name, "work_ms": share * step_ms, "launches": 100} for name, share in KINDS.items()],
-    )
+    step_ms, sampling = STEP_MS[impl], sampled(rng, impl)
+    names = ("loss", "loss_error", "gradient_error", "worst_gradient_error")
+    errors = {"ours": (11.95, 1e-6, 0.0048, worst), "bf16_eager": (11.95, 2e-6, 0.0049, 0.011)}
+    once = []
+    if impl == "ours":
+        found = {model: dict(zip(names, each, strict=True)) for model, each in errors.items()}
+        once = check_rows(found, Settings())
+        if once[0]["status"] == "wrong":
+            return Turn(once)
+        steps_ms = [step_ms + 100.0 * (len(FUSIONS) - n) for n in range(len(FUSIONS) - 1)] + [step_ms]
+        fusions = [{"fusion": name, "step_ms": ms} for name, ms in zip(FUSIONS, steps_ms, strict=True)]
+        once += [{"measures": "fusion", "status": "ok", "peak_bytes": int(1e11), **fusion} for fusion in fusions]
+    if impl != "torch_compiled":
+        once.append(descent_row([12.0, 9.0, 7.5]))
+    budget = [{"category": name, "work_ms": share * step_ms, "launches": 100} for name, share in KINDS.items()]
+    once += [{"measures": "budget", "status": "ok", **item} for item in budget]
+    levels, peak_bytes = ["qkv"] * 13 + ["gate_up"] * 21 if impl.startswith("ours") else [], int(2e7 * step_ms)
+    keeping = Keeping(levels, None, needs_bytes=peak_bytes, has_bytes=146_000_000_000)
+    step = {"first_step_ms": 2 * step_ms, "peak_bytes": peak_bytes, **keeping.columns}
+    return Turn(once, sampling, step, GpuBusy(step_ms, 3000, 6.0, step_ms))
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +65,7 @@ def h200(as_table):
     """The paper scale on GPUs."""
     rng, cell = np.random.default_rng(0), Cell()
     turns = {impl: [turn(rng, impl) for _ in range(cell.turns.count(impl))] for impl in dict.fromkeys(cell.turns)}
-    rows = [row for impl in turns for row in rows_of(impl, turns[impl], Settings())]
+    rows = [row for impl in turns for row in rows_of(impl, turns[impl])]
     return as_table(cell, Settings(), rows, H200)
 
 
@@ -68,7 +73,7 @@ def h200(as_table):
 def small_gpu(as_table):
     """GPUs whose memory holds none but torch's parts."""
     cell, rng = Cell(impls="torch_compiled+ours"), np.random.default_rng(1)
-    rows = rows_of("torch_compiled", [turn(rng, "torch_compiled")], Settings())
+    rows = rows_of("torch_compiled", [turn(rng, "torch_compiled")])
     oom = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 7.44 GiB"}
     rows += [{**key, **oom} for key in cell.row_keys() if key["impl"] == "ours"]
     return as_table(cell, Settings(), rows, "NVIDIA A100-SXM4-40GB")

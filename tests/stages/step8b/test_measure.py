@@ -1,4 +1,3 @@
-import dataclasses
 from dataclasses import asdict
 
 import pandas as pd
@@ -12,6 +11,7 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stage
 from pipeline.stages.step8b.cell import IMPLS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.step8b.measure import measure, rows_of
+from pipeline.stages.step8b.turn import descent_row
 from pipeline.ways import ranks
 from pipeline.ways.cell import PHASES
 
@@ -57,7 +57,7 @@ def test_without_a_gpu_products_that_are_kept_are_the_one_fusion(rows):
 
 
 def test_wrong_gradients_leave_no_times(synthetic_turn):
-    rows = rows_of("ours", [synthetic_turn("ours", worst=0.1)], Settings())
+    rows = rows_of("ours", [synthetic_turn("ours", worst=0.1)])
     stage("step8b").row_types.check(asdict(Cell()), rows)
     assert whole(rows, "ours")["status"] == "wrong"
     assert "worst_gradient_error is 0.1, allowed 0.0165, 1.5 times" in whole(rows, "ours")["reason"]
@@ -65,9 +65,8 @@ def test_wrong_gradients_leave_no_times(synthetic_turn):
     assert not any("median_ms" in row for row in rows)
 
 
-def test_a_loss_that_does_not_fall_is_wrong(synthetic_turn):
-    turn = dataclasses.replace(synthetic_turn("torch_eager"), losses=[7.0, 8.0])
-    (row,) = [row for row in rows_of("torch_eager", [turn], Settings()) if row["measures"] == "descent"]
+def test_a_loss_that_does_not_fall_is_wrong():
+    row = descent_row([7.0, 8.0])
     assert (row["status"], row["reason"]) == ("wrong", "the loss does not fall: 7, then 8")
 
 

@@ -13,9 +13,9 @@ from pipeline.instruments.profilers.budget import budget
 from pipeline.model.fused.operations import in_torch, in_triton
 from pipeline.stages.step8b import correctness, keeping
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
-from pipeline.stages.step8b.correctness import check, why_wrong
-from pipeline.stages.step8b.fusions import _ladder
+from pipeline.stages.step8b.correctness import check, check_rows
 from pipeline.stages.step8b.models import build
+from pipeline.stages.step8b.turn import ladder
 
 from .conftest import SMALL, SMALL_SETTINGS
 
@@ -24,9 +24,9 @@ CPU = torch.device("cpu")
 
 def test_the_fused_model_is_as_near_to_fp32_as_the_plain_one_in_bf16():
     errors = check(SMALL, SMALL_SETTINGS, CPU)
-    assert why_wrong(errors, SMALL_SETTINGS) == ""
-    assert 0 < errors["ours"].gradient_error < 0.02
-    assert errors["ours"].worst_gradient_error >= errors["ours"].gradient_error
+    assert {row["status"] for row in check_rows(errors, SMALL_SETTINGS)} == {"ok"}
+    assert 0 < errors["ours"]["gradient_error"] < 0.02
+    assert errors["ours"]["worst_gradient_error"] >= errors["ours"]["gradient_error"]
 
 
 @pytest.mark.parametrize("impl", ["torch_eager", "ours_fully_shard"])
@@ -58,7 +58,8 @@ def without_the_silu_s_slope(dh, gate, up, in_place=False):
 )
 def test_an_operation_that_is_wrong_is_found_out(monkeypatch, wrong):
     monkeypatch.setattr(correctness, "best_operations", lambda _device: replace(in_torch(), **wrong))
-    assert why_wrong(check(SMALL, SMALL_SETTINGS, CPU), SMALL_SETTINGS)
+    ours, plain = check_rows(check(SMALL, SMALL_SETTINGS, CPU), SMALL_SETTINGS)
+    assert (ours["status"], plain["status"]) == ("wrong", "ok")
 
 
 def test_the_budget_counts_what_overlaps_once_and_hidden_communication_not_at_all():
@@ -76,7 +77,7 @@ def test_the_budget_counts_what_overlaps_once_and_hidden_communication_not_at_al
 
 
 def test_on_a_gpu_the_ladder_leads_from_torch_s_operations_to_all_of_ours():
-    names, operations, attentions = zip(*_ladder(torch.device("cuda")), strict=True)
+    names, operations, attentions = zip(*ladder(torch.device("cuda")), strict=True)
     assert names == FUSIONS[:-1]
     assert (operations[0], operations[-1]) == (in_torch(), in_triton())
     assert len({*attentions}) == 2

@@ -1,88 +1,159 @@
-from contextlib import nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
 import torch
 
+from pipeline.errors import Skipped
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.machine.power import Power
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.timing import measure
-from pipeline.stages.timing.cell import PHASES, Cell, Settings
+from pipeline.stages.timing.cell import COMPILED, EAGER, PHASES, Cell, Settings
+from pipeline.stages.timing.needs import COMPILING_S, expected_s, needed_bytes
 
 from ...records import rows_read
 
-CELL = Cell(size="tiny", context_length=16, batch_size=3, warmup_steps=2)
+CELL = Cell(size="tiny", context_length=16, batch_size=3)
 SETTINGS = Settings(vocab_size=300, steps=10, max_steps=10, budget_s=0.0)
+STEPS = 2 * SETTINGS.steps + CELL.warmup_steps  # of a mode: in phases, whole, and before
 
 
-@pytest.fixture(scope="module")
-def measured():
-    """Measure a tiny model on the CPU once: its rows by pass, and its training step."""
-    built, build = [], measure.build_training_step
+class Watch:
+    """Compile nothing: note what is compiled, run and profiled, and in which order, on a GPU that is a CPU."""
 
-    def kept(*args, **kwargs):
-        built.append(build(*args, **kwargs))
-        return built[-1]
+    def __init__(self, monkeypatch):
+        self.seen, self.error = [], None
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.nn.Module, "compile", lambda module: self.seen.append(module))
+        monkeypatch.setattr(measure, "pinned", self._pinned)
+        monkeypatch.setattr(measure, "profile_gpu_busy", self._profile)
+        monkeypatch.setattr(measure, "require_compiler", self._fail)
+        time_phases = measure.time_phases
+        power = Power(energy_j=2.0, power_capped=True)
+        monkeypatch.setattr(measure, "time_phases", lambda *args: replace(time_phases(*args), power=power))
+        build = measure.build_training_step
+        monkeypatch.setattr(measure, "build_training_step", lambda *args, **kwargs: self._keep(build(*args, **kwargs)))
 
-    torch.set_num_threads(1)  # as for each test, but a fixture of the module comes before that
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch.cuda, "is_available", lambda: False)
-        patch.setattr(measure, "build_training_step", kept)
-        rows = rows_read(measure.measure, CELL, SETTINGS, Stopwatch())
-    (step,) = built
-    return {row["phase"]: row for row in rows}, step
+    def _keep(self, step):
+        self.step = step
+        return step
+
+    @contextmanager
+    def _pinned(self, _device):
+        self.seen.append("pinned")
+        yield 3
+
+    def _profile(self, _step, _device):
+        self.seen.append(torch._dynamo.eval_frame._stance.stance)
+        return GpuBusy(1e-6, 9, 0.0, 1.0)
+
+    def _fail(self):
+        if self.error is not None:
+            raise self.error
+
+    def rows(self, cell=CELL, settings=SETTINGS):
+        """Return the rows of a cell by mode and phase."""
+        rows = rows_read(measure.measure, cell, settings, Stopwatch())
+        return {(row["mode"], row["phase"]): row for row in rows}
 
 
-def test_every_pass_has_a_row_with_its_samples(measured):
-    rows, _ = measured
-    assert tuple(rows) == PHASES
-    assert all(row["n"] == len(row["samples_ms"]) == 10 for row in rows.values())
+@pytest.fixture
+def watch(monkeypatch):
+    return Watch(monkeypatch)
 
 
-def test_phases_are_warmed_up_and_whole_steps_find_them_warm(measured):
-    _, step = measured
-    in_phases, whole = CELL.warmup_steps + SETTINGS.steps, SETTINGS.steps
-    assert {int(state["step"]) for state in step.optimizer.state.values()} == {in_phases + whole}
+def test_eager_is_timed_before_the_model_is_compiled_and_profiles_come_last(watch):
+    rows = watch.rows()
+    assert set(rows) == {(key["mode"], key["phase"]) for key in CELL.row_keys()}
+    assert watch.seen == ["pinned", *watch.step.model.layers, "pinned", "force_eager", "default"]
+    assert {int(state["step"]) for state in watch.step.optimizer.state.values()} == {2 * STEPS + 1}
+    assert all(row["n"] == (1 if phase == "compile" else 10) for (_, phase), row in rows.items())
 
 
-def test_rates_follow_from_tokens_flops_and_the_median(measured):
-    rows, _ = measured
+@pytest.mark.parametrize(
+    ("cell", "settings"),
+    [(replace(CELL, warmup_steps=2), SETTINGS), (CELL, replace(SETTINGS, compiled=False))],
+)
+def test_a_study_of_the_warm_up_and_a_scale_without_compiling_time_eager_steps_alone(watch, cell, settings):
+    assert set(watch.rows(cell, settings)) == {(EAGER, phase) for phase in PHASES}
+    assert {int(state["step"]) for state in watch.step.optimizer.state.values()} == {20 + cell.warmup_steps}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "reason"),
+    [
+        (Skipped("no compiler"), "skipped", "no compiler"),
+        (RuntimeError("cannot lower\nmore"), "failed", "RuntimeError: cannot lower"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "oom", "OutOfMemoryError: CUDA out of memory"),
+    ],
+)
+def test_a_compile_that_fails_costs_its_own_rows(watch, error, status, reason):
+    watch.error = error
+    rows = watch.rows()
+    assert {(row["status"], row["reason"]) for (mode, _), row in rows.items() if mode == COMPILED} == {(status, reason)}
+    assert rows[EAGER, "train_step"]["launches"] == 9
+
+
+def test_rates_follow_from_tokens_flops_and_the_median(watch):
+    rows = watch.rows()
     forward_flops = flops.forward_flops(SIZES["tiny"], vocab_size=300, batch_size=3, seq_len=16)
     for name, forwards in {"forward": 1, "backward": 2, "train_step": 3}.items():
-        row = rows[name]
+        row = rows[COMPILED, name]
         median_s = row["median_ms"] / 1e3
         assert row["tokens_per_s"] == pytest.approx(3 * 16 / median_s)
         assert row["model_tflops_per_s"] == pytest.approx(forwards * forward_flops / median_s / 1e12)
         assert row["mfu_pct"] == pytest.approx(100 * row["model_tflops_per_s"] / row["peak_tflops_per_s"])
-    assert "tokens_per_s" not in rows["optimizer"]
+    assert "tokens_per_s" not in rows[EAGER, "optimizer"]
+    assert "tokens" not in rows[COMPILED, "compile"]
 
 
-def test_a_step_on_a_gpu_has_its_busy_time_energy_and_core_beside_its_wall_time(monkeypatch):
+def test_a_step_on_a_gpu_has_its_busy_time_energy_and_core_beside_its_wall_time(watch):
+    rows = watch.rows()
+    for mode in CELL.modes():
+        step = rows[mode, "train_step"]
+        assert (step["launches"], step["limited_by"], step["pinned_core"]) == (9, "host", 3)
+        assert step["gpu_idle_pct"] == pytest.approx(100, abs=0.1)
+        assert (step["energy_j"], step["tokens_per_j"]) == (2.0, 3 * 16 / 2.0)
+        assert "gpu_busy_ms" not in rows[mode, "forward"]
+
+
+def test_tf32_needs_tensor_cores(watch):
+    with pytest.raises(Skipped, match="tf32 needs a GPU"):
+        watch.rows(replace(CELL, precision="tf32"))
+
+
+def test_a_cell_is_expected_to_take_its_compiling_and_both_its_modes():
+    compiled, eager = (expected_s(CELL, replace(SETTINGS, compiled=each, budget_s=3.0), True) for each in (True, False))
+    assert compiled - eager == pytest.approx(COMPILING_S + eager - 2)
+    assert expected_s(replace(CELL, precision="tf32"), SETTINGS, on_gpu=False) < 1
+    one, two = (needed_bytes(replace(CELL, batch_size=batch), SETTINGS) for batch in (1, 2))
+    assert 0 < one < two
+
+
+@pytest.mark.slow
+def test_a_model_of_our_blocks_is_compiled_and_still_runs_as_it_is_written(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(measure, "pinned", lambda _device: nullcontext(3))
-    monkeypatch.setattr(measure, "profile_gpu_busy", lambda _step, _device: GpuBusy(1e-6, 9, 0.0, 1.0))
-    time_phases = measure.time_phases
-    monkeypatch.setattr(
-        measure, "time_phases", lambda *args: replace(time_phases(*args), power=Power(energy_j=2.0, power_capped=True))
+    rows = rows_read(measure.measure, CELL, SETTINGS, Stopwatch())
+    first, step = (
+        next(row for row in rows if (row["mode"], row["phase"]) == (COMPILED, name))
+        for name in ("compile", "train_step")
     )
-    rows = {row["phase"]: row for row in rows_read(measure.measure, CELL, SETTINGS, Stopwatch())}
-    step = rows["train_step"]
-    assert (step["launches"], step["limited_by"], step["pinned_core"]) == (9, "host", 3)
-    assert step["gpu_idle_pct"] == pytest.approx(100, abs=0.1)
-    assert (step["energy_j"], step["tokens_per_j"]) == (2.0, 3 * 16 / 2.0)
-    assert "gpu_busy_ms" not in rows["forward"]
+    assert first["status"] == "ok"
+    assert first["median_ms"] > 10 * step["median_ms"]
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
-def test_a_gpu_is_busy_for_no_longer_than_its_step_takes():
+def test_a_gpu_is_busy_for_no_longer_than_its_step_takes_and_has_fewer_launches_compiled():
     cell = Cell(size="small", precision="bf16")
     rows = rows_read(measure.measure, cell, Settings(budget_s=2.0), Stopwatch())
-    keys = [{"phase": row["phase"], "clock": row["clock"]} for row in rows]
-    assert all(key in keys for key in cell.row_keys())
-    step = next(row for row in rows if (row["phase"], row["clock"]) == ("train_step", "host"))
-    assert step["gpu_busy_ms"] <= 1.03 * step["median_ms"]
-    assert step["pinned_core"] is not None
+    by_key = {(row["mode"], row["phase"], row["clock"]): row for row in rows}
+    assert all(tuple(key.values()) in by_key for key in cell.row_keys())
+    steps = [by_key[mode, "train_step", "host"] for mode in cell.modes()]
+    for step in steps:
+        assert step["gpu_busy_ms"] <= 1.03 * step["median_ms"]
+        assert step["pinned_core"] is not None
+    assert steps[1]["launches"] < steps[0]["launches"]

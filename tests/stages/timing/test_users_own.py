@@ -19,7 +19,8 @@ TIMING = stages()["timing"]
 
 @pytest.mark.slow
 def test_a_model_has_all_rows_of_ours_and_is_ranked_beside_it(as_table):
-    cell, settings = Cell(size="tiny", context_length=16), Settings(vocab_size=50, max_steps=10, budget_s=0.1)
+    cell = Cell(size="tiny", context_length=16)
+    settings = Settings(vocab_size=50, compiled=False, max_steps=10, budget_s=0.1)
     models = {"mine": "Decoder", "odd": "SeesTheFuture"}
     subjects = [Subject("model", name, f"{FILE}:{model}") for name, model in models.items()]
     rows = rows_read(measure, cell, settings, Stopwatch(), subjects)

@@ -15,13 +15,10 @@ MAX_HOST_LIMITED_SEQ_LEN = 1024
 class Cell:
     """One attention problem in fp32; eager and compiled are its rows."""
 
+    gpus = 1  # on a machine that has any
+
     head_dim: int = axis(64, minimum=1)
     seq_len: int = axis(1024, minimum=1)
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs that the cell uses if there are any."""
-        return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
         """Return True on a GPU for sequences so long that its work alone decides the times: docs/quiet-host.md."""

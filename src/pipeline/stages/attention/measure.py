@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
@@ -12,19 +12,17 @@ from torch import Tensor
 
 from pipeline.attention import ATTENTION
 from pipeline.errors import Skipped
-from pipeline.formulas.attention import Shape
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.memory.out_of_memory import attempt, free_memory
 from pipeline.instruments.memory.saved_tensors import saved_bytes
 from pipeline.instruments.sampling.gpu_readings import gpu_columns
-from pipeline.instruments.sampling.interleaving import Interleaving, Taken, Work, interleave
+from pipeline.instruments.sampling.interleaving import Interleaving, Work, interleave
 from pipeline.instruments.sampling.kernel_timing import host_sampler
 from pipeline.instruments.sampling.step_timing import StopRule, synchronize
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.attention.cell import MODES, PHASES, Cell, Settings
 
 Row = dict[str, Any]
-ELEMENT_BYTES = torch.float32.itemsize
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,6 @@ class Problem:
         return torch.autograd.grad(output, self.inputs, self.output_gradient)
 
 
-@dataclass
-class Trial:
-    """The result of running a mode alone: failures by phase, and memory columns."""
-
-    failures: dict[str, Row] = field(default_factory=dict)
-    memory: Row = field(default_factory=dict)
-
-
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     """Return a row per mode, phase and clock; if one mode runs out of memory, the other is still measured."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -62,17 +52,19 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
             (mode, phase): work
             for mode, problem in problems.items()
             for phase, work in _works(problem).items()
-            if phase not in trials[mode].failures
+            if phase not in trials[mode][0]
         }
         rule = StopRule(settings.passes, settings.passes, rel_error=0.0, budget_s=math.inf)
-        rules = dict.fromkeys(works, rule)
-        timed = interleave(works, host_sampler(device), rules, settings.warmup_passes)
-    shared = _device_columns(device)
-    return [row for mode in MODES for phase in PHASES for row in _rows(mode, phase, trials[mode], timed, shared)]
-
-
-def _shape(cell: Cell, settings: Settings) -> Shape:
-    return Shape(settings.batch_size, 1, cell.seq_len, cell.head_dim, settings.is_causal)
+        timed = interleave(works, host_sampler(device), dict.fromkeys(works, rule), settings.warmup_passes)
+    on_gpu = device.type == "cuda"
+    memory_bytes = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
+    shared = {"memory_bytes": memory_bytes, "device_type": device.type}
+    return [
+        {"mode": mode, "phase": phase, **row, **shared}
+        for mode in MODES
+        for phase in PHASES
+        for row in _rows(mode, phase, *trials[mode], timed)
+    ]
 
 
 def _problems(cell: Cell, settings: Settings, device: torch.device) -> dict[str, Problem]:
@@ -93,23 +85,26 @@ def _works(problem: Problem) -> dict[str, Work]:
     }
 
 
-def _try(problem: Problem, mode: str, device: torch.device) -> Trial:
-    """Run a mode alone: once to compile and load, then to measure saved tensors and allocated memory."""
+def _try(problem: Problem, mode: str, device: torch.device) -> tuple[dict[str, Row], Row]:
+    """Run a mode alone: to compile and load, and to measure saved tensors and allocated memory.
+
+    Returns the outcomes of the phases that fail, and the columns of memory.
+    """
+    failures, memory = dict[str, Row](), Row()
     try:
         if mode == "compiled":
             require_compiler()
     except Skipped as skipped:
-        return Trial(failures={phase: {"status": "skipped", "reason": str(skipped)} for phase in PHASES})
-    trial = Trial()
+        return {phase: {"status": "skipped", "reason": str(skipped)} for phase in PHASES}, memory
     for phase, run in {"forward": problem.forward, "backward": lambda: problem.backward(problem.forward())}.items():
         _, reason = attempt(run)
         if reason:
-            trial.failures[phase] = {"status": "oom", "reason": reason}
-    if "forward" not in trial.failures:
-        trial.memory["saved_bytes"], _ = attempt(saved_bytes, problem.forward, problem.inputs)
-    if not trial.failures and device.type == "cuda":
-        trial.memory |= _allocated_bytes(problem, device)
-    return trial
+            failures[phase] = {"status": "oom", "reason": reason}
+    if "forward" not in failures:
+        memory["saved_bytes"], _ = attempt(saved_bytes, problem.forward, problem.inputs)
+    if not failures and device.type == "cuda":
+        memory |= _allocated_bytes(problem, device)
+    return failures, memory
 
 
 def _allocated_bytes(problem: Problem, device: torch.device) -> Row:
@@ -133,28 +128,16 @@ def _allocated_bytes(problem: Problem, device: torch.device) -> Row:
     }
 
 
-def _device_columns(device: torch.device) -> Row:
-    on_gpu = device.type == "cuda"
-    memory = torch.cuda.get_device_properties(device).total_memory if on_gpu else psutil.virtual_memory().total
-    return {"memory_bytes": memory, "device_type": device.type}
-
-
-def _rows(mode: str, phase: str, trial: Trial, timed: Interleaving[tuple[str, str]], shared: Row) -> list[Row]:
-    key = {"mode": mode, "phase": phase}
-    if phase in trial.failures:
-        return [{**key, "clock": "host", **trial.failures[phase], **shared}]
-    taken: Taken = timed.taken[mode, phase]
+def _rows(
+    mode: str, phase: str, failures: dict[str, Row], memory: Row, timed: Interleaving[tuple[str, str]]
+) -> list[Row]:
+    if phase in failures:
+        return [{"clock": "host", **failures[phase]}]
+    taken = timed.taken[mode, phase]
     if taken.out_of_memory:
-        return [{**key, "clock": "host", "status": "oom", "reason": taken.out_of_memory, **shared}]
+        return [{"clock": "host", "status": "oom", "reason": taken.out_of_memory}]
+    gpu = gpu_columns(timed.state_before, timed.state_after, timed.power, timed.slowdowns())
     return [
-        {
-            **key,
-            "clock": clock,
-            "status": "ok",
-            **trial.memory,
-            **shared,
-            **gpu_columns(timed.state_before, timed.state_after, timed.power, timed.slowdowns()),
-            "samples_ms": samples_ms,
-        }
+        {"clock": clock, "status": "ok", **memory, **gpu, "samples_ms": samples_ms}
         for clock, samples_ms in taken.times_ms.items()
     ]

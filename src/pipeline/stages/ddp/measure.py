@@ -1,21 +1,98 @@
 """Measure a ddp cell: the training step of every variant in the same ranks, by phase and clock."""
 
+import inspect
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.instruments.profilers.collective_traffic import total_bytes
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
-from pipeline.stages.ddp.cell import CAPTURED_STEP, PROFILER, WHOLE_STEP, Cell, Settings
-from pipeline.stages.ddp.ways import WAYS, own_ways
+from pipeline.model.step import TrainingStep
+from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
+from pipeline.stages.ddp.cell import (
+    BUCKET_SIZES_MB,
+    CAPTURED,
+    CAPTURED_STEP,
+    PROFILER,
+    SUBJECTS,
+    VARIANTS,
+    WHOLE_STEP,
+    Cell,
+    Settings,
+    Variant,
+)
 from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
 from pipeline.ways.measure import measure_cell, time_rows
 from pipeline.ways.way import Experiment, Result, Row, Way
 
+OURS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
+# Not to send buffers before each forward pass has another name from torch 2.13 on.
+SEND_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+TORCHS: dict[str, dict[str, Any]] = {
+    "torch": {},
+    "torch_tuned": {SEND_BUFFERS: False, "gradient_as_bucket_view": True},
+}
+
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
     """Return the rows of all variants, and of wrappers of the user's own."""
     return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
+
+
+def build(variant: Variant, step: TrainingStep) -> TrainingStep:
+    """Wrap the model of a rank's step; the wrapper copies rank 0's weights to every rank.
+
+    torch's waits for its communication inside backward.
+    """
+    if variant.impl == "none":
+        return step
+    if variant.impl in TORCHS:
+        options = TORCHS[variant.impl]
+        return replace(step, model=DistributedDataParallel(step.model, bucket_cap_mb=variant.bucket_size_mb, **options))
+    bucket_size = () if variant.bucket_size_mb is None else (variant.bucket_size_mb,)
+    wrapped = OURS[variant.impl](step.model, *bucket_size)
+    return replace(step, model=wrapped, finish_gradients=wrapped.finish_gradient_synchronization)
+
+
+def build_own(subject: Subject, bucket_size_mb: int | None, step: TrainingStep) -> TrainingStep:
+    """Wrap the model of a rank's step in a wrapper of the user's own."""
+    from pipeline.subjects.wrapping import Wrapped
+
+    own = Wrapped(step.model, subject, bucket_size_mb)
+    own.optimizer = step.optimizer
+    return replace(step, model=own, finish_gradients=own.finish_gradients)
+
+
+WAYS = [
+    Way(
+        variant.impl,
+        partial(build, variant),
+        captured=variant.impl in CAPTURED,
+        communicates=variant.impl not in SUBJECTS.apart,
+        columns={"bucket_size_mb": variant.bucket_size_mb},
+    )
+    for variant in VARIANTS
+]
+
+
+def own_ways(subject: Subject, how: str) -> list[Way]:
+    """Return the ways of a wrapper of the user's own: one that takes a bucket size is measured at those of ours."""
+    from pipeline.subjects.training_check import BUCKETS
+
+    sizes = BUCKET_SIZES_MB if how == BUCKETS else (None,)
+    return [
+        Way(subject.name, partial(build_own, subject, size), is_own=True, columns={"bucket_size_mb": size})
+        for size in sizes
+    ]
 
 
 def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
-from pipeline.cells.timed_rows import RanksStepRow
 from pipeline.stages.ddp.cell import CAPTURED_STEP, IMPLS, PROFILER
 from pipeline.ways.cell import PHASES, TRAIN_STEP
+from pipeline.ways.rows import BACKENDS, WayStepTime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +23,12 @@ class VariantRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(RanksStepRow, VariantRow):
+class StepTime(WayStepTime, VariantRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
     KEYS = ("impl", "bucket_size_mb", "phase", "clock")
 
-    phase: str = column(
-        "part of the step, or all of it; communication: the wait that remains after backward",
-        allowed=(*PHASES, TRAIN_STEP),
-    )
-    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
-    backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
+    backend: str = column("backend of the process group", allowed=BACKENDS)
     peak_bytes: int | None = column("peak of allocated memory on any rank; empty on a CPU", minimum=0)
     gradient_bytes: int = column("bytes of a rank's gradients", minimum=0)
     all_reduces: int = column("all-reduces of gradients per step", minimum=0)

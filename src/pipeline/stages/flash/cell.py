@@ -42,6 +42,8 @@ class Cell:
     grouped-query attention (GQA). repeat: the number of a cell that measures the same again, in its own process.
     """
 
+    gpus = 1  # on a machine that has any
+
     dtype: str = axis("bf16", allowed=DTYPES)
     head_dim: int = axis(64, minimum=1)
     seq_len: int = axis(1024, minimum=1)
@@ -57,11 +59,6 @@ class Cell:
             raise UserError(
                 f"num_heads must be a multiple of {GROUP_AXIS} ({self.query_heads_per_kv_head}), got {self.num_heads}"
             )
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs that the cell uses if there are any."""
-        return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
         """Return True on a GPU: kernels are timed by the GPU, with launches queued ahead: docs/quiet-host.md."""

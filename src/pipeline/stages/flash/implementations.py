@@ -73,20 +73,15 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
         raise Skipped("needs as many heads of keys as of queries")
     if name == "tiled" and shape.seq_len > LONGEST_TILED:
         raise Skipped(f"its launches take too long above a length of {LONGEST_TILED}")
-    if name == "flex":
-        return Implementation(_flex(shape, device))
+    if name == FA4:
+        return Implementation(_fa4(shape, device), by_token=True)
+    if name in BACKENDS:
+        return Implementation(_sdpa(shape), within=functools.partial(sdpa_kernel, BACKENDS[name]))
     if name == "compiled_eager":
         require_compiler()
         return Implementation(torch.compile(_plain(eager_attention, shape), dynamic=False))
-    if name in BACKENDS:
-        return Implementation(_sdpa(shape), within=functools.partial(sdpa_kernel, BACKENDS[name]))
-    if name == "sdpa":
-        return Implementation(_sdpa(shape))
-    if name == "triton":
-        return Implementation(_triton(shape))
-    if name == FA4:
-        return Implementation(_fa4(shape, device), by_token=True)
-    return Implementation(_plain(FUNCTIONS[name], shape))
+    others = {"flex": lambda: _flex(shape, device), "sdpa": lambda: _sdpa(shape), "triton": lambda: _triton(shape)}
+    return Implementation(others.get(name, lambda: _plain(FUNCTIONS[name], shape))())
 
 
 def _triton(shape: Shape) -> Attend:
@@ -181,26 +176,20 @@ def refusals_as_skipped(name: str) -> Iterator[None]:
         try:
             with peer_errors_as_skipped(name):
                 yield
-        except Exception as error:
-            reason = _refusal(name, error, [str(warning.message) for warning in warned])
-            if reason is None:
+        except ValueError as error:
+            if name not in OURS:
                 raise
-            raise Skipped(reason) from None
-
-
-def _refusal(name: str, error: Exception, warned: list[str]) -> str | None:
-    if name in OURS and isinstance(error, ValueError):
-        return str(error)
-    if isinstance(error, RuntimeError) and any(text in str(error) for text in REFUSALS):
-        return _reason(error, warned)
-    return None
+            raise Skipped(str(error)) from None
+        except RuntimeError as error:
+            if not any(text in str(error) for text in REFUSALS):
+                raise
+            raise Skipped(_reason(error, [str(warning.message) for warning in warned])) from None
 
 
 def _reason(error: RuntimeError, warned: list[str]) -> str:
     """Return SDPA's warning about the requested backend, else the line of the error that gives the reason."""
-    texts = [text.split(" (Triggered internally")[0].strip() for text in warned]
-    telling = [text for text in texts if "Expected" in text or "require" in text or "must" in text]
     if "No available kernel" in str(error):
+        texts = [text.split(" (Triggered internally")[0].strip() for text in warned]
+        telling = [text for text in texts if any(word in text for word in ("Expected", "require", "must"))]
         return telling[0] if telling else "torch has no kernel for this problem"
-    lines = [line for line in str(error).splitlines() if any(text in line for text in REFUSALS)]
-    return lines[0].strip()
+    return next(line for line in str(error).splitlines() if any(text in line for text in REFUSALS)).strip()

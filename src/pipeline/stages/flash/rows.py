@@ -3,19 +3,18 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from pipeline.cells.rated_rows import TriedRow
 from pipeline.cells.rates import gpu_name
 from pipeline.cells.rows import Reading, RowTypes, column, derived
-from pipeline.cells.timed_rows import GpuTimedRow
 from pipeline.formulas.attention import pass_flops
 from pipeline.instruments.machine.peaks import datasheet_peak_tflops
 from pipeline.stages.flash.cell import FA4, OURS, PEERS, PHASES, SDPA_BACKENDS, THREE_TF32
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImplementationTime(GpuTimedRow):
+class ImplementationTime(TriedRow):
     """One phase of one implementation. Columns of the trial calls are filled even if the phase could not be timed."""
 
-    KEYS = ("impl", "phase")
     # On a CPU it is what is compared: Triton needs a GPU.
     REFERENCE: ClassVar = {"impl": "tiled", "clock": "device"}
 
@@ -26,8 +25,6 @@ class ImplementationTime(GpuTimedRow):
         "forward: the output; backward: the gradients of q, k and v; forward_backward: one after the other",
         allowed=PHASES,
     )
-    first_call_ms: float = column("first call, including compiling and loading, by the host clock", positive=True)
-    extra_bytes: int | None = column("peak memory on the GPU that a call needs in addition to its inputs", minimum=0)
     output_rel_error: float | None = column("relative L2 error of the output, forward, against fp64", minimum=0)
     output_max_error: float | None = column("largest absolute error of the output, forward, against fp64", minimum=0)
     dq_rel_error: float | None = column("relative L2 error of the gradient of q, backward, against fp64", minimum=0)
@@ -42,18 +39,9 @@ class ImplementationTime(GpuTimedRow):
     dv_max_error: float | None = column(
         "largest absolute error of the gradient of v, backward, against fp64", minimum=0
     )
-    package_version: str | None = column("version of a peer that is a package of its own")
-    clock: str = column(
-        "device: CUDA events, L2 flushed, launches queued ahead; host: a CPU", allowed=("device", "host")
-    )
     tflops_per_s: float = derived("FLOPs of the phase, without masked scores, over the median time", positive=True)
     peak_share_pct: float = derived("tflops_per_s over peak_tflops_per_s", positive=True)
-    peak_tflops_per_s: float = derived("peak rate at this precision", positive=True)
-    peak_source: str = derived("where the peak comes from", allowed=("datasheet", "measured"))
     peak_of: str = derived("what the peak is for: a dtype, or 3×TF32, which is as exact as fp32")
-    measured_peak_tflops_per_s: float | None = column(
-        "rate of a large matrix product in the dtype, where no data sheet is known", positive=True
-    )
     measured_tf32_peak_tflops_per_s: float | None = column(
         "the same in TF32, of fp32 on a GPU that has it", positive=True
     )
@@ -65,7 +53,6 @@ class ImplementationTime(GpuTimedRow):
     sustained_tflops_per_s: float | None = derived("FLOPs of the phase over sustained_ms", positive=True)
     sustained_sm_clock_mhz: float | None = column("mean SM clock meanwhile", minimum=0)
     sdpa_choice: str | None = column("backend that SDPA chooses by itself; empty if another", allowed=SDPA_BACKENDS)
-    exposed_samples: int = column("samples that may hold gaps between launches", minimum=0)
     median_call_ms: float | None = column(
         "single call with nothing queued, by the host clock, until its work is done: median", positive=True
     )

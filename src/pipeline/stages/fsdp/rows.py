@@ -4,12 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
-from pipeline.cells.timed_rows import RanksStepRow
-from pipeline.formulas.collectives import bus_factor
 from pipeline.formulas.training_state import KINDS
 from pipeline.stages.fsdp import prediction
 from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, MEASURES
-from pipeline.ways.cell import PHASES, TRAIN_STEP
+from pipeline.ways.rows import BACKENDS, WayStepTime, WayTraffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,21 +20,14 @@ class WayRow(Row):
         allowed=IMPLS,
         or_subject=True,
     )
-    backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
+    backend: str = column("backend of the process group", allowed=BACKENDS)
     measures: str = column("what the row measures", allowed=MEASURES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(RanksStepRow, WayRow):
+class StepTime(WayStepTime, WayRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
-    KEYS = ("impl", "phase", "clock")
-
-    phase: str = column(
-        "part of the step, or all of it; communication: the wait that remains after backward",
-        allowed=(*PHASES, TRAIN_STEP),
-    )
-    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     loss: float = column("mean loss of the ranks after the noted and timed steps of the first turn", minimum=0)
     rank_difference: float | None = column(
         "largest difference of a gathered weight between ranks after these steps; empty without communication",
@@ -68,36 +59,28 @@ class Memory(WayRow):
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add the bytes by formula."""
+        """Add the bytes by formula; on a CPU none of the state, with which its step counters count."""
         row = reading.row
-        predicted = prediction.memory_bytes(row["impl"], reading.cell, reading.settings["vocab_size"])
-        on_cpu = reading.beside(("measures", "impl", "kind"), kind="peak") is None
-        if on_cpu:  # where the step counters count too
-            predicted.pop("optimizer_state", None)
-        return {"predicted_bytes": predicted.get(row["kind"])}
+        is_unknown = row["kind"] == "optimizer_state" and _is_on_cpu(reading)
+        found = prediction.memory_bytes(row["impl"], reading.cell, reading.settings["vocab_size"])
+        return {"predicted_bytes": None if is_unknown else found.get(row["kind"])}
+
+
+def _is_on_cpu(reading: Reading) -> bool:
+    return reading.beside(("measures", "impl", "kind"), kind="peak") is None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic(WayRow):
+class Traffic(WayTraffic, WayRow):
     """Bytes of one kind of collective in one step."""
 
-    KEYS = ("impl", "collective")
-
     collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
-    calls: int = column("calls per step", minimum=0)
-    measured_bytes: int = column("bytes of the calls' tensors", minimum=0)
-    predicted_bytes: int | None = derived("bytes by formula; empty for torch's fully_shard and your own", minimum=0)
-    sent_bytes: float = derived("least bytes that each rank must send for these calls", minimum=0)
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add the bytes by formula, and those that each rank must send."""
-        row, cell = reading.row, reading.cell
-        predicted = prediction.collective_bytes(row["impl"], cell, reading.settings["vocab_size"])
-        return {
-            "predicted_bytes": predicted.get(row["collective"]),
-            "sent_bytes": bus_factor(row["collective"], cell.world_size) * row["measured_bytes"],
-        }
+    def predicted(cls, reading: Reading) -> int | None:
+        """Return the bytes by formula."""
+        found = prediction.collective_bytes(reading.row["impl"], reading.cell, reading.settings["vocab_size"])
+        return found.get(reading.row["collective"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,6 +65,8 @@ class Cell:
     checkpointing: every block runs again in the backward pass.
     """
 
+    gpus = 1  # on a machine that has any
+
     size: str = axis("medium", allowed=SIZES)
     context_length: int = axis(1024, minimum=1)
     combinations: str = axis(ALL)
@@ -88,11 +90,6 @@ class Cell:
     def turns(self) -> list[str]:
         """What is measured, in turn: the eager step first and last."""
         return [EAGER, *self._asked, EAGER_AGAIN]
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any."""
-        return 1
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return the keys of the rows of a cell that could not be measured: each turn's."""

@@ -16,7 +16,6 @@ from pipeline.instruments.machine.peaks import peak_to_measure
 from pipeline.instruments.machine.pinning import pinned
 from pipeline.instruments.machine.power import LEAST_ENERGY_S
 from pipeline.instruments.machine.toolchain import require_compiler
-from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.profilers.gpu_busy import profile_gpu_busy, step_columns
 from pipeline.instruments.sampling.cuda_graph import WARMUP_CALLS, captured, make_capturable, require_graphs
 from pipeline.instruments.sampling.gpu_readings import gpu_columns
@@ -27,6 +26,7 @@ from pipeline.model.optimizers import Bf16MomentsAdamW, muon
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel.processes.starting import RankContext, run_ranks
 from pipeline.stages.levers.cell import PRECISION, Cell, Settings, names
+from pipeline.ways.ranks import ENDS, outcome
 
 Row = dict[str, Any]
 # Of the first step and of the last one that is checked.
@@ -55,12 +55,8 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 def _row(levers: str, cell: Cell, settings: Settings, eager: Losses) -> Row:
     try:
         return _in_a_process(levers, cell, settings, eager)
-    except Skipped as skipped:
-        return {"status": "skipped", "reason": str(skipped)}
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return {"status": "oom", "reason": str(error).splitlines()[0]}
+    except ENDS as end:
+        return outcome(end)
 
 
 def _in_a_process(levers: str, cell: Cell, settings: Settings, eager: Losses | None = None) -> Row:

@@ -19,6 +19,8 @@ class Cell:
     `num_layers` replaces the size's number of blocks; 0 leaves it.
     """
 
+    gpus = 1  # on a machine that has any
+
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
     size: str = axis("2.7B", allowed=SIZES)
     context_length: int = axis(256, minimum=1)
@@ -27,11 +29,6 @@ class Cell:
     checkpoint_every: int = axis(0, minimum=0)
     checkpointing: str = axis("segments", allowed=KINDS)
     num_layers: int = axis(0, minimum=0)
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs that the cell uses if there are any."""
-        return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
         """Return True on a GPU without timed steps: company slows down a step, and on a CPU uses up memory."""

@@ -1,6 +1,7 @@
 """Measure a memory cell: record building the model and two steps, replay the recording, then time a few more steps."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import torch
 from pipeline.attention.functions import why_not
 from pipeline.errors import Skipped
 from pipeline.instruments.memory.recording import Recorder, record_memory
+from pipeline.instruments.memory.saved_tensors import saved_by_operation
 from pipeline.instruments.sampling.step_timing import StopRule, time_phases
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model.checkpointing import SELECTABLE_ATTENTIONS
+from pipeline.model.precision import precision_context
 from pipeline.model.step import TrainingStep, build_training_step
-from pipeline.stages.memory.block_rows import block_rows
 from pipeline.stages.memory.cell import Cell, Settings
 from pipeline.stages.memory.recorded_rows import recording_rows
 
@@ -122,3 +124,27 @@ def _time_row(step: TrainingStep, settings: Settings, device: torch.device) -> R
     sampling = time_phases({"train_step": step.run}, device, settings.warmup_steps, rule)
     samples_ms = sampling.timings["train_step"].host_ms
     return {"kind": "time", "status": "ok", "slowdowns": sampling.slowdowns(), "samples_ms": samples_ms}
+
+
+def block_rows(step: TrainingStep, d_model: int) -> list[Row]:
+    """Run forward and backward of the first block alone; return what it saves, largest first, and its gradients.
+
+    The model's gradients are dropped before and after.
+    """
+    step.discard()
+    block = step.model.get_submodule("layers.0")
+    x = torch.randn(*step.tokens.shape, d_model, device=step.tokens.device, requires_grad=True)
+    with precision_context(step.precision, x.device.type):
+        output, saved = saved_by_operation(block, x)
+    output.backward(torch.ones_like(output))
+    gradients_bytes = sum(parameter.grad.nbytes for parameter in block.parameters() if parameter.grad is not None)
+    step.discard()
+    whole = {
+        "saved_bytes": sum(tensor.size_bytes for tensor in saved),
+        "gradients_bytes": gradients_bytes,
+        "input_gradient_bytes": x.nbytes,
+    }
+    by_size = sorted(saved, key=lambda tensor: tensor.size_bytes, reverse=True)
+    parts = [asdict(tensor) | {"shape": list(tensor.shape)} for tensor in by_size]
+    ranked = [{"kind": "block_saved", "status": "ok", "rank": rank, **part} for rank, part in enumerate(parts, start=1)]
+    return [{"kind": "block", "status": "ok", **whole}, *ranked]

@@ -25,6 +25,7 @@ from pipeline.model.transformer import TransformerBlock
 from pipeline.stages.memory.categories import classify
 
 Row = dict[str, Any]
+Phase = tuple[int, str, int, int]  # step, name, first event and event after the last
 
 PACKAGE = Path(pipeline.__file__).parent
 SUBJECTS = ("model", "attention")
@@ -37,17 +38,19 @@ def recording_rows(recording: Recording) -> list[Row]:
     allocations = replay(recording.events)
     categories = classify(allocations, recording)
     active = timeline(allocations, categories, len(recording.events))
-    rows = [
-        *_peak_rows(recording, active),
-        *_timeline_rows(recording, active),
-        *_largest_rows(recording, allocations, categories),
-        _saved_row(recording, active),
-        _residual_row(recording, allocations),
-    ]
-    return [{"status": "ok", **row} for row in rows]
+    phases = _numbered_phases(recording)
+    *_, forward_begin, forward_end = [phase for phase in phases if phase[1] == "forward"][-1]
+    found = {
+        "peak": _peak_rows(phases, active),
+        "timeline": _timeline_rows(phases, active),
+        "largest": _largest_rows(allocations, categories, forward_begin, len(recording.events)),
+        "saved": [{"activations_bytes": active.composition(forward_end).get("activations", 0)}],
+        "residual": [_residual_row(allocations, forward_begin, forward_end)],
+    }
+    return [{"kind": kind, "status": "ok", **row} for kind, rows in found.items() for row in rows]
 
 
-def _numbered_phases(recording: Recording) -> list[tuple[int, str, int, int]]:
+def _numbered_phases(recording: Recording) -> list[Phase]:
     """Return the phases, each with the number of its step; step 0 is before the first forward phase."""
     phases, step = [], 0
     for name, begin, end in phase_spans(recording):
@@ -57,14 +60,13 @@ def _numbered_phases(recording: Recording) -> list[tuple[int, str, int, int]]:
     return phases
 
 
-def _peak_rows(recording: Recording, active: Timeline) -> list[Row]:
+def _peak_rows(phases: list[Phase], active: Timeline) -> list[Row]:
     rows = []
-    for step, phase, begin, end in _numbered_phases(recording):
+    for step, phase, begin, end in phases:
         peak = active.peak(begin, end)
         made_of = active.composition(peak)
         rows.append(
             {
-                "kind": "peak",
                 "step": step,
                 "phase": phase,
                 "begin_event": begin,
@@ -77,41 +79,30 @@ def _peak_rows(recording: Recording, active: Timeline) -> list[Row]:
     return rows
 
 
-def _timeline_rows(recording: Recording, active: Timeline) -> list[Row]:
-    phases = [(begin, end, active.peak(begin, end)) for _, _, begin, end in _numbered_phases(recording)]
-    chosen = thin_out(active.total_bytes, TIMELINE_PARTS, keep=chain.from_iterable(phases))
+def _timeline_rows(phases: list[Phase], active: Timeline) -> list[Row]:
+    moments = chain.from_iterable((begin, end, active.peak(begin, end)) for _, _, begin, end in phases)
+    chosen = thin_out(active.total_bytes, TIMELINE_PARTS, keep=moments)
     return [
-        {
-            "kind": "timeline",
-            "category": category,
-            "events": chosen,
-            "active_bytes": [int(active.active_bytes[category][position]) for position in chosen],
-        }
-        for category in CATEGORIES
-        if category in active.active_bytes
+        {"category": name, "events": chosen, "active_bytes": [int(active.active_bytes[name][at]) for at in chosen]}
+        for name in CATEGORIES
+        if name in active.active_bytes
     ]
 
 
-def _largest_rows(recording: Recording, allocations: list[Allocation], categories: dict[Allocation, str]) -> list[Row]:
+def _largest_rows(
+    allocations: list[Allocation], categories: dict[Allocation, str], begin: int, event_count: int
+) -> list[Row]:
     """Group equal allocations by one line of code, of the last step or alive after it; return the largest."""
-    begin = max(begin for name, begin in recording.phases if name == "forward")
     groups = Counter(
         (allocation.size_bytes, categories[allocation], *_location(allocation.frames))
         for allocation in allocations
-        if allocation.start >= begin or allocation.end == len(recording.events)
+        if allocation.start >= begin or allocation.end == event_count
     )
     largest = sorted(groups.items(), key=lambda group: group[0][0], reverse=True)[:LARGEST]
+    names = ("size_bytes", "category", "location", "code")
     return [
-        {
-            "kind": "largest",
-            "rank": rank,
-            "size_bytes": size,
-            "count": count,
-            "category": category,
-            "location": location,
-            "code": code,
-        }
-        for rank, ((size, category, location, code), count) in enumerate(largest, start=1)
+        {"rank": rank, "count": count, **dict(zip(names, group, strict=True))}
+        for rank, (group, count) in enumerate(largest, start=1)
     ]
 
 
@@ -130,25 +121,14 @@ def _readable(frame: Frame) -> str:
     return f"{Path(frame.filename).relative_to(PACKAGE)}:{frame.line} {frame.function}"
 
 
-def _saved_row(recording: Recording, active: Timeline) -> Row:
-    ends = [end for _, phase, _, end in _numbered_phases(recording) if phase == "forward"]
-    return {"kind": "saved", "activations_bytes": active.composition(ends[-1]).get("activations", 0)}
-
-
-def _residual_row(recording: Recording, allocations: list[Allocation]) -> Row:
-    """Find the residual sums that blocks make, two per block, in the last recorded forward pass."""
-    _, begin, end = [span for span in phase_spans(recording) if span[0] == "forward"][-1]
+def _residual_row(allocations: list[Allocation], begin: int, end: int) -> Row:
+    """Find the residual sums that blocks make in a forward pass, two per block."""
     sums = [
         allocation.size_bytes
         for allocation in allocations
         if begin <= allocation.start < end and _is_made_in(allocation, TransformerBlock.forward.__code__)
     ]
-    return {
-        "kind": "residual",
-        "size_bytes": max(sums, default=None),
-        "smallest_bytes": min(sums, default=None),
-        "count": len(sums),
-    }
+    return {"size_bytes": max(sums, default=None), "smallest_bytes": min(sums, default=None), "count": len(sums)}
 
 
 def _is_made_in(allocation: Allocation, code: CodeType) -> bool:

@@ -31,6 +31,8 @@ class Cell:
     measures the same again.
     """
 
+    gpus = 1  # on a machine that has any
+
     op: str = axis("rms_norm", allowed=OPERATIONS)
     dtype: str = axis("bf16", allowed=DTYPES)
     size: str = axis("2.7B", allowed=SIZES)
@@ -38,11 +40,6 @@ class Cell:
     context_length: int = axis(1024, minimum=1)
     vocab_size: int = axis(10_000, minimum=2)
     repeat: int = axis(1, minimum=1)
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs that the cell uses if there are any."""
-        return 1
 
     def shares_host(self, on_gpu: bool) -> bool:
         """Return True on a GPU: kernels are timed by the GPU, with launches queued ahead: docs/quiet-host.md."""

@@ -3,19 +3,17 @@
 from dataclasses import dataclass
 from typing import Any
 
+from pipeline.cells.rated_rows import PEAK_SOURCES, TriedRow
 from pipeline.cells.rates import gpu_name, peak_columns
 from pipeline.cells.rows import Reading, RowTypes, column, derived
-from pipeline.cells.timed_rows import GpuTimedRow
 from pipeline.formulas.operations import moved_bytes, product_flops
 from pipeline.instruments.machine.peaks import datasheet_gb_per_s
 from pipeline.stages.ops.cell import ELEMENT_BYTES, IMPLS, PHASES
 
 
 @dataclass(frozen=True, kw_only=True)
-class OperationTime(GpuTimedRow):
+class OperationTime(TriedRow):
     """One phase of one implementation. Columns of the trial calls are filled even if the phase could not be timed."""
-
-    KEYS = ("impl", "phase")
 
     impl: str = column(
         "implementation: ours; torch's own operations, eager, compiled or, of AdamW, fused; Liger's",
@@ -25,9 +23,6 @@ class OperationTime(GpuTimedRow):
     phase: str = column(
         "forward: the outputs; backward: the gradients; whole: one after the other, of AdamW a step", allowed=PHASES
     )
-    package_version: str | None = column("version of a peer that is a package of its own")
-    first_call_ms: float = column("first call, including compiling and loading, by the host clock", positive=True)
-    extra_bytes: int | None = column("peak memory on the GPU that a call needs in addition to its inputs", minimum=0)
     output_rel_error: float | None = column(
         "relative L2 error against fp64, of the outputs the largest; of AdamW that of the weights after a step, over "
         "how far they move",
@@ -40,10 +35,6 @@ class OperationTime(GpuTimedRow):
     gradient_max_error: float | None = column(
         "largest error of a number over their root mean square, of the gradients the largest", minimum=0
     )
-    clock: str = column(
-        "device: CUDA events, L2 flushed, launches queued ahead; host: a CPU", allowed=("device", "host")
-    )
-    exposed_samples: int = column("samples that may hold gaps between launches", minimum=0)
     moved_bytes: int = derived("bytes that the phase must read and write, by formula", minimum=1)
     gb_per_s: float = derived("10^9 bytes a second of moved_bytes, at the median time", positive=True)
     tflops_per_s: float | None = derived("rate of the head's matrix products, at the median time", positive=True)
@@ -53,14 +44,9 @@ class OperationTime(GpuTimedRow):
     )
     floor_share_pct: float = derived("floor_ms over the median time", positive=True)
     bandwidth_gb_per_s: float = derived("bandwidth of the memory, reads and writes together", positive=True)
-    bandwidth_source: str = derived("where the bandwidth comes from", allowed=("datasheet", "measured"))
+    bandwidth_source: str = derived("where the bandwidth comes from", allowed=PEAK_SOURCES)
     measured_gb_per_s: float | None = column(
         "rate of a large copy, read and written bytes, where no data sheet is known", positive=True
-    )
-    peak_tflops_per_s: float | None = derived("peak in the dtype, of what has matrix products", positive=True)
-    peak_source: str | None = derived("where the peak comes from", allowed=("datasheet", "measured"))
-    measured_peak_tflops_per_s: float | None = column(
-        "rate of a large matrix product in the dtype, where no data sheet is known", positive=True
     )
 
     @classmethod

@@ -26,15 +26,12 @@ ATTENTION_PHASES = ("attention scores", "softmax", "final matmul")
 class Cell:
     """One model size, context length and precision, captured by nsys or torch.profiler; auto: nsys if it works here."""
 
+    gpus = 1  # on a machine that has any
+
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
     size: str = axis("small", allowed=SIZES)
     context_length: int = axis(256, minimum=1)
     profiler: str = axis("auto", allowed=("auto", "nsys", "torch"))
-
-    @property
-    def gpus(self) -> int:
-        """The GPUs that the cell uses if there are any."""
-        return 1
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return the keys of the rows of a cell that could not be measured: those by the host clock."""

@@ -10,17 +10,15 @@ from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD_BY_PART, CLOCKS, PASSES, STEP_PARTS
 
 CATEGORY = "kind of work; other if no rule matches"
-COUNT = "calls in one run of the range"
-TIME = "summed kernel time in one run of the range; on a CPU time in operators"
 SHARE = "share of the range's kernel time"
 
 
-def share_columns(reading: Reading) -> dict[str, Any]:
+def share_pct(reading: Reading) -> float:
     """Return a row's share of the kernel time of its range, which its categories make up."""
     range_ms = sum(
         row["time_ms"] for row in reading.rows if (row["kind"], row["range"]) == ("category", reading.row["range"])
     )
-    return {"share_pct": 100 * reading.row["time_ms"] / range_ms}
+    return 100 * reading.row["time_ms"] / range_ms
 
 
 def attention_flops(size: ModelSize, batch_size: int, seq_len: int, direction: str) -> dict[str, int]:
@@ -74,24 +72,30 @@ class RangeTime(GpuStepRow, RangeRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RangeCategory(RangeRow):
+class KernelTime(RangeRow):
+    """The time of some kernels in one range."""
+
+    count: float = column("calls in one run of the range", minimum=0)
+    time_ms: float = column("summed kernel time in one run of the range; on a CPU time in operators", minimum=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeCategory(KernelTime):
     """One category of kernels in one range."""
 
     KEYS = ("range", "category")
 
     category: str = column(CATEGORY, allowed=CATEGORIES)
-    count: float = column(COUNT, minimum=0)
-    time_ms: float = column(TIME, minimum=0)
     share_pct: float = derived(SHARE, minimum=0)
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
         """Add the share."""
-        return share_columns(reading)
+        return {"share_pct": share_pct(reading)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class RangeKernel(RangeRow):
+class RangeKernel(KernelTime):
     """One of the kernels with the most time in one range. Several can have the same short name."""
 
     KEYS = ("range", "rank", "kernel")
@@ -99,8 +103,6 @@ class RangeKernel(RangeRow):
     rank: int = column("rank among the range's kernels by time; 1 has the most", minimum=1)
     kernel: str = column("short name; on a CPU an operator's")
     category: str = column(CATEGORY, allowed=CATEGORIES)
-    count: float = column(COUNT, positive=True)
-    time_ms: float = column(TIME, minimum=0)
     share_pct: float = derived(SHARE, minimum=0)
     avg_us: float = derived("mean time of a call", minimum=0)
 
@@ -108,18 +110,16 @@ class RangeKernel(RangeRow):
     def derive(cls, reading: Reading) -> dict[str, Any]:
         """Add the share, and the time of a call."""
         row = reading.row
-        return {**share_columns(reading), "avg_us": 1e3 * row["time_ms"] / row["count"]}
+        return {"share_pct": share_pct(reading), "avg_us": 1e3 * row["time_ms"] / row["count"]}
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionPhase(RangeRow):
+class AttentionPhase(KernelTime):
     """One phase of attention in one range, summed over all layers."""
 
     KEYS = ("range", "phase")
 
     phase: str = column("part of attention", allowed=ATTENTION_PHASES)
-    count: float = column(COUNT, minimum=0)
-    time_ms: float = column(TIME, minimum=0)
     matmul_ms: float = column("part of time_ms in matrix products, without scaling, mask, copies and casts", minimum=0)
     flops: int = derived("FLOPs by formula, with all scores computed", positive=True)
 

@@ -13,8 +13,6 @@ from pipeline.stages.profile.cell import (
     BACKWARD_BY_PART,
     BACKWARD_OF,
     STEP_PARTS,
-    Cell,
-    Settings,
 )
 from pipeline.stages.profile.kernel_names import short_name
 
@@ -25,19 +23,24 @@ CLOCK_COLUMNS = {"profiled": "range_us", "span": "span_us", "busy": "busy_us", "
 LAYER = re.compile(r"(.*/layers\.\d+)(?:/|$)")
 
 
-def rows_of(trace: Trace, passes: list[str], cell: Cell, settings: Settings) -> list[Row]:
+def rows_of(trace: Trace, passes: list[str], top_kernels: int) -> list[Row]:
     """Return all rows of these passes."""
     paths = [*passes, *(STEP_PARTS if "train_step" in passes else ())]
     with_kernels = [path for path in (*passes, BACKWARD) if path in paths]
     with_attention = ["inference", *([BACKWARD_BY_PART] if BACKWARD_OF in passes else [])]
-    rows = [
-        *(row for path in paths for row in _time_rows(trace, path)),
-        *(row for path in paths for row in _category_rows(trace, path)),
-        *(row for path in with_kernels for row in _kernel_rows(trace, path, settings.top_kernels)),
-        *(row for name in with_attention for row in _attention_rows(trace, name, cell, settings)),
-        *_layer_rows(trace, passes[0]),
+    found = {
+        "time": {path: _time_rows(trace, path) for path in paths},
+        "category": {path: _category_rows(trace, path) for path in paths},
+        "kernel": {path: _kernel_rows(trace, path, top_kernels) for path in with_kernels},
+        "attention": {path: _attention_rows(trace, path) for path in with_attention},
+        "layer": {passes[0]: _layer_rows(trace, passes[0])},
+    }
+    return [
+        {"kind": kind, "range": path, "status": "ok", **row}
+        for kind, by_path in found.items()
+        for path, rows in by_path.items()
+        for row in rows
     ]
-    return [{**row, "status": "ok"} for row in rows]
 
 
 def kernel_table(trace: Trace, passes: list[str]) -> pd.DataFrame:
@@ -45,98 +48,70 @@ def kernel_table(trace: Trace, passes: list[str]) -> pd.DataFrame:
 
     Columns: range, name, category, count, time_ms, share_pct, avg_us, min_us, max_us.
     """
-    tables = [_by_kernel(trace, name).assign(range=name) for name in passes]
-    columns = ["range", "name", "category", "count", "time_ms", "share_pct", "avg_us", "min_us", "max_us"]
-    return pd.concat(tables, ignore_index=True)[columns]
+    table = pd.concat([_by_kernel(trace, name).assign(range=name) for name in passes], ignore_index=True)
+    table["share_pct"] = 100 * table["time_ms"] / table.groupby("range")["time_ms"].transform("sum")
+    table["avg_us"] = 1e3 * table["time_ms"] / table["count"]
+    return table[["range", "name", "category", "count", "time_ms", "share_pct", "avg_us", "min_us", "max_us"]]
+
+
+def _per_run(trace: Trace, path: str) -> pd.DataFrame:
+    """Return the events of a range; what `count` and `time_ms` add up to is that of one run of it."""
+    events, rounds = events_of(trace, path), int((trace.ranges["path"] == path).sum())
+    return events.assign(count=events["calls"] / rounds, time_ms=events["duration_us"] / rounds / 1e3)
 
 
 def _time_rows(trace: Trace, path: str) -> list[Row]:
     times = range_times(trace, path)
-    rows = []
-    for clock, column in CLOCK_COLUMNS.items():
-        samples_ms = [float(value) / 1e3 for value in times[column]]
-        # A range that launched nothing has no time on the device and no statistics.
-        if min(samples_ms) > 0:
-            rows.append({"kind": "time", "range": path, "clock": clock, "samples_ms": samples_ms})
-    return rows
-
-
-def _rounds(trace: Trace, path: str) -> int:
-    return int((trace.ranges["path"] == path).sum())
+    samples_ms = {clock: [float(value) / 1e3 for value in times[name]] for clock, name in CLOCK_COLUMNS.items()}
+    # A range that launched nothing has no time on the device and no statistics.
+    return [{"clock": clock, "samples_ms": samples} for clock, samples in samples_ms.items() if min(samples) > 0]
 
 
 def _category_rows(trace: Trace, path: str) -> list[Row]:
-    groups = events_of(trace, path).groupby("category")[["duration_us", "calls"]].sum()
-    return [
-        {
-            "kind": "category",
-            "range": path,
-            "category": category,
-            "count": float(group["calls"]) / _rounds(trace, path),
-            "time_ms": float(group["duration_us"]) / _rounds(trace, path) / 1e3,
-        }
-        for category, group in groups.sort_values("duration_us", ascending=False).iterrows()
-    ]
+    found = _per_run(trace, path).groupby("category")[["count", "time_ms"]].sum()
+    return _as_rows(found.sort_values("time_ms", ascending=False).reset_index())
 
 
 def _by_kernel(trace: Trace, path: str) -> pd.DataFrame:
     """Sum the events of a range by name and category, per run, most time first."""
-    events, rounds = events_of(trace, path), _rounds(trace, path)
-    table = (
-        events.groupby(["name", "category"])
-        .agg(
-            count=("calls", "sum"),
-            time_us=("duration_us", "sum"),
+    groups = _per_run(trace, path).groupby(["name", "category"])
+    return (
+        groups.agg(
+            count=("count", "sum"),
+            time_ms=("time_ms", "sum"),
             min_us=("duration_us", "min"),
             max_us=("duration_us", "max"),
         )
         .reset_index()
-        .sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
+        .sort_values("time_ms", ascending=False, kind="stable", ignore_index=True)
     )
-    table["share_pct"] = 100 * table["time_us"] / table["time_us"].sum()
-    table["avg_us"] = table["time_us"] / table["count"]
-    table["time_ms"] = table["time_us"] / rounds / 1e3
-    table["count"] = table["count"] / rounds
-    return table
 
 
 def _kernel_rows(trace: Trace, path: str, top: int) -> list[Row]:
-    table = _by_kernel(trace, path)
-    table = table[table["count"] > 0]
-    short = table["name"].map(short_name)
-    table = table.assign(kernel=short).head(top)
-    columns = ["kernel", "category", "count", "time_ms"]
-    return [
-        {"kind": "kernel", "range": path, "rank": rank, **{str(name): value for name, value in row.items()}}
-        for rank, row in enumerate(table[columns].to_dict("records"), start=1)
-    ]
+    table = _by_kernel(trace, path).query("count > 0").head(top)
+    table = table.assign(kernel=table["name"].map(short_name), rank=range(1, len(table) + 1))
+    return _as_rows(table[["rank", "kernel", "category", "count", "time_ms"]])
 
 
-def _attention_rows(trace: Trace, name: str, cell: Cell, settings: Settings) -> list[Row]:
+def _as_rows(table: pd.DataFrame) -> list[Row]:
+    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+
+
+def _attention_rows(trace: Trace, name: str) -> list[Row]:
     """Return a row per phase of attention over all layers, for inference or the backward pass with parts.
 
     time_ms: the whole phase; matmul_ms: only its matrix products, without scaling, masking and casts.
     """
-    direction = "backward" if name == BACKWARD_BY_PART else "forward"
-    events = events_of(trace, name)
-    if direction == "backward":
+    events = _per_run(trace, name)
+    if name == BACKWARD_BY_PART:
         events = events[events["path"].str.startswith(f"{name}/backward/")]
     rows = []
     for phase in ATTENTION_PHASES:
         inside = events[events["path"].str.endswith(f"/attention/{phase}")]
-        if inside.empty:
-            continue
-        products = inside[inside["category"] == "matmul"]
-        rows.append(
-            {
-                "kind": "attention",
-                "range": name,
-                "phase": phase,
-                "count": float(inside["calls"].sum()) / _rounds(trace, name),
-                "time_ms": float(inside["duration_us"].sum()) / _rounds(trace, name) / 1e3,
-                "matmul_ms": float(products["duration_us"].sum()) / _rounds(trace, name) / 1e3,
-            }
-        )
+        if not inside.empty:
+            matmul_ms = inside.loc[inside["category"] == "matmul", "time_ms"].sum()
+            sums = {"count": inside["count"].sum(), "time_ms": inside["time_ms"].sum(), "matmul_ms": matmul_ms}
+            rows.append({"phase": phase, **{column: float(value) for column, value in sums.items()}})
     return rows
 
 
@@ -167,4 +142,4 @@ def _layer_rows(trace: Trace, name: str) -> list[Row]:
         for event in inside.to_dict("records")
     ]
     layer_name = chosen.rpartition("/")[2]
-    return [{"kind": "layer", "range": name, "layer": layer_name, "events": json.dumps(timeline)}]
+    return [{"layer": layer_name, "events": json.dumps(timeline)}]

@@ -2,19 +2,28 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 
-from pipeline.formulas.training_state import KINDS
+import torch
+from torch.distributed.optim import ZeroRedundancyOptimizer
+
 from pipeline.instruments.memory.freed_memory import make_room
+from pipeline.instruments.memory.training_kinds import device_bytes, kinds_bytes
+from pipeline.instruments.sampling.rank_timing import max_over_ranks
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
-from pipeline.stages.sharding import prediction
-from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, COLLECTIVES, PEAKS, WHOLE_STEP, Cell, Settings
-from pipeline.stages.sharding.prediction import Share
-from pipeline.stages.sharding.ways import WAYS, note_memory, own_ways
+from pipeline.model.step import TrainingStep
+from pipeline.parallel import OverlapDDP, ShardedOptimizer
+from pipeline.stages.sharding.cell import COLLECTIVES, IMPLS, PEAKS, WHOLE_STEP, Cell, Settings
+from pipeline.stages.sharding.prediction import Share, fullest_share, memory_bytes
 from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
 from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
-from pipeline.ways.way import Experiment, Result, Row, Way
+from pipeline.ways.way import Experiment, Result, Row, Turn, Way
+
+MemoryAt = dict[tuple[str, str], float]
+SHARDED = {"sharded": ShardedOptimizer, "torch_zero": ZeroRedundancyOptimizer}
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
@@ -22,58 +31,86 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequ
     return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
 
 
+def build(impl: str, step: TrainingStep) -> TrainingStep:
+    """Give a rank's step an optimizer; gradients are averaged in place, without buffers that would count as memory."""
+    model = OverlapDDP(step.model)
+    step = replace(step, model=model, finish_gradients=model.finish_gradient_synchronization)
+    if impl not in SHARDED:
+        return step
+    return replace(step, optimizer=SHARDED[impl](model.parameters(), torch.optim.AdamW))
+
+
+def build_own(subject: Subject, step: TrainingStep) -> TrainingStep:
+    """Give a rank's step an optimizer of the user's own."""
+    from pipeline.subjects.loading import load
+
+    step = build("", step)
+    return replace(step, optimizer=load(subject.use)(step.model.parameters(), torch.optim.AdamW))
+
+
+WAYS = [Way(impl, partial(build, impl)) for impl in IMPLS]
+
+
+def own_ways(subject: Subject, _how: str) -> list[Way]:
+    """Return the way of an optimizer of the user's own."""
+    return [Way(subject.name, partial(build_own, subject), is_own=True)]
+
+
+def note_memory(turn: Turn) -> None:
+    """Note the memory after initialisation, and in the first and in a warm step before and after the optimizer."""
+    step, device = turn.step, turn.context.device
+    memory = _memory_at("initialised", step, device) | _memory_of_step("first_", step, device)
+    notes.warm_up(turn)
+    device_bytes(device)  # resets the peak
+    memory |= _memory_of_step("", step, device)
+    turn.result.memory |= max_over_ranks(memory, device)
+
+
+def _memory_of_step(prefix: str, step: TrainingStep, device: torch.device) -> MemoryAt:
+    """Run a step, keeping the gradients until the memory after the update is known."""
+    step.forward()
+    step.backward()
+    step.synchronize_gradients()
+    before = _memory_at(f"{prefix}before_step", step, device)
+    step.optimizer.step()
+    after = _memory_at(f"{prefix}after_step", step, device)
+    step.optimizer.zero_grad()
+    return before | after
+
+
+def _memory_at(moment: str, step: TrainingStep, device: torch.device) -> MemoryAt:
+    sizes = device_bytes(device) | kinds_bytes(step.model, step.optimizer)
+    return {(moment, kind): float(size) for kind, size in sizes.items()}
+
+
 def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
-    """Make the rows of one optimizer."""
+    """Make the rows of one optimizer, its counted bytes beside the predicted ones."""
     off, tolerance = result.differences.from_reference, TOLERANCE[cell.precision]
+    predicted = predict(way, result, cell.world_size)
+    memory = {"measures": "memory", "status": "ok"}
     found = [
         *time_rows(result, measures="time", weight_difference=off, weight_tolerance=tolerance),
-        *_memory_rows(way, result, cell.world_size),
+        *(
+            {
+                **memory,
+                "moment": key[0],
+                "kind": key[1],
+                "measured_bytes": int(size),
+                "predicted_bytes": predicted.get(key),
+            }
+            for key, size in result.memory.items()
+        ),
         *traffic_rows(result.collectives, COLLECTIVES),
     ]
     return [{"backend": backend, **row} for row in found]
 
 
-def _memory_rows(way: Way, result: Result, world_size: int) -> list[Row]:
-    """Pair counted bytes with predicted bytes; how the user's own shares them out is not known."""
-    predicted = {} if way.is_own else _predicted(result, _share(way.name, result.parameter_bytes, world_size))
-    return [
-        {
-            "measures": "memory",
-            "moment": moment,
-            "kind": kind,
-            "status": "ok",
-            "measured_bytes": int(size),
-            "predicted_bytes": predicted.get((moment, kind)),
-        }
-        for (moment, kind), size in result.memory.items()
-    ]
-
-
-def _share(impl: str, parameter_bytes: list[int], world_size: int) -> Share:
-    if impl == "adamw":
-        return prediction.whole(parameter_bytes)
-    return prediction.fullest_share(parameter_bytes, world_size)
-
-
-def _predicted(result: Result, share: Share) -> dict[tuple[str, str], int]:
-    """Predict bytes by moment and kind, except for the first peak of forward and backward, the basis of the later one.
-
-    The allocator rounds requests up, so that one prediction serves for bytes requested and given out.
-    """
+def predict(way: Way, result: Result, world_size: int) -> dict[tuple[str, str], int]:
+    """Return the bytes by formula; none of the user's own, of which it is not known how it shares them out."""
     sizes = result.parameter_bytes
-    on_gpu = ("initialised", "peak") in result.memory
-    predicted: dict[tuple[str, str], int] = {}
-    for moment in dict.fromkeys(moment for moment, _ in result.memory):
-        kinds = prediction.kinds_bytes(sizes, share, moment, counters_on_device=not on_gpu)
-        predicted |= {(moment, kind): kinds[kind] for kind in KINDS}
-        predicted |= {(moment, total): sum(kinds.values()) for total in ALLOCATOR_KINDS}
-    if on_gpu:
-        predicted |= {("initialised", peak): sum(sizes) for peak in PEAKS}
-        predicted |= {("first_after_step", peak): prediction.step_peak_bytes(sizes, share) for peak in PEAKS}
-        predicted |= {("after_step", peak): prediction.step_peak_bytes(sizes, share) for peak in PEAKS}
-        first = {peak: int(result.memory["first_before_step", peak]) for peak in PEAKS}
-        predicted |= {("before_step", peak): prediction.backward_peak_bytes(first[peak], share) for peak in PEAKS}
-    return predicted
+    share = Share(len(sizes), sum(sizes)) if way.name == "adamw" else fullest_share(sizes, world_size)
+    first = {peak: int(result.memory.get(("first_before_step", peak), 0)) for peak in PEAKS}
+    return {} if way.is_own else memory_bytes(sum(sizes), share, first if any(first.values()) else None)
 
 
 EXPERIMENT = Experiment(

@@ -1,23 +1,13 @@
 """Rows of the sharding stage, for each optimizer: step times, memory by moment and kind, bytes sent."""
 
 from dataclasses import dataclass
-from typing import Any
 
-from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
-from pipeline.cells.timed_rows import RanksStepRow
-from pipeline.formulas.collectives import bus_factor
+from pipeline.cells.rows import Reading, Row, RowTypes, column
 from pipeline.formulas.parameters import parameter_bytes
 from pipeline.formulas.sizes import SIZES
 from pipeline.formulas.training_state import KINDS
-from pipeline.stages.sharding.cell import (
-    ALLOCATOR_KINDS,
-    COLLECTIVES,
-    IMPLS,
-    MEASURES,
-    MOMENTS,
-    PEAKS,
-)
-from pipeline.ways.cell import PHASES, TRAIN_STEP
+from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, COLLECTIVES, IMPLS, MEASURES, MOMENTS, PEAKS
+from pipeline.ways.rows import BACKENDS, WayStepTime, WayTraffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,18 +19,14 @@ class OptimizerRow(Row):
         allowed=IMPLS,
         or_subject=True,
     )
-    backend: str = column("backend of the process group", allowed=("gloo", "nccl"))
+    backend: str = column("backend of the process group", allowed=BACKENDS)
     measures: str = column("what the row measures", allowed=MEASURES)
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(RanksStepRow, OptimizerRow):
+class StepTime(WayStepTime, OptimizerRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
-    KEYS = ("impl", "phase", "clock")
-
-    phase: str = column("part of the step, or all of it", allowed=(*PHASES, TRAIN_STEP))
-    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     rank_difference: float | None = column(
         "largest difference of a weight between ranks after the timed steps", minimum=0
     )
@@ -69,27 +55,19 @@ class Memory(OptimizerRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traffic(OptimizerRow):
+class Traffic(WayTraffic, OptimizerRow):
     """Bytes of one kind of collective in one step."""
 
-    KEYS = ("impl", "collective")
-
     collective: str = column("collective of torch.distributed", allowed=COLLECTIVES)
-    calls: int = column("calls per step", minimum=0)
-    measured_bytes: int = column("bytes of the calls' tensors", minimum=0)
-    predicted_bytes: int | None = derived("bytes by formula; empty for an optimizer of your own", minimum=0)
-    sent_bytes: float = derived("least bytes that each rank must send for these calls", minimum=0)
 
     @classmethod
-    def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add the bytes by formula, and those that each rank must send."""
-        row, cell = reading.row, reading.cell
-        predicted = None
-        if row["impl"] in IMPLS:  # all gradients are reduced, and parameters sent where the state is sharded
-            is_sent = row["collective"] == "allreduce" or row["impl"] != "adamw"
-            predicted = parameter_bytes(SIZES[cell.size], reading.settings["vocab_size"]) if is_sent else 0
-        sent_bytes = bus_factor(row["collective"], cell.world_size) * row["measured_bytes"]
-        return {"predicted_bytes": predicted, "sent_bytes": sent_bytes}
+    def predicted(cls, reading: Reading) -> int | None:
+        """Return the parameters' bytes: all gradients are reduced, and where the state is sharded parameters sent."""
+        row = reading.row
+        if row["impl"] not in IMPLS:
+            return None
+        is_sent = row["collective"] == "allreduce" or row["impl"] != "adamw"
+        return parameter_bytes(SIZES[reading.cell.size], reading.settings["vocab_size"]) if is_sent else 0
 
 
 ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic), strict=True)), kind_column="measures")

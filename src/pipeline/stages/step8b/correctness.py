@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +16,8 @@ from pipeline.model.transformer import TransformerLM
 from pipeline.stages.step8b.cell import Cell, Settings
 from pipeline.stages.step8b.models import COMPUTE_DTYPE, best_attention, plain_model, random_batch
 
-
-@dataclass(frozen=True)
-class Errors:
-    """The loss, and how far it and the gradients lie from those in fp32, as shares of these."""
-
-    loss: float
-    loss_error: float
-    gradient_error: float
-    worst_gradient_error: float
+# The loss, and how far it and the gradients lie from those in fp32, as shares of these.
+Errors = dict[str, float]
 
 
 class WithLoss(nn.Module):
@@ -57,13 +51,26 @@ def check(cell: Cell, settings: Settings, device: torch.device) -> dict[str, Err
     return {name: _errors(_loss_and_gradients(model, batch), reference) for name, model in models.items()}
 
 
-def why_wrong(errors: dict[str, Errors], settings: Settings) -> str:
-    """Say what about the fused model is further from fp32 than allowed; empty where nothing is."""
-    ours, plain = errors["ours"], errors["bf16_eager"]
-    if not ours.loss_error <= settings.loss_tolerance:  # also for what is not finite
-        return f"loss {ours.loss:.5g} is {ours.loss_error:.2g} from that in fp32, allowed {settings.loss_tolerance:g}"
+def check_rows(errors: dict[str, Errors], settings: Settings) -> list[dict[str, Any]]:
+    """Return the rows of a check, that of the fused model first, which says what is further from fp32 than allowed."""
+    said = {"ours": _why_wrong(errors["ours"], errors["bf16_eager"], settings)}
+    return [
+        {
+            "impl": name,
+            "measures": "check",
+            **({"status": "wrong", "reason": said[name]} if said.get(name) else {"status": "ok"}),
+            **found,
+        }
+        for name, found in errors.items()
+    ]
+
+
+def _why_wrong(ours: Errors, plain: Errors, settings: Settings) -> str:
+    off, tolerance = ours["loss_error"], settings.loss_tolerance
+    if not off <= tolerance:  # also for what is not finite
+        return f"loss {ours['loss']:.5g} is {off:.2g} from that in fp32, allowed {tolerance:g}"
     for what in ("gradient_error", "worst_gradient_error"):
-        found, allowed = getattr(ours, what), settings.error_factor * getattr(plain, what)
+        found, allowed = ours[what], settings.error_factor * plain[what]
         if not found <= allowed:
             return f"{what} is {found:.3g}, allowed {allowed:.3g}, {settings.error_factor:g} times the plain model's"
     return ""
@@ -89,9 +96,9 @@ def _errors(found: tuple[float, Sequence[Tensor]], reference: tuple[float, Seque
         (float((one.float() - other).norm()), float(other.norm())) for one, other in zip(gradients, exact, strict=True)
     ]
     off, whole = (torch.tensor(norms, dtype=torch.float64).norm() for norms in zip(*differences, strict=True))
-    return Errors(
-        loss=loss,
-        loss_error=abs(loss - exact_loss) / exact_loss,
-        gradient_error=float(off / whole),
-        worst_gradient_error=max(one / other for one, other in differences),
-    )
+    return {
+        "loss": loss,
+        "loss_error": abs(loss - exact_loss) / exact_loss,
+        "gradient_error": float(off / whole),
+        "worst_gradient_error": max(one / other for one, other in differences),
+    }

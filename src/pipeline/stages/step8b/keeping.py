@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from pipeline.formulas.fused_step import LEVELS, FusedStep
 from pipeline.formulas.sizes import SIZES
 from pipeline.formulas.units import BF16_BYTES
 from pipeline.instruments.sampling.rank_timing import max_over_ranks
-from pipeline.stages.step8b.cell import OURS, Cell, Settings
+from pipeline.stages.step8b.cell import KEEPING_COLUMNS, OURS, Cell, Settings
 
 # Torch's operations hold a logit in bf16 and up to four times in fp32, ours in bf16.
 TORCH_LOGIT_BYTES = 16
@@ -29,6 +30,13 @@ class Keeping:
     beside_fusions: list[str] | None
     needs_bytes: int | None = None
     has_bytes: int | None = None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns of a whole step's row."""
+        memory = {"needs_bytes": self.needs_bytes, "has_bytes": self.has_bytes}
+        counts = {column: self.levels.count(level) for level, column in KEEPING_COLUMNS.items()}
+        return memory | (counts if self.levels else {})
 
 
 def choose(impl: str, cell: Cell, settings: Settings, device: torch.device) -> Keeping:

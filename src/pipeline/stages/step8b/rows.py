@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cells.rates import peak_columns, step_rates
+from pipeline.cells.rated_rows import Rates
 from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
-from pipeline.cells.timed_rows import BudgetRow, RanksStepRow
+from pipeline.cells.timed_rows import BudgetRow
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.stages.step8b.cell import CHECKED, FUSIONS, IMPLS, MEASURES
-from pipeline.ways.cell import PHASES, TRAIN_STEP
+from pipeline.ways.rows import WayStepTime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,27 +26,10 @@ class MeasuredRow(Row):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepTime(RanksStepRow, MeasuredRow):
+class StepTime(WayStepTime, Rates, MeasuredRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
-    KEYS = ("impl", "phase", "clock")
-
-    phase: str = column("part of the step, or all of it", allowed=(*PHASES, TRAIN_STEP))
-    clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     first_step_ms: float | None = column("the first step, which compiles what there is to; of the first turn")
-    tokens_per_s: float | None = derived("tokens of all ranks over the median time", positive=True)
-    model_tflops_per_s: float | None = derived(
-        "FLOPs of the model's mathematics a rank, causal attention as half of all scores and nothing recomputed, over"
-        " the median time",
-        positive=True,
-    )
-    mfu_pct: float | None = derived("model FLOPs utilization: of the peak in bf16", positive=True)
-    measured_peak_tflops_per_s: float | None = column(
-        "rate of a large matrix product in bf16, where no data sheet is known", positive=True
-    )
-    peak_tflops_per_s: float | None = derived("peak in bf16", positive=True)
-    peak_source: str | None = derived("where the peak comes from", allowed=("datasheet", "measured"))
-    peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
     needs_bytes: int | None = column("memory that a step takes by formula, with what layers keep", minimum=0)
     has_bytes: int | None = column("memory that is free for it on the fullest rank before it is built", minimum=0)
     layers_that_keep_input: int | None = column(
@@ -60,17 +43,16 @@ class StepTime(RanksStepRow, MeasuredRow):
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
-        """Add the rates of the whole step, and the peak."""
+        """Add the rates of the whole step, causal attention as half of all scores, and the peak."""
         found, cell = super().timed_columns(reading, median_ms), reading.cell
         if any(reading.row[name] != value for name, value in cls.WHOLE_STEP.items()):
             return found
-        shared = {"tokens": cell.context_length, **peak_columns(reading, "bf16")}  # of a rank
         step_flops = flops.causal_train_step_flops(
             SIZES[cell.size], reading.settings["vocab_size"], 1, cell.context_length
         )
-        rates = step_rates(median_ms, step_flops, shared)
+        rates = cls.rates(reading, median_ms, "bf16", cell.context_length, step_flops)  # of a rank
         of_all_ranks = {"tokens": found["tokens"], "tokens_per_s": cell.world_size * rates["tokens_per_s"]}
-        return found | shared | rates | of_all_ranks
+        return found | rates | of_all_ranks
 
     @classmethod
     def tokens_a_step(cls, reading: Reading) -> int:

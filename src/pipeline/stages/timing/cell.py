@@ -9,44 +9,57 @@ from pipeline.subjects.naming import Measured
 
 SPLIT_AXIS = "precision"
 READS = ("ceilings",)
+# A model as it is written, then the same one compiled.
+EAGER, COMPILED = "eager", "compiled"
 # Of a compiled model: its first step, which compiles.
 FIRST_STEP = "compile"
 PHASES = ("forward", "backward", "optimizer", "train_step")
+# Fewer warm-up steps are a study of their own, of eager steps alone.
+USUAL_WARMUP = 5
 
-SUBJECTS = Measured("model", {"phase": "train_step", "clock": "host"}, pipelines="TransformerLM")
+SUBJECTS = Measured("model", {"phase": "train_step", "clock": "host"}, pipelines="TransformerLM", apart_by=("mode",))
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One model, context, batch and precision, with so many warm-up steps.
+    """One model, context, batch and precision, with so many warm-up steps: eager, then compiled.
 
     repeat: the number of a cell that measures the same again, in its own process.
     """
+
+    gpus = 1  # on a machine that has any
 
     precision: str = axis("fp32", allowed=PRECISIONS)
     size: str = axis("small", allowed=SIZES)
     context_length: int = axis(256, minimum=1)
     batch_size: int = axis(4, minimum=1)
-    warmup_steps: int = axis(5, minimum=0)
-    mode: str = axis("eager", allowed=("eager", "compiled"))
+    warmup_steps: int = axis(USUAL_WARMUP, minimum=0)
     repeat: int = axis(1, minimum=1)
 
-    @property
-    def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any."""
-        return 1
+    def modes(self, compiled: bool = True) -> tuple[str, ...]:
+        """Return what is measured; compiled: the setting of this name."""
+        return (EAGER, COMPILED) if compiled and self.warmup_steps >= USUAL_WARMUP else (EAGER,)
 
-    def row_keys(self) -> list[dict[str, str]]:
+    def row_keys(self, compiled: bool = True) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
-        first = (FIRST_STEP,) if self.mode == "compiled" else ()
-        return [{"phase": name, "clock": "host"} for name in (*first, *PHASES)]
+        return [key for mode in self.modes(compiled) for key in mode_keys(mode)]
+
+
+def mode_keys(mode: str) -> list[dict[str, str]]:
+    """Return what names each row of a mode by the host clock."""
+    first = (FIRST_STEP,) if mode == COMPILED else ()
+    return [{"mode": mode, "phase": name, "clock": "host"} for name in (*first, *PHASES)]
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What every cell of the stage shares: the assignment's steps, and the stop rule."""
+    """What every cell of the stage shares: the assignment's steps, and the stop rule.
+
+    compiled: whether models are also compiled, which takes seconds a cell.
+    """
 
     vocab_size: int = axis(10_000, minimum=2)
+    compiled: bool = axis(True)
     steps: int = axis(10, minimum=5)
     max_steps: int = axis(50, minimum=5)
     rel_error: float = axis(0.005, minimum=0)

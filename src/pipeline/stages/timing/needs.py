@@ -2,11 +2,9 @@
 
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.flops import train_step_flops
-from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.peak_memory import peak_bytes
 from pipeline.formulas.sizes import SIZES
-from pipeline.formulas.training_state import training_state
-from pipeline.stages.timing.cell import Cell, Settings
+from pipeline.stages.timing.cell import COMPILED, Cell, Settings
 
 COMPILING_S = 12.0
 # The FLOP/s that training steps reach, about.
@@ -21,19 +19,18 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     step_flops = train_step_flops(SIZES[cell.size], settings.vocab_size, cell.batch_size, cell.context_length)
     step_s = step_flops / (GPU_RATES[cell.precision] if on_gpu else CPU_RATE)
     sampling_s = max(settings.budget_s, settings.steps * step_s)
-    other_steps = cell.warmup_steps + (PROFILED_STEPS if on_gpu else 0)
-    return 2 + 2 * sampling_s + other_steps * step_s + (COMPILING_S if cell.mode == "compiled" else 0)
+    mode_s = 2 * sampling_s + (cell.warmup_steps + (PROFILED_STEPS if on_gpu else 0)) * step_s
+    return 2 + mode_s + (COMPILING_S + mode_s if COMPILED in cell.modes(settings.compiled) else 0)
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU: what a training step has at its height.
-
-    What a compiled step keeps of it beside weights, gradients and the optimizer's state is the compiler's choice.
-    """
-    size = SIZES[cell.size]
-    if cell.mode == "compiled":
-        return training_state(parameter_count(size, settings.vocab_size)).total_bytes
+    """Return the least memory that a cell takes on a CPU: what a training step has at its height."""
     workload = Workload(
-        size, settings.vocab_size, cell.batch_size, cell.context_length, cell.precision, device_type="cpu"
+        SIZES[cell.size],
+        settings.vocab_size,
+        cell.batch_size,
+        cell.context_length,
+        cell.precision,
+        device_type="cpu",
     )
     return peak_bytes(workload, "train_step")

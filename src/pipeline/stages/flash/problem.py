@@ -1,0 +1,120 @@
+"""The problem of a flash cell: seeded inputs, exact results, and how right an implementation is with them."""
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.attention.reference import ExactAttention, exact_attention
+from pipeline.instruments.sampling.interleaving import Work
+from pipeline.instruments.sampling.side_by_side import Errors, Problem
+from pipeline.stages.flash.cell import BOTH_PHASES, PHASES, Cell
+from pipeline.stages.flash.implementations import Implementation, refusals_as_skipped
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+class AttentionProblem(Problem):
+    """Normal queries, keys, values and gradient of the output, with the exact results."""
+
+    phases = PHASES
+    peers = ("eager", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")  # PyTorch's own
+    judges_all = calls_all_again = False  # errors of the others stand in their rows
+
+    def __init__(self, cell: Cell, device: torch.device) -> None:
+        """Take the memory of the inputs; `draw` fills them."""
+        self.cell, self.device, self.dtype = cell, device, TORCH_DTYPES[cell.dtype]
+        heads, kv_heads = cell.num_heads, cell.shape.num_kv_heads
+        q, k, v, self.output_gradient = (
+            torch.empty(cell.batch_size, each, cell.seq_len, cell.head_dim, dtype=self.dtype, device=device)
+            for each in (heads, kv_heads, kv_heads, heads)
+        )
+        self.qkv = (q.requires_grad_(), k.requires_grad_(), v.requires_grad_())
+        self._exact: ExactAttention | None = None
+        self._by_token: tuple[Tensor, ...] = ()
+
+    @torch.no_grad()
+    def draw(self, seed: int) -> None:
+        """Put other numbers into the same tensors, and compute the exact results."""
+        generator = torch.Generator(self.device).manual_seed(seed)
+        for tensor in (*self.qkv, self.output_gradient):
+            tensor.copy_(torch.randn(tensor.shape, generator=generator, device=self.device))
+        self._exact = None  # before the next takes as much memory
+        self._exact = exact_attention(*self.qkv, self.output_gradient, self.cell.is_causal)
+        for tensor, numbers in zip(self._by_token, (*self.qkv, self.output_gradient), strict=False):
+            tensor.copy_(numbers.transpose(1, 2))
+
+    @torch.no_grad()
+    def change_signs(self) -> None:
+        """Make other numbers of those that there are, without memory; the exact results are no longer theirs."""
+        q, _k, v = self.qkv
+        for tensor in (q, v, self.output_gradient):
+            tensor.neg_()
+
+    def works(self, built: Implementation) -> dict[str, Work]:
+        """Return each phase as work to time. Each backward sample makes a new graph: none is kept between samples."""
+        (q, k, v), output_gradient = self._laid_out(built.by_token)
+
+        def forward(_nothing: None) -> Tensor:
+            return built.attend(q, k, v)
+
+        def backward(output: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(output, (q, k, v), output_gradient)
+
+        works = (
+            Work(forward, within=built.within),
+            Work(backward, prepare=lambda: forward(None), within=built.within),
+            Work(lambda nothing: backward(forward(nothing)), within=built.within),
+        )
+        return dict(zip(PHASES, works, strict=True))
+
+    def _laid_out(self, by_token: bool) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Return q, k and v, and the output's gradient; by_token: as (batch, length, heads, head_dim), contiguous.
+
+        The latter are other tensors with the same numbers, which are there from the first time on that they are asked
+        for.
+        """
+        if not by_token:
+            return self.qkv, self.output_gradient
+        if not self._by_token:
+            *qkv, gradient = (x.detach().transpose(1, 2).contiguous() for x in (*self.qkv, self.output_gradient))
+            self._by_token = (*(x.requires_grad_() for x in qkv), gradient)
+        return self._by_token[:3], self._by_token[3]
+
+    def errors(self, built: Implementation, phase: str, result: Any) -> Errors:
+        """Return relative (L2) and largest absolute errors of the output or of each gradient; none of both phases."""
+        assert self._exact is not None  # drawn
+        if phase == BOTH_PHASES:
+            return {}
+        results = {"output": result} if phase == PHASES[0] else dict(zip(("dq", "dk", "dv"), result, strict=True))
+        found = {}
+        for name, tensor in results.items():
+            tensor = tensor.transpose(1, 2) if built.by_token else tensor
+            top = (tensor.detach().double() - getattr(self._exact, name)).abs().max().item()
+            found[name] = self._exact.relative_error(name, tensor), top
+        return found
+
+    def refusals(self, name: str) -> AbstractContextManager:
+        """Turn errors by which an implementation refuses the problem into Skipped."""
+        return refusals_as_skipped(name)
+
+    def far_off(self, quantity: str, error: tuple[float, float], usual: tuple[float, float] | None) -> str | None:
+        """Say which error is far above that of PyTorch's own, or NaN; None where none is.
+
+        On an H200 right implementations had at most 1.01 (relative) and 1.64 (largest) times the errors of PyTorch's
+        own, in fp32 more where they round as TF32 does. One row of 1,024 left out is 3.5 and 7 times.
+        """
+        from pipeline.subjects.operation_check import FINE_EPS, LIMITS, TF32_EPS
+
+        coarse = self.dtype != torch.float32 or self.device.type == "cuda"  # where products may be in TF32
+        rounding = 2 * torch.finfo(self.dtype).eps
+        for limit, found, peers in zip(LIMITS, error, usual or (rounding, rounding), strict=True):
+            allowed = max(limit.times * peers, limit.units * (TF32_EPS if coarse else FINE_EPS))
+            if not found <= allowed:  # nor where it is NaN
+                beside = f"PyTorch's own at most {peers:.2g}, " if usual else ""
+                return (
+                    f"{quantity} has {limit.words} of {found:.2g} at length {self.cell.seq_len}, {beside}allowed is "
+                    f"{allowed:.2g}; at the short lengths of the check it was right"
+                )
+        return None

@@ -1,0 +1,71 @@
+"""The problem of an ops cell, and how right an implementation is with it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from pipeline.formulas.operations import BACKWARD, FORWARD, WHOLE
+from pipeline.instruments.sampling import side_by_side
+from pipeline.instruments.sampling.interleaving import Work
+from pipeline.model import operation_problems
+from pipeline.model.operation_problems import Errors, as_tuple
+from pipeline.stages.ops.cell import ADAMW, Cell
+from pipeline.subjects.operation_check import far_off
+
+TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class OperationProblem(operation_problems.Problem, side_by_side.Problem):
+    """A call of the operation; of AdamW, a step."""
+
+    peers, judges_all = ("eager",), True
+
+    def __init__(self, cell: Cell, device: torch.device) -> None:
+        """Take the memory of the inputs; `draw` fills them."""
+        super().__init__(cell.op, cell.widths, TORCH_DTYPES[cell.dtype], device)
+        self.phases = cell.phases
+        self.calls_all_again = cell.op != ADAMW  # whose steps would be compiled anew
+
+    def works(self, built: Callable[..., Any]) -> dict[str, Work]:
+        """Return each phase as work to time; before each call all tensors get their numbers back."""
+        if self.operation == ADAMW:
+            return {WHOLE: self._steps(built)}
+
+        def forward(_nothing: None) -> tuple[Any, ...]:
+            return as_tuple(built(*self.inputs, *self.constants))
+
+        def backward(outputs: tuple[Any, ...]) -> tuple[Any, ...]:
+            weights = [gradient.to(each.dtype) for gradient, each in zip(self.gradients, outputs, strict=True)]
+            return torch.autograd.grad(outputs, self.inputs, weights)
+
+        def prepare() -> tuple[Any, ...]:
+            self.restore()
+            return forward(None)
+
+        return {
+            FORWARD: Work(forward, self.restore),
+            BACKWARD: Work(backward, prepare),
+            WHOLE: Work(lambda nothing: backward(forward(nothing)), self.restore),
+        }
+
+    def _steps(self, make: Callable[..., Any]) -> Work:
+        for weight, gradient in zip(self.inputs, self.gradients, strict=True):
+            weight.grad = gradient
+        optimizer = make(list(self.inputs), **operation_problems.ADAMW)
+
+        def step(_nothing: None) -> tuple[Any, ...]:
+            optimizer.step()
+            return self.inputs
+
+        return Work(step, self.restore)
+
+    def errors(self, _built: Any, phase: str, result: Any) -> side_by_side.Errors:
+        """Return the errors of what a phase gave; of both phases those of the gradients, as they are compared."""
+        if self.operation == ADAMW or phase == FORWARD:
+            return {"output": self.output_errors(result)}
+        return {"gradient": self.gradient_errors(result)}
+
+    def far_off(self, quantity: str, error: tuple[float, float], usual: tuple[float, float] | None) -> str | None:
+        """Say how an error is far above that of the plain way, or NaN; None where it is not."""
+        return far_off(quantity, Errors(*error), usual and Errors(*usual), self)

@@ -1,0 +1,246 @@
+"""Implementations of a toy problem: forward doubles a tensor, backward halves it."""
+
+import dataclasses
+import re
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from pipeline.errors import Skipped
+from pipeline.instruments.sampling import side_by_side, step_timing, trying
+from pipeline.instruments.sampling.interleaving import Work
+from pipeline.instruments.sampling.kernel_timing import KernelSampler
+from pipeline.instruments.sampling.side_by_side import Problem, SideBySide
+
+PHASES = ("forward", "backward", "forward_backward")
+
+
+def settings(**changes):
+    asked = {"min_samples": 3, "max_samples": 3, "rel_error": 0.0, "budget_s": 5.0, "call_limit_s": 5.0}
+    return SimpleNamespace(**asked | changes)
+
+
+SETTINGS = settings()
+OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
+
+
+class Doubling(Problem):
+    """Judge all by `plain`, and call all again."""
+
+    phases, device = PHASES, torch.device("cpu")
+    peers, judges_all, calls_all_again = ("plain",), True, True
+
+    def __init__(self):
+        self.x, self.drawn = torch.empty(4), None
+
+    def draw(self, seed):
+        self.drawn = torch.randn(4, generator=torch.Generator().manual_seed(seed))
+        self.x.copy_(self.drawn)
+
+    def change_signs(self):
+        self.x.neg_()
+
+    def works(self, built):
+        forward = Work(lambda _: built(self.x))
+        return {
+            "forward": forward,
+            "backward": Work(lambda y: y / 4, prepare=lambda: built(self.x)),
+            "forward_backward": Work(lambda _: built(self.x) / 4),
+        }
+
+    def errors(self, _built, phase, result):
+        wanted = {"forward": 2 * self.drawn, "backward": self.drawn / 2}.get(phase)
+        return (
+            {} if wanted is None else {phase: ((result - wanted).norm().item(), (result - wanted).abs().max().item())}
+        )
+
+    @contextmanager
+    def refusals(self, _name):
+        try:
+            yield
+        except ValueError as error:
+            raise Skipped(str(error)) from None
+
+    def far_off(self, quantity, error, usual):
+        return f"{quantity} is off by {error[0]:.2g}" if not error[0] <= usual[0] + 1e-6 else None
+
+
+def double(x):
+    return x + x
+
+
+def measured(asked=SETTINGS, **functions):
+    """Return the rows of `plain` and of others by implementation and phase."""
+    builds = {name: lambda built=built: built for name, built in {"plain": double, **functions}.items()}
+    found = SideBySide(Doubling(), builds, asked, {})
+    timed = found.time()
+    found.judge_again()
+    return {(row["impl"], row["phase"]): row for row in found.rows(timed, lambda key: {"of": key})}
+
+
+def of(rows, name, column):
+    return [rows[name, phase].get(column) for phase in PHASES]
+
+
+class FailsAt:
+    """Raise at one call, or from one on; else double."""
+
+    def __init__(self, call, error):
+        self.left, self.error = call, error
+
+    def __call__(self, x):
+        self.left -= 1
+        if self.left == 0:
+            raise self.error
+        return double(x)
+
+
+def test_every_phase_has_its_samples_and_the_errors_that_it_makes():
+    rows = measured(ours=lambda x: x * 2)
+    assert list(rows) == [(name, phase) for name in ("plain", "ours") for phase in PHASES]
+    for (name, phase), row in rows.items():
+        assert (row["status"], row["clock"], len(row["samples_ms"])) == ("ok", "host", 3)
+        assert row["of"] == (name, phase)
+        assert [column for column in row if "error" in column] == (
+            [] if phase == PHASES[2] else [f"{phase}_rel_error", f"{phase}_max_error"]
+        )
+
+
+@pytest.mark.parametrize(("call", "failing"), [(1, PHASES), (3, PHASES[1:]), (5, PHASES[2:])])
+def test_out_of_memory_while_trying_fails_what_follows_and_leaves_the_others_measured(call, failing):
+    rows = measured(ours=FailsAt(call, OOM))
+    assert [phase for phase in PHASES if rows["ours", phase]["status"] == "oom"] == list(failing)
+    assert all("out of memory" in rows["ours", phase]["reason"] for phase in failing)
+    assert of(rows, "plain", "status") == ["ok"] * 3
+
+
+def test_out_of_memory_in_the_middle_of_sampling_leaves_the_others_measured():
+    rows = measured(ours=FailsAt(12, OOM))
+    assert of(rows, "ours", "status").count("oom") == 1
+    assert of(rows, "plain", "status") == ["ok"] * 3
+
+
+def test_one_that_refuses_is_skipped_in_its_own_words_and_any_other_error_is_a_bug():
+    rows = measured(ours=FailsAt(1, ValueError("width is 48")))
+    assert set(zip(of(rows, "ours", "status"), of(rows, "ours", "reason"), strict=True)) == {("skipped", "width is 48")}
+    assert of(rows, "plain", "status") == ["ok"] * 3
+    with pytest.raises(RuntimeError, match="illegal"):
+        measured(ours=FailsAt(2, RuntimeError("an illegal instruction")))
+
+
+def slow(seconds, at=lambda _call: True):
+    calls = []
+
+    def call(x):
+        calls.append(x)
+        time.sleep(seconds if at(len(calls)) else 0)
+        return double(x)
+
+    return call
+
+
+def test_a_call_above_the_limit_is_skipped_with_the_time_it_takes():
+    rows = measured(settings(call_limit_s=0.05), ours=slow(0.06))
+    assert of(rows, "ours", "status") == ["skipped"] * 3
+    reason = rows["ours", "forward"]["reason"]
+    told = re.fullmatch(r"one forward call takes ([\d.]+) s, above the limit of 0\.05 s \(call_limit_s\)", reason)
+    assert float(told[1]) >= 0.06
+    assert "forward_rel_error" in rows["ours", "forward"]
+
+
+def test_a_call_above_the_limit_is_tried_again_for_the_host_may_have_been_busy():
+    rows = measured(settings(call_limit_s=0.25), ours=slow(0.3, at=lambda call: call == 2))
+    assert rows["ours", "forward"]["status"] == "ok"
+
+
+@pytest.mark.parametrize(("slow_s", "warm_up_calls"), [(float("inf"), 2), (0, 0)])
+def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(monkeypatch, slow_s, warm_up_calls):
+    calls = []
+    monkeypatch.setattr(side_by_side, "SLOW_S", slow_s)
+    measured(ours=lambda x: calls.append(x) or double(x))
+    tried, sampled, again = 2, SETTINGS.min_samples, 2
+    assert len(calls) == len(PHASES) * (tried + warm_up_calls + sampled) + again
+
+
+def test_a_sample_of_a_backward_pass_takes_its_preparation_too(monkeypatch):
+    slept_s = []
+    for module in (trying, step_timing):
+        monkeypatch.setattr(module, "perf_counter", lambda: sum(slept_s))
+    work = Work(call=lambda _: slept_s.append(0.25), prepare=lambda: slept_s.append(0.5))
+    called = trying.timed_call(work, torch.device("cpu"))
+    assert (called.call_ms, called.sample_s) == (250.0, 0.75)
+
+
+@pytest.mark.parametrize(("sample_s", "samples"), [(0.001, 10), (0.1, 10), (0.2, 5), (0.9, 3)])
+def test_slow_calls_are_sampled_less_often_but_never_less_than_the_fewest(sample_s, samples):
+    asked = settings(min_samples=10, max_samples=20, budget_s=1.0)
+    assert SideBySide(Doubling(), {"plain": lambda: double}, asked, {}).rule(sample_s).min_samples == samples
+
+
+def test_what_is_wrong_or_not_a_number_is_not_timed():
+    calls = []
+    rows = measured(ours=lambda x: calls.append(x) or 2.1 * x, nan=lambda x: x * float("nan"))
+    assert len(calls) == 2 * len(PHASES)
+    for name in ("ours", "nan"):
+        assert of(rows, name, "status") == ["wrong"] * 3
+        assert rows[name, "forward"]["reason"].startswith("forward is off by ")
+        assert "samples_ms" not in rows[name, "forward"]
+    assert "forward_rel_error" in rows["ours", "forward"]
+    assert "forward_rel_error" not in rows["nan", "forward"]  # no record holds such a number
+    assert of(rows, "plain", "status") == ["ok"] * 3
+
+
+def test_one_that_remembers_results_is_wrong_when_it_is_called_again_on_other_numbers():
+    kept = []
+    rows = measured(ours=lambda x: kept[0] if kept else kept.append(double(x)) or kept[0])
+    assert of(rows, "ours", "status") == ["wrong"] * 3
+    assert rows["ours", "forward"]["reason"].startswith("right at first, but not when it is called after the timing ")
+
+
+def test_the_users_own_sees_other_numbers_before_each_timed_call_and_runs_in_its_context():
+    seen, turns = [], []
+
+    @contextmanager
+    def turn():
+        turns.append("begin")
+        yield
+        turns.append("end")
+
+    builds = {
+        "plain": lambda: double,
+        "own": lambda: lambda x: seen.append((x.clone(), len(turns) % 2)) or double(x),
+    }
+    SideBySide(Doubling(), builds, SETTINGS, {"own": turn}).time()
+    tried = 2 * len(PHASES)
+    assert all(inside for _, inside in seen)
+    assert all(torch.equal(x, seen[0][0]) for x, _ in seen[:tried])
+    assert {tuple(x.sign().tolist()) for x, _ in seen[tried:]} == {
+        tuple((sign * seen[0][0]).sign().tolist()) for sign in (1, -1)
+    }
+    assert all(
+        not torch.equal(one, other) for (one, _), (other, _) in zip(seen[tried:], seen[tried + 1 :], strict=False)
+    )
+
+
+def test_rows_of_a_device_bear_device_times_and_exposure(monkeypatch):
+    queue = SimpleNamespace(
+        flush_l2=lambda: None, keep_busy=lambda _ms: None, synchronize=lambda: None, mark=lambda: HostEvent(time.time())
+    )
+    monkeypatch.setattr(side_by_side, "kernel_sampler", lambda _device: KernelSampler(queue))
+    assert {(row["clock"], row["exposed_samples"]) for row in measured().values()} == {("device", 3)}
+
+
+@dataclasses.dataclass
+class HostEvent:
+    """A moment of a device that is the host itself: work is done when it is queued."""
+
+    at_s: float
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end):
+        return (end.at_s - self.at_s) * 1e3
