@@ -24,12 +24,14 @@ from pipeline.stages.flash.cell import (
     PEERS,
     PHASES,
     THREE_TF32,
+    TILES,
 )
 
 PROBLEM = ["dtype", "is_causal", "batch_size", "num_heads", GROUP_AXIS, "head_dim", "seq_len"]
 SHAPE_HEAD = "batch×heads×length×head_dim"
 WORDS = {
     "triton": "ours",
+    **{impl: f"ours, tiles of {side}" for impl, side in TILES.items()},
     "tiled": "ours, in PyTorch",
     FA4: "FlashAttention-4",
     "sdpa_cudnn": "cuDNN",
