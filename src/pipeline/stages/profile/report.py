@@ -167,7 +167,7 @@ def _short(kernel: str) -> str:
 
 def _attention(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a row a capture and direction: the time of attention's products, of its softmax, and of all else in it."""
-    scores, softmax, final = ATTENTION_PHASES
+    scores, mask, softmax, final = ATTENTION_PHASES
     phases = rows[rows["kind"] == "attention"]
     wide = phases.pivot_table(index=[*CELL, "range"], columns="phase", values=["time_ms", "matmul_ms", "flops"])
     wide = wide.reindex(columns=pd.MultiIndex.from_product([["time_ms", "matmul_ms", "flops"], ATTENTION_PHASES]))
@@ -176,6 +176,7 @@ def _attention(rows: pd.DataFrame) -> pd.DataFrame:
         {
             "products_ms": products,
             "softmax_ms": wide["time_ms"][softmax],
+            "mask_ms": wide["time_ms"][mask].fillna(0),
             "beside_ms": wide["time_ms"][scores] + wide["time_ms"][final] - products,
             "times": wide["time_ms"][softmax] / products,
             "flops_times": (wide["flops"][scores] + wide["flops"][final]) / wide["flops"][softmax],
@@ -195,13 +196,14 @@ def _inside_attention(name: str, attention: pd.DataFrame, across: str | None = N
         *WHAT,
         ("pass", "direction", text),
         ("two products, ms", "products_ms", number),
-        ("scale, mask, casts, copies, ms", "beside_ms", number),
+        ("scale, casts, copies, ms", "beside_ms", number),
+        ("mask, ms", "mask_ms", number),
         ("softmax, ms", "softmax_ms", number),
         ("softmax's time over the products'", "times", times),
         ("products' FLOPs over softmax's", "flops_times", times),
     ]
     caption = "Inside plain attention, all layers together" + (
-        ": ms of the two products / of scale, mask, casts and copies / of softmax / softmax's time over that of the "
+        ": ms of the two products / of scale, casts and copies / of the mask / of softmax / softmax's time over that of the "
         "products / the products' FLOPs over those of softmax"
         if across
         else ""
