@@ -29,13 +29,15 @@ def measure_in_turn(
     experiment: Experiment,
     subjects: Sequence[Subject] = (),
     mark: Path | None = None,
+    files: Path | None = None,
 ) -> list[Result]:
     """Let ways take turns, each from the same weights and alone in memory; then profile steps of each.
 
     Profiles come last, because a profiler may disturb what runs after it. subjects: those of the user's own whose ways
-    may be among these; mark: where to note which of them runs, see `pipeline.subjects.checking`.
+    may be among these; mark: where to note which of them runs, see `pipeline.subjects.checking`; files: the folder for
+    what is kept of captures.
     """
-    rank = _Rank(context, cell, settings, experiment, subjects, mark)
+    rank = _Rank(context, cell, settings, experiment, subjects, mark, files)
     dist.barrier()  # what the first collective starts is not pinned
     with pinned(context.device, context.rank, context.world_size) as core:
         results = [Result(pinned_core=core) for _ in ways]
@@ -58,8 +60,10 @@ class _Rank:
         experiment: Experiment,
         subjects: Sequence[Subject],
         mark: Path | None,
+        files: Path | None,
     ) -> None:
         self.context, self.cell, self.settings, self.experiment = context, cell, settings, experiment
+        self.files = files if context.rank == 0 else None
         self.comparison = Comparison()
         self.turns_of_own = None
         if subjects:
@@ -77,7 +81,7 @@ class _Rank:
         weights, step = self.experiment.weights, self._build(way)
         if is_first_turn and way.communicates:
             self.comparison.begin(partial(weights, step))
-        turn = Turn(way, step, result, self.context, self.settings, self.comparison, weights)
+        turn = Turn(way, step, result, self.context, self.settings, self.comparison, weights, self.files)
         for act in self.experiment.first_turn if is_first_turn else (time_steps,):
             act(turn)
 
@@ -91,7 +95,8 @@ class _Rank:
             step.run()
         result.busy = profile_gpu_busy(step.run, device)
         if way.captured:
-            result.lanes = capture_step(step.run, device, listen=self.context.rank == 0)
+            file = self.files and self.files / f"{way.name}.perfetto.json.gz"
+            result.lanes = capture_step(step.run, device, listen=self.context.rank == 0, file=file)
 
     def end(self) -> None:
         """End the turn of who ran last."""

@@ -202,7 +202,7 @@ def captured(cell, settings, fitting, layers):
     """Make the rows of a cell whose passes fit into memory but for those that are not among `fitting`."""
     profiler = "torch.profiler" if cell.profiler == "torch" else "nsys"
     trace = simulated(cell, settings, fitting, layers).trace(profiler)
-    rows = rows_of(trace, list(fitting), cell, settings)
+    rows = rows_of(trace, list(fitting), settings.top_kernels)
     spans = {row["range"]: median(row["samples_ms"]) for row in rows if row.get("clock") == "span"}
     rows += [host_row(name, [1.01 * spans[name]] * 10) for name in fitting]
     rows += [host_row(name, [], "oom", "CUDA out of memory") for name in PASSES if name not in fitting]

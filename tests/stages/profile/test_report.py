@@ -40,7 +40,9 @@ def test_the_parts_of_attention_make_up_its_time(pair):
     for _, row in rows.iterrows():
         phases = pair[(pair["kind"] == "attention") & (pair["precision"] == row["precision"])]
         of_pass = phases[phases["range"] == row["range"]]
-        assert row[["products_ms", "softmax_ms", "mask_ms", "beside_ms"]].sum() == pytest.approx(of_pass["time_ms"].sum())
+        assert row[["products_ms", "softmax_ms", "mask_ms", "beside_ms"]].sum() == pytest.approx(
+            of_pass["time_ms"].sum()
+        )
         assert row["times"] == pytest.approx(row["softmax_ms"] / row["products_ms"])
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,8 +34,9 @@ class Lanes:
     def columns(self) -> dict[str, Any]:
         """Return the times for a row, and for each lane its busy share (%) in each of `PARTS` parts of the step.
 
-        computation_ms and communication_ms are times in which at least one event ran; hidden_ms is the time in which
-        both ran: computation + communication − their union.
+        A rank waits where it communicates and nothing computes. computation_ms and communication_ms are times in
+        which at least one event ran; hidden_ms is the time in which both ran: computation + communication − their
+        union.
         """
         # A difference of sums: rounding to nanoseconds, finer than any clock, removes its rounding errors.
         hidden_us = max(0.0, round(overlap_us(self.computation, self.communication), 3))
@@ -45,8 +47,11 @@ class Lanes:
             "communication_ms": union_us(self.communication) / 1e3,
             "hidden_ms": hidden_us / 1e3,
         }
+        begin_us, whole_us = both["start_us"].min(), span_us(both)
         for name, events in (("computation", self.computation), ("communication", self.communication)):
-            times[f"{name}_busy_pct"] = _busy_pct(events, both["start_us"].min(), span_us(both))
+            times[f"{name}_busy_pct"] = _busy_pct(events, begin_us, whole_us)
+        busy = zip(_busy_pct(both, begin_us, whole_us), times["computation_busy_pct"], strict=True)
+        times["waiting_busy_pct"] = [max(0, either - computing) for either, computing in busy]
         return times
 
     def columns_by_collective(self, patterns: Mapping[str, str]) -> dict[str, Any]:
@@ -55,7 +60,9 @@ class Lanes:
         For a pattern called gather: gather_ms, gather_exposed_ms (nothing computed meanwhile) and gather_busy_pct.
         """
         whole = self.columns()
-        columns = {name: whole[name] for name in ("span_ms", "computation_ms", "computation_busy_pct")}
+        columns = {
+            name: whole[name] for name in ("span_ms", "computation_ms", "computation_busy_pct", "waiting_busy_pct")
+        }
         both = pd.concat([self.computation, self.communication])
         for name, pattern in patterns.items():
             events = self.communication[self.communication["name"].str.contains(pattern, case=False)]
@@ -66,11 +73,14 @@ class Lanes:
         return columns
 
 
-def capture_step(step: Callable[[], object], device: torch.device, listen: bool) -> Lanes | None:
+def capture_step(
+    step: Callable[[], object], device: torch.device, listen: bool, file: Path | None = None
+) -> Lanes | None:
     """Run a step twice on every rank; with `listen`, return the second as a profiler saw it, else None.
 
-    On a GPU only GPU events are recorded: recording every operator on the host would slow down the launches. The first
-    step is the profiler's warm-up. A collective: every rank of the default process group calls it.
+    On a GPU only GPU events are recorded: recording every operator on the host would slow down the launches. The
+    first step is the profiler's warm-up. file: where to leave the second for Perfetto, .json.gz. A collective:
+    every rank of the default process group calls it.
     """
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     plan = schedule(wait=0, warmup=1, active=1, repeat=1)
@@ -84,6 +94,8 @@ def capture_step(step: Callable[[], object], device: torch.device, listen: bool)
         synchronize(device)
     if profiler is None:
         return None
+    if file is not None:
+        profiler.export_chrome_trace(str(file))
     # Raw events: torch's own event objects take twenty times as long.
     return lanes(profiler_events(profiler), device.type)
 

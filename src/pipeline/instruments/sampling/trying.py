@@ -54,7 +54,7 @@ def peer_errors_as_skipped(name: str) -> AbstractContextManager:
 
 @contextmanager
 def errors_as_skipped(what: str) -> Iterator[None]:
-    """Turn errors into Skipped, which says that `what` raised them, but for those that `peer_errors_as_skipped` lets pass."""
+    """Turn errors into Skipped, which says what raised them, but those that `peer_errors_as_skipped` lets pass."""
     try:
         yield
     except Exception as error:

@@ -55,7 +55,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             _beside_naive(own),
             _captures(lead, captured),
-            phases.lanes("capture", title, captured, ("computation", "communication")),
+            phases.lanes("capture", title, captured, ("computation", "communication", "waiting")),
             _best(sizes),
             _sweep(sizes),
         ],

@@ -48,7 +48,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
                 "capture",
                 "One captured step: when it computes, gathers parameters, scatters gradients",
                 captured[captured["way"].isin([OURS, TORCHS])],
-                ("computation", "gather", "scatter"),
+                ("computation", "gather", "scatter", "waiting"),
             ),
         ],
     )

@@ -203,8 +203,8 @@ def _inside_attention(name: str, attention: pd.DataFrame, across: str | None = N
         ("products' FLOPs over softmax's", "flops_times", times),
     ]
     caption = "Inside plain attention, all layers together" + (
-        ": ms of the two products / of scale, casts and copies / of the mask / of softmax / softmax's time over that of the "
-        "products / the products' FLOPs over those of softmax"
+        ": ms of the two products / of scale, casts and copies / of the mask / of softmax / softmax's time over that "
+        "of the products / the products' FLOPs over those of softmax"
         if across
         else ""
     )
