@@ -41,7 +41,7 @@ def test_numbers_a_config_json_and_a_yaml_file_give_sizes(tmp_path):
     )
 
 
-# num_parameters() of transformers 5.17's AutoModelForCausalLM.from_config of these, the published config.json of each:
+# num_parameters() of transformers 5.24's AutoModelForCausalLM.from_config of these, the published config.json of each:
 # model_type, hidden_size, intermediate_size, layers, heads, heads of keys, vocab_size, and what else counts.
 COUNTED = {
     "Llama-3.2-1B": (1_235_814_400, "llama", 2048, 8192, 16, 32, 8, 128_256, {"head_dim": 64}),
