@@ -1,5 +1,7 @@
 """Synthetic ddp results from a simple cost model, and one real cell, measured once."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -125,9 +127,15 @@ def skipped(as_table):
 
 
 @pytest.fixture(scope="session")
-def smoke_rows():
+def kept(tmp_path_factory):
+    """The folder of what the real cell keeps."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="session")
+def smoke_rows(kept):
     """A real cell on two processes of this machine, without its GPUs."""
-    return rows_on_gloo(measure, TINY, SMOKE)
+    return rows_on_gloo(partial(measure, files_dir=kept), TINY, SMOKE)
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,7 @@
 """Synthetic fsdp results of an xl model on GPUs, and one real cell, measured once."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -79,9 +81,15 @@ def skipped(as_table):
 
 
 @pytest.fixture(scope="session")
-def smoke_rows():
+def kept(tmp_path_factory):
+    """The folder of what the real cell keeps."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="session")
+def smoke_rows(kept):
     """A real cell on two processes of this machine, without its GPUs."""
-    return rows_on_gloo(measure, SMALL, SMOKE)
+    return rows_on_gloo(partial(measure, files_dir=kept), SMALL, SMOKE)
 
 
 @pytest.fixture(scope="session")

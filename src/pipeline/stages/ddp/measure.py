@@ -48,10 +48,10 @@ def measure(
     cell: Cell,
     settings: Settings,
     stopwatch: Stopwatch,
-    files_dir: Path | None = None,
     subjects: Sequence[Subject] = (),
+    files_dir: Path | None = None,
 ) -> list[Row]:
-    """Return the rows of all variants, and of wrappers of the user's own."""
+    """Return the rows of all variants, and of wrappers of the user's own; keep the captures in `files_dir`."""
     return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects, files_dir)
 
 

@@ -34,8 +34,8 @@ def measure(
     cell: Cell,
     settings: Settings,
     stopwatch: Stopwatch,
-    files_dir: Path | None = None,
     subjects: Sequence[Subject] = (),
+    files_dir: Path | None = None,
 ) -> list[Row]:
     """Return rows of times, of memory by moment and kind, and of bytes by collective for each optimizer."""
     return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects, files_dir)
