@@ -16,7 +16,7 @@ env: $(VENV)/with-tests
 
 # Of all modules few are ever imported: what commands import is compiled here, the rest where it is.
 INSTALL = $(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
-COMPILE = $(VENV)/bin/python -c "import matplotlib.pyplot, pandas, snakemake.cli, torch._inductor.compile_fx, triton"
+COMPILE = $(VENV)/bin/python -c "import pandas, snakemake.cli, torch._inductor.compile_fx, triton"
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from xdist.scheduler import LoadFileScheduling
+
+from pipeline.worker import client
 
 from .browser import executable, started
 
@@ -86,6 +87,15 @@ def fork_server():
     """Start the fork server of fresh ranks with what each of them would import in its optimizer's first step."""
     forkserver.set_forkserver_preload(["__main__", "torch._dynamo"])
     forkserver.ensure_running()
+
+
+@pytest.fixture(scope="module")
+def worker():
+    """Have cells of commands that tests of a module run measured by a worker, as in a run: they import no torch."""
+    kept_open = client.start()
+    yield
+    os.close(kept_open)
+    del os.environ[client.SNAKEMAKE_VARIABLE]
 
 
 @pytest.fixture(autouse=True)
@@ -208,10 +218,3 @@ def small_disk(tmp_path):
     yield mount
     if folder.is_mount():
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Leave figures undrawn, which takes most of a section's time: their files are there, and empty."""
-    monkeypatch.setattr(Figure, "draw_without_rendering", lambda _figure: None)
-    monkeypatch.setattr(Figure, "savefig", lambda _figure, path, **_options: path.touch())

@@ -37,11 +37,6 @@ def test_given_numbers_replace_those_of_the_named_model():
     assert "48 layers of 25 heads, d_model 1,600, d_ff 3,200" in text
 
 
-def test_heads_make_the_blocks_a_transformer():
-    text = answers(["activations"], {"num_heads": "128", "vocab_size": "0"})
-    assert "Transformer, 126 layers of 128 heads, d_model 16,384" in text
-
-
 def test_machine_options_reach_their_question():
     assert value(answers(["memory"], {"gpu_memory_gb": "40"}), "state and", "GPUs of 40 GB") == "90"
     assert value(answers(["fsdp"], {"device_memory_gb": "192"}), "4,096", "least devices") == "23"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.measure_command import _row_lines
 from pipeline.worker import client
 
 CONTRACT = {
@@ -20,9 +21,13 @@ ADAPTERS = Path(__file__).parent / "subjects/outside/adapters.py"
 MEASURE = ("measure", "timing", "size=tiny", "context_length=16", "--set=threads=1", "--set=max_steps=10")
 CALCULATE = ("measure", "accounting", "question=fsdp")  # a cell of formulas, for what holds whatever a cell does
 
+pytestmark = pytest.mark.usefixtures("worker")
 
-def pipeline(*words):
-    return subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=120)
+
+def pipeline(*words, before="", **options):
+    start = f"{before}\nimport runpy; runpy.run_module('pipeline', run_name='__main__', alter_sys=True)"
+    command = [sys.executable, "-c", start, *map(str, words)]
+    return subprocess.run(command, **{"capture_output": True, "text": True, "timeout": 120, **options})
 
 
 @pytest.mark.parametrize(
@@ -30,18 +35,15 @@ def pipeline(*words):
     [
         ("measure timings --out cell.json", "unknown stage 'timings': must be one of ceilings, "),
         ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
-        ("measure timing size=huge --out cell.json", "timing cell: size must be one of"),
         ("measure timing --set steps=-3 --out cell.json", "timing settings: steps must be at least 5, got -3"),
         ("measure timing --gpus -1 --out cell.json", "--gpus must be at least 0, got -1"),
         ("measure timing --out=", "--out must be a file that ends in .json, got ''"),
-        ("measure timing --out cell", "--out must be a file that ends in .json, got 'cell'"),
         ("measure timing --out /proc/x/y.json", "cannot write /proc/x/y.json: No such file or directory"),
         ("measure timing --out cell.json --files f", "--files is 'f', but timing keeps no files: leave it out"),
         ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
         ("measure flash --subjects {{ --out cell.json", "--subjects: no valid YAML: line 1"),
         ("measure flash --subjects gone.py --out cell.json", "--subjects: there is no file"),
         (f"measure timing --subjects {ADAPTERS} --out cell.json", "none of the kind that timing measures"),
-        (f"measure flash --subjects {ADAPTERS}:Right --out cell.json", "a .py file of adapters, got"),
         ("tabulate rows nowhere.json --out table.csv", "cannot read nowhere.json: No such file or directory"),
         ("pages nowhere.json --out {tmp}", "cannot read nowhere.json"),
         ("publish {tmp}/snapshot", "to publish: run snakemake first"),
@@ -59,48 +61,46 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, wo
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(
-    ("variable", "value", "complaint"),
-    [
-        ("PIPELINE_WORKER", "OFF", "pipeline: PIPELINE_WORKER must be off or unset, got 'OFF'\n"),
-        ("PIPELINE_LOCKS", "/nowhere/locks", "pipeline: cannot lock /nowhere/locks: No such file or directory; "),
-    ],
-)
-def test_a_variable_that_cannot_be_used_is_one_line(tmp_path, monkeypatch, variable, value, complaint):
-    monkeypatch.setenv(variable, value)
-    ended = pipeline(*CALCULATE, "--out", str(tmp_path / "cell.json"))
+def test_an_unknown_cell_a_full_disk_or_a_deleted_folder_ends_a_cell_before_a_worker_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "hand_over", lambda *_: pytest.fail("a worker was asked"))
+    for words in ("measure timings", "measure timing --set steps=-3"):
+        with pytest.raises(SystemExit, match="2"):
+            cli.main([*words.split(), "--out", "cell.json"])
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))"
+    ended = pipeline(*MEASURE, "--out", "cell.json", before=limited, cwd=tmp_path)
+    assert (ended.returncode, ended.stderr) == (3, "pipeline: cannot write cell.json: File too large\n")
+    assert not list(tmp_path.iterdir())
+    deleted = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
+    ended = pipeline(*MEASURE, "--out", tmp_path / "cell.json", before=deleted, cwd=tmp_path)
+    told = "pipeline: the working directory has been deleted: change to one that exists\n"
+    assert (ended.returncode, ended.stderr) == (2, told)
+
+
+def test_a_folder_of_locks_that_cannot_be_used_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIPELINE_LOCKS", "/nowhere/locks")
+    ended = pipeline(*CALCULATE, "--out", tmp_path / "cell.json")
     assert ended.returncode == 2
-    assert ended.stderr.startswith(complaint)
+    assert ended.stderr.startswith("pipeline: cannot lock /nowhere/locks: No such file or directory; ")
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("words", ["measure timings", "measure timing size=huge", "measure timing --set steps=-3"])
-def test_an_unknown_cell_fails_before_a_worker_starts(monkeypatch, words):
-    monkeypatch.setattr(client, "hand_over", lambda *_: pytest.fail("a worker was asked"))
-    with pytest.raises(SystemExit, match="2"):
-        cli.main([*words.split(), "--out", "cell.json"])
-
-
-def test_a_full_disk_ends_a_cell_before_a_worker_starts(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    limited = "import resource, runpy; resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16)); "
-    module = "runpy.run_module('pipeline', run_name='__main__')"
-    words = [sys.executable, "-c", limited + module, *MEASURE, "--out", "cell.json"]
-    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert (ended.returncode, ended.stderr) == (3, "pipeline: cannot write cell.json: File too large\n")
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize("worker", ["", "off"])
-def test_a_record_is_kept_when_printing_fails_and_by_force_its_command_says_so(tmp_path, monkeypatch, worker):
+def test_a_record_is_kept_when_printing_fails_or_streams_are_closed_and_by_force_its_command_says_so(
+    tmp_path, monkeypatch, worker
+):
     monkeypatch.setenv("PIPELINE_WORKER", worker)
-    words = [sys.executable, "-m", "pipeline", *CALCULATE, "--force", "--out", str(tmp_path / "cell.json")]
+    words = (*CALCULATE, "--force", "--out", tmp_path / "cell.json")
     with open("/dev/full", "w") as full:
-        ended = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+        ended = pipeline(*words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
     assert (ended.returncode, ended.stderr) == (0, "")
     record = json.loads((tmp_path / "cell.json").read_text())
     assert set(record) == CONTRACT
     assert "--force" in record["command"].split()
+    (tmp_path / "cell.json").unlink()
+    command = shlex.join([sys.executable, "-m", "pipeline", *map(str, words)])
+    assert subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], timeout=120).returncode == 0
+    record = json.loads((tmp_path / "cell.json").read_text())
+    assert record["process"] == ("ordinary" if worker else "worker")
 
 
 def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_path):
@@ -108,7 +108,7 @@ def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_p
     (tmp_path / "cell/thesis").write_text("the only copy")
     small = ("size=tiny", "context_length=16", "--set=vocab_size=100", "--set=threads=1", "--set=budget_s=1")
     for _ in range(2):  # the second run finds the files of the first
-        ended = pipeline("measure", "memory", *small, "--out", str(tmp_path / "cell.json"))
+        ended = pipeline("measure", "memory", *small, "--out", tmp_path / "cell.json")
         assert ended.returncode == 0, ended.stderr
     assert (tmp_path / "cell/thesis").exists()
     assert (tmp_path / "cell.files/snapshot.pickle").exists()
@@ -116,28 +116,10 @@ def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_p
     assert words[-2:] == ["--files", str(tmp_path / "cell.files")]
 
 
-@pytest.mark.parametrize("wish", ["", "off"])
-def test_a_cell_is_measured_without_standard_streams(tmp_path, monkeypatch, wish):
-    monkeypatch.setenv("PIPELINE_WORKER", wish)
-    command = shlex.join([sys.executable, "-m", "pipeline", *CALCULATE, "--out", str(tmp_path / "cell.json")])
-    ended = subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], timeout=120)
-    assert ended.returncode == 0
-    record = json.loads((tmp_path / "cell.json").read_text())
-    assert record["process"] == ("ordinary" if wish else "worker")
-
-
-def test_a_deleted_working_directory_is_one_line(tmp_path):
-    measure = shlex.join([sys.executable, "-m", "pipeline", *MEASURE, "--out", str(tmp_path / "cell.json")])
-    script = f"mkdir gone && cd gone && rmdir ../gone && {measure}"
-    ended = subprocess.run(["sh", "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 2
-    assert ended.stderr == "pipeline: the working directory has been deleted: change to one that exists\n"
-
-
 def test_a_cell_too_large_for_this_machine_is_refused_in_one_line_at_once(tmp_path):
     # On a CPU every rank has its buffer; on a machine with GPUs gloo's are on the host too.
     words = ("measure", "collectives", "backend=gloo", "world_size=9999", "--set=max_bytes=1000000000000")
-    ended = pipeline(*words, "--out", str(tmp_path / "cell.json"))
+    ended = pipeline(*words, "--out", tmp_path / "cell.json")
     assert ended.returncode == 0, ended.stderr
     (said,) = ended.stdout.splitlines()
     assert said.startswith("status=skipped reason=takes 9999000.0 GB of memory or more, this machine has ")
@@ -147,21 +129,15 @@ def test_a_cell_too_large_for_this_machine_is_refused_in_one_line_at_once(tmp_pa
 
 
 def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback():
-    script = (
-        "from pipeline import cli\n"
-        "def interrupted(*_):\n"
-        "    raise KeyboardInterrupt\n"
-        "cli.run = interrupted\n"
-        "cli.main(['doctor'])"
-    )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    raising = "def interrupted(*_): raise KeyboardInterrupt\nfrom pipeline import cli\ncli.run = interrupted"
+    ended = pipeline("doctor", before=raising)
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 def test_a_record_has_every_part_and_its_command_measures_the_same_cell_with_and_without_the_worker(
     tmp_path, monkeypatch
 ):
-    ended = pipeline(*MEASURE, "--out", str(tmp_path / "cell.json"))
+    ended = pipeline(*MEASURE, "--out", tmp_path / "cell.json")
     assert ended.returncode == 0, ended.stderr
     first = json.loads((tmp_path / "cell.json").read_text())
     assert set(first) == CONTRACT
@@ -176,3 +152,34 @@ def test_a_record_has_every_part_and_its_command_measures_the_same_cell_with_and
     for part in ("cell", "settings", "machine", "code", "command"):
         assert again[part] == first[part]
     assert [row["phase"] for row in again["rows"]] == [row["phase"] for row in first["rows"]]
+
+
+TIMED = {"impl": "eager", "phase": "forward", "status": "ok", "median_ms": 1.23456}
+SKIPPED = {"impl": "triton", "phase": "forward", "status": "skipped", "reason": "needs a CUDA GPU"}
+OFF = SKIPPED | {"impl": "mine", "status": "wrong", "reason": "output is off"}
+
+
+@pytest.mark.parametrize(
+    ("rows", "lines"),
+    [
+        (
+            [SKIPPED, TIMED, SKIPPED | {"impl": "flex"}, OFF],
+            [
+                "impl=eager phase=forward status=ok median_ms=1.235",
+                "rows=2 phase=forward status=skipped reason=needs a CUDA GPU",
+                "impl=mine phase=forward status=wrong reason=output is off",
+            ],
+        ),
+        (
+            [TIMED, OFF, OFF | {"phase": "backward"}],
+            [
+                "impl=eager phase=forward status=ok median_ms=1.235",
+                "rows=2 impl=mine status=wrong reason=output is off",
+            ],
+        ),
+        ([SKIPPED, SKIPPED | {"impl": "flex"}], ["status=skipped reason=needs a CUDA GPU"]),
+        ([SKIPPED], ["status=skipped reason=needs a CUDA GPU"]),
+    ],
+)
+def test_a_cell_prints_a_line_per_row_with_figures_and_one_per_reason_with_what_its_rows_share(rows, lines):
+    assert list(_row_lines("flash", rows)) == lines

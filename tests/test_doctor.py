@@ -85,13 +85,6 @@ def test_a_broken_torch_is_the_only_finding(monkeypatch):
     assert f"fix: {doctor._PIP} install torch" in doctor.report()
 
 
-def test_a_cpu_build_of_torch_on_a_gpu_host_is_reported(gpu_host, monkeypatch):
-    monkeypatch.setattr(doctor, "torch_build", lambda: {"cuda": None, "hip": None})
-    timing = check("GPU timing")
-    assert not timing.ok
-    assert timing.remedy == f"{doctor._PIP} install --force-reinstall torch"
-
-
 def test_compiling_for_the_cpu_needs_a_cpp_compiler_the_named_one_and_the_headers_of_python(
     laptop, path, monkeypatch, tmp_path
 ):
@@ -157,11 +150,13 @@ def test_only_an_nsys_that_makes_a_capture_passes_and_a_library_that_it_lacks_is
     assert captures.remedy == "apt-get install libdw1 libelf1"
 
 
-def test_nccl_needs_two_gpus(gpu_host, monkeypatch):
+def test_a_cpu_build_of_torch_and_a_single_gpu_are_told(gpu_host, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True, raising=False)
     assert check("NCCL all-reduce").detail.startswith("on 8 GPUs")
     monkeypatch.setattr(doctor, "visible_gpus", lambda: H200[:1])
     assert check("NCCL all-reduce").detail == "needs 2 GPUs, 1 present"
+    monkeypatch.setattr(doctor, "torch_build", lambda: {"cuda": None, "hip": None})
+    assert check("GPU timing").remedy == f"{doctor._PIP} install --force-reinstall torch"
 
 
 def test_the_command_line_prints_the_report_and_exits_0(laptop):
@@ -181,33 +176,23 @@ def environment(tmp_path, monkeypatch, path):
     return script
 
 
-def test_snakemakes_own_command_is_named_and_one_overwritten_or_missing_or_a_missing_plugin_has_a_remedy(
-    environment, monkeypatch
-):
+def test_snakemakes_own_command_is_named_and_any_other_state_has_a_remedy(environment, monkeypatch, tmp_path):
     told = f"Snakemake's own command, {version('snakemake')}: {environment}"
     assert (check("snakemake").ok, check("snakemake").detail) == (True, told)
-    reinstall = "pip install --force-reinstall --no-deps snakemake"
-    environment.write_text("from pipeline.launcher import main\n")
-    assert check("snakemake").detail == f"{environment} is not Snakemake's own; `python -m snakemake` works"
-    assert check("snakemake").remedy.endswith(reinstall)
-    environment.unlink()
-    assert check("snakemake").remedy.endswith(reinstall)
-    monkeypatch.setattr(doctor.pkgutil, "iter_modules", lambda: iter(()))
-    assert check("snakemake").remedy.endswith("pip install -e .")
-
-
-def test_another_environments_command_is_reported_with_the_path_of_this_one(environment, monkeypatch, tmp_path):
     other = tmp_path / "other/snakemake"
     other.parent.mkdir()
-    environment.rename(other)
-    monkeypatch.setattr(doctor, "_snakemake_script", lambda: other)
-    environment.write_text("from snakemake.cli import main\n")
-    environment.chmod(0o755)
-    result = check("snakemake")
-    assert result.detail.startswith(f"{environment} belongs to another environment")
-    assert result.remedy == f'export PATH="{other.parent}:$PATH"'
-    environment.unlink()
-    assert check("snakemake").detail.startswith("not on PATH")
+    other.write_text(environment.read_text())
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor, "_snakemake_script", lambda: other)
+        assert check("snakemake").detail.startswith(f"{environment} belongs to another environment")
+        assert check("snakemake").remedy == f'export PATH="{other.parent}:$PATH"'
+        environment.unlink()
+        assert check("snakemake").detail.startswith("not on PATH")
+    assert check("snakemake").remedy.endswith("pip install --force-reinstall --no-deps snakemake")
+    environment.write_text("from pipeline.launcher import main\n")
+    assert check("snakemake").detail == f"{environment} is not Snakemake's own; `python -m snakemake` works"
+    monkeypatch.setattr(doctor.pkgutil, "iter_modules", lambda: iter(()))
+    assert check("snakemake").remedy.endswith("pip install -e .")
 
 
 def test_what_a_container_allows_is_said(monkeypatch):

@@ -16,7 +16,7 @@ PACKAGE = Path(pipeline.__file__).parent
 GROUND = {"compat", "errors", "formulas", "loaded_modules", "peers", "ranges", "tf32"}
 SUBJECTS = {"attention", "model", "parallel"}
 # Of the user's own implementations, what reads their names and files and imports none of them.
-NAMES_OF_SUBJECTS = {"subjects.naming", "subjects.course", "subjects.files"}
+NAMES_OF_SUBJECTS = {"subjects.naming", "subjects.files"}
 # A room is the longest of these that a module's name begins with. Each may import itself and what is listed.
 ROOMS = {
     "compat": set(),

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pipeline.cells.disk import DISK_FULL, DiskFull
+from pipeline.cells.disk import DISK_FULL, DiskFull, write_text
 from pipeline.errors import UserError
 from pipeline.measure_command import check, failed, measure
 from pipeline.printing import escape_what_streams_cannot_write, print_lines
@@ -75,7 +75,6 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _tabulate(arguments: argparse.Namespace) -> None:
-    from pipeline.cells.disk import write_text
     from pipeline.cells.tabulate import cell_table, row_table
     from pipeline.registry import stages
 
@@ -105,21 +104,28 @@ def _account(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from pipeline.compare import page, pair, runs
-    from pipeline.registry import stages
+    from pipeline.compare import history, machines, page, pair, published, runs
+    from pipeline.registry import stage, stages
 
     if not arguments.tolerance_pct >= 0:
         raise UserError(f"compare: --tolerance-pct must be at least 0, got {arguments.tolerance_pct:g}")
     if arguments.fail_if_slower and len(arguments.runs) != 2:
         raise UserError(f"compare: --fail-if-slower compares two runs, got {len(arguments.runs)}")
+    if arguments.history and (arguments.fail_if_slower or arguments.published or arguments.price):
+        raise UserError("compare: --history follows one row and goes with --html alone")
     found = runs.load_runs(arguments.runs, stages())
-    prices = runs.prices(arguments.price, found)
-    two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
+    two = beside = None
+    if arguments.history:
+        name, *given = " ".join(arguments.history).split()
+        parts = shown = page.one_row(history.history(found, stage(name), given))
+    else:
+        prices = machines.prices(arguments.price, found)
+        two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
+        beside = published.beside(found) if arguments.published else None
+        parts, shown = (page.comparison(found, prices, two, beside, every) for every in (False, arguments.all))
     if arguments.html is not None:
-        from pipeline.cells.disk import write_text
-
-        write_text(arguments.html, page.html(found, prices, two))
-    _print(page.machines(found, prices) + (f"\n\n{page.details(two, arguments.all)}" if two else ""))
+        write_text(arguments.html, page.html(found, parts, page.explored(two, beside)))
+    _print(page.markdown(shown))
     failure = two.failure if two and arguments.fail_if_slower else ""
     if failure:
         print_lines([f"compare: --fail-if-slower fails: {failure}"], sys.stderr)
@@ -237,6 +243,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     )
     compare.add_argument("--html", type=Path, metavar="PAGE.html", help="write it as an interactive page, too")
     compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
+    values = "put the values that write-ups and the course published beside those of the runs"
+    compare.add_argument("--published", action="store_true", help=values)
+    row = "follow this one row over the runs, in the order of their time, and name the runs where its time made a step"
+    compare.add_argument("--history", nargs="+", metavar=("STAGE", "AXIS=VALUE"), help=row)
     failing = f"exit with code {SLOWER} if B is slower beyond the tolerance, lost a figure, or shares no time with A"
     compare.add_argument("--fail-if-slower", action="store_true", help=failing)
     compare.set_defaults(run=_compare)

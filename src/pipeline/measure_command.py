@@ -18,7 +18,7 @@ DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise UserError for an unknown cell or an unusable path before a worker starts."""
-    from pipeline.cells.output import record_place
+    from pipeline.cells.disk import record_place
 
     try:
         os.getcwd()
@@ -31,7 +31,7 @@ def check(arguments: argparse.Namespace) -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Measure the cell in this process, write its record and print a line per row; raises UserError for bad input."""
-    from pipeline.cells.output import record_place
+    from pipeline.cells.disk import record_place
     from pipeline.cells.record import with_derived, write_record
     from pipeline.cells.run import ProcessStart, run_cell
     from pipeline.registry import stage, stages
@@ -58,8 +58,8 @@ def failed(arguments: argparse.Namespace) -> int:
 
     Not after a full disk, which would take no record either: that is told in a line, and its code returned.
     """
+    from pipeline.cells.disk import record_place
     from pipeline.cells.failed import failed_record, how_it_ended
-    from pipeline.cells.output import record_place
     from pipeline.cells.record import write_record
     from pipeline.registry import stage
 
@@ -149,7 +149,7 @@ def _command(
 
 
 def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
-    from pipeline.cells.output import files_place
+    from pipeline.cells.disk import files_place
     from pipeline.registry import stage
 
     if stage(arguments.stage).keeps_files:

@@ -9,7 +9,7 @@ import pytest
 from pipeline.cells import devices, locks
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 
-FOUR = ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
 HOLDER = """
 import os, sys, time
@@ -37,22 +37,24 @@ def claim(count, pool=FOUR):
 
 @pytest.fixture
 def start(start_python):
-    """Start processes that claim GPUs, print them, and go on as told."""
+    """Start processes that claim GPUs, tell them, and go on as told."""
 
-    def start_one(count, pool=FOUR, then="time.sleep(60)"):
-        return start_python(HOLDER.format(then=then), count, ",".join(pool))
+    def start_one(count, then="time.sleep(60)"):
+        return start_python(HOLDER.format(then=then), count, ",".join(FOUR))
 
     return start_one
 
 
 def claimed_by(process):
-    return process.stdout.readline().strip().split(",")
+    return tuple(process.stdout.readline().strip().split(","))
 
 
-def test_a_gpu_in_use_is_passed_over_and_cuda_sees_the_claimed_ones_alone(start):
+def test_a_gpu_in_use_is_passed_over_and_cuda_sees_the_claimed_ones_alone(start, monkeypatch):
     claimed_by(start(1))
     assert claim(2).device_ids == claim(2).device_ids == ("GPU-b", "GPU-c")  # not locked out by itself
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-c"
+    monkeypatch.setattr(devices, "visible_gpus", lambda: [SimpleNamespace(id="MIG-GPU-c/1/0")])
+    assert claim(1, None).device_ids == ("MIG-GPU-c/1/0",)  # a slice, by default of what is visible
 
 
 def test_a_killed_holders_lock_is_freed_though_a_program_that_it_started_lives_on(start):
@@ -71,7 +73,7 @@ def test_a_killed_holders_lock_is_freed_though_a_program_that_it_started_lives_o
 def test_whoever_waits_for_many_keeps_none_meanwhile(start):
     claimed_by(start(1))
     assert devices._try_locks(FOUR, 4, []) is None
-    assert claimed_by(start(3)) == ["GPU-b", "GPU-c", "GPU-d"]
+    assert claimed_by(start(3)) == ("GPU-b", "GPU-c", "GPU-d")
 
 
 def test_a_long_wait_is_announced_once_with_who_has_what_it_waits_for(start, monkeypatch, capsys):
@@ -90,10 +92,12 @@ def test_a_long_wait_is_announced_once_with_who_has_what_it_waits_for(start, mon
     assert capsys.readouterr().err.splitlines() == [told]
 
 
-def test_more_gpus_than_present_is_refused_with_the_reason():
-    with pytest.raises(TooFewGPUs, match=r"^needs 4 GPUs, 1 present$") as refused:
+def test_more_gpus_than_present_or_a_claim_after_cuda_has_started_is_refused(monkeypatch):
+    with pytest.raises(TooFewGPUs, match=r"^needs 4 GPUs, 1 present$"):
         claim(4, ["GPU-a"])
-    assert (refused.value.needed, refused.value.present) == (4, 1)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True)))
+    with pytest.raises(RuntimeError, match="before it starts"):
+        claim(1)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "before"
 
 
@@ -104,40 +108,13 @@ def test_a_claim_of_none_hides_every_gpu_and_locks_nothing(folder, count, pool):
     assert not folder.exists()
 
 
-def test_the_visible_devices_are_the_pool(monkeypatch):
-    monkeypatch.setattr(devices, "visible_gpus", lambda: [SimpleNamespace(id="GPU-c"), SimpleNamespace(id="GPU-b")])
-    assert claim(1, None).device_ids == ("GPU-c",)
-
-
 @pytest.mark.parametrize("granted", ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"])
-def test_a_scheduler_allocation_is_taken_as_it_is(granted, start, monkeypatch):
-    claimed_by(start(4))
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv(granted, "4")
-    assert claim(4).device_ids == tuple(FOUR)
-    assert os.environ["CUDA_VISIBLE_DEVICES"] == "before"
-
-
-def test_cells_that_share_a_larger_allocation_get_different_gpus(start, monkeypatch):
+def test_a_scheduler_s_allocation_is_taken_as_it_is_and_one_that_cells_share_is_locked(granted, start, monkeypatch):
     claimed_by(start(2))
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_JOB_GPUS", "0,1,2,3")
+    assert claim(2).device_ids == ("GPU-c", "GPU-d")  # no GPUs were granted to the job
+    monkeypatch.setenv(granted, "4")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "before")
+    assert claim(4).device_ids == FOUR
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "before"
     assert claim(2).device_ids == ("GPU-c", "GPU-d")
-
-
-def test_a_scheduler_job_that_was_granted_no_gpus_locks_those_that_it_takes(monkeypatch, folder):
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    claim(4)
-    assert sorted(path.stem for path in folder.iterdir()) == FOUR
-
-
-def test_a_claim_that_comes_after_cuda_has_started_is_refused(monkeypatch):
-    started = SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True))
-    monkeypatch.setitem(sys.modules, "torch", started)
-    with pytest.raises(RuntimeError, match="before it starts"):
-        claim(1)
-
-
-def test_a_slice_of_a_gpu_is_locked_inside_the_folder_whatever_its_name(folder):
-    assert claim(1, ["MIG-GPU-a/1/0"]).device_ids == ("MIG-GPU-a/1/0",)
-    assert [path.name for path in folder.iterdir()] == ["MIG-GPU-a-1-0.lock"]

@@ -5,15 +5,24 @@ import shutil
 import stat
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from pipeline.cells.disk import DiskFull, WholeFile, check_free, files_below, naming_the_full_disk, write_text
+from pipeline.cells import disk
+from pipeline.cells.disk import DiskFull, WholeFile, files_place, record_place, write_text
 from pipeline.errors import UserError
 
 MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def contents(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
 def raising(number):
@@ -23,16 +32,6 @@ def raising(number):
     return fail
 
 
-@pytest.fixture(params=["without a name", "with a name", "without links"])
-def any_file_system(request, monkeypatch):
-    """File systems differ in whether they take files without a name, and give them one later."""
-    if request.param == "with a name":
-        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY, raising=False)  # to open a folder for writing: EISDIR
-    if request.param == "without links":
-        monkeypatch.setattr(os, "link", raising(errno.EPERM))
-
-
-@pytest.mark.usefixtures("any_file_system")
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_nothing_but_the_file_stays_in_its_place_with_the_rights_that_the_umask_leaves(tmp_path, umask, mode):
     umask = os.umask(umask)
@@ -42,17 +41,16 @@ def test_nothing_but_the_file_stays_in_its_place_with_the_rights_that_the_umask_
                 file.write(content)
     finally:
         os.umask(umask)
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["cell.json"]
+    assert contents(tmp_path) == ["deep", "deep/cell.json"]
     assert (tmp_path / "deep/cell.json").read_text() == r"second é \udcff"
     assert stat.S_IMODE((tmp_path / "deep/cell.json").stat().st_mode) == mode
 
 
-@pytest.mark.usefixtures("any_file_system")
 def test_a_file_that_is_given_up_leaves_what_was_there(tmp_path):
     write_text(tmp_path / "cell.json", "old")
     with pytest.raises(KeyError), WholeFile(tmp_path / "cell.json", MIB):
         raise KeyError("a bug")
-    assert [path.name for path in tmp_path.iterdir()] == ["cell.json"]
+    assert contents(tmp_path) == ["cell.json"]
     assert (tmp_path / "cell.json").read_text() == "old"
 
 
@@ -69,8 +67,8 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("pause_s", "writings"), [(600, 1), (0, 1), (0, 4), (0, 7)])
-def test_a_writer_killed_at_any_moment_leaves_the_old_file_whole_and_before_it_writes_nothing(
+@pytest.mark.parametrize(("pause_s", "writings"), [(600, 1), (0, 1), (0, 4)])
+def test_a_writer_killed_at_any_moment_leaves_the_old_file_whole_and_nothing_that_the_next_does_not_take_over(
     tmp_path, pause_s, writings
 ):
     path = tmp_path / "cell.json"
@@ -80,78 +78,68 @@ def test_a_writer_killed_at_any_moment_leaves_the_old_file_whole_and_before_it_w
             writer.stdout.readline()
         writer.kill()
     assert isinstance(json.loads(path.read_text()), dict)
-    assert len(list(tmp_path.iterdir())) == 1 or not pause_s
+    write_text(path, "{}")  # takes over what is left
+    assert contents(tmp_path) == ["cell.json"]
 
 
-@pytest.mark.parametrize("call", ["posix_fallocate", "fsync", "ftruncate"])
+@pytest.mark.parametrize("call", ["posix_fallocate", "fsync"])
 def test_a_full_disk_is_one_line_and_keeps_what_was_there(tmp_path, monkeypatch, call):
-    path = tmp_path / "table.csv"
-    write_text(path, "old")
+    write_text(tmp_path / "table.csv", "old")
     monkeypatch.setattr(os, call, raising(errno.ENOSPC), raising=False)
-    with (
-        pytest.raises(DiskFull, match=r"^cannot write \S*table.csv: No space left on device$"),
-        WholeFile(path, 1) as it,
-    ):
+    told = r"^cannot write \S*table.csv: No space left on device$"
+    with pytest.raises(DiskFull, match=told), WholeFile(tmp_path / "table.csv", 1) as it:
         it.write("new")
-    assert path.read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 1
+    assert (tmp_path / "table.csv").read_text() == "old"
+    assert contents(tmp_path) == ["table.csv"]
 
 
 @pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.EINVAL])
 def test_where_nothing_can_be_allocated_zeros_take_the_room(tmp_path, monkeypatch, number):
     monkeypatch.setattr(os, "posix_fallocate", raising(number), raising=False)
-    written = []
-    write = os.write
-    monkeypatch.setattr(os, "write", lambda to, data: written.append(bytes(data)) or write(to, data))
     with WholeFile(tmp_path / "cell.json", 5000) as file:
-        assert b"".join(written) == bytes(5000)
+        assert (tmp_path / ".cell.json.part").read_bytes() == bytes(5000)
         file.write("short")
     assert (tmp_path / "cell.json").read_text() == "short"
 
 
-@pytest.mark.parametrize("place", ["file/cell.json", "/proc/nowhere/cell.json", "x" * 300 + ".json"])
-def test_a_place_that_takes_no_file_is_one_line_beforehand(tmp_path, monkeypatch, place):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.parametrize("place", ["file/cell.json", "/proc/nowhere/cell.json", "/proc/cell.json", "x" * 300 + ".json"])
+def test_a_place_that_takes_no_file_is_one_line_beforehand(tmp_path, place):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^cannot write ") as raised:
-        WholeFile(Path(place), MIB)
+        record_place(place)
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_with_room_is_written_on_a_disk_that_fills_meanwhile(small_disk):
-    disk = small_disk(size_mib=4)
+@pytest.mark.parametrize("asked", ["", ".", "cell", "cell.txt", ".json", "folder.json", "folder.json/"])
+def test_a_record_is_a_json_file(asked, tmp_path):
+    (tmp_path / "folder.json").mkdir()
+    with pytest.raises(UserError, match=r"^--out must be a file that ends in \.json, got '.*'$"):
+        record_place(asked)
+
+
+def test_a_record_is_written_on_a_disk_that_fills_meanwhile(small_disk):
+    small = small_disk(size_mib=6)
     content = "0123456789" * 100_000
-    with WholeFile(disk.folder / "cell.json", MIB) as file:
-        disk.fill()
+    with record_place(small.folder / "cell.json") as file:
+        small.fill()
         file.write(content)
-    assert (disk.folder / "cell.json").read_text() == content
+    assert (small.folder / "cell.json").read_text() == content
     with pytest.raises(DiskFull, match="No space left on device"):
-        WholeFile(disk.folder / "another.json", MIB)
-
-
-def test_a_limit_on_the_size_of_files_is_a_full_disk_too(tmp_path):
-    script = (
-        "import resource, sys; from pathlib import Path; from pipeline.cells.disk import DiskFull, WholeFile\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, 2**16))\n"
-        "try: WholeFile(Path(sys.argv[1]), 2**20)\n"
-        "except DiskFull as full: print(full)"
-    )
-    words = [sys.executable, "-c", script, str(tmp_path / "cell.json")]
-    told = subprocess.run(words, capture_output=True, text=True, check=True).stdout
-    assert told == f"cannot write {tmp_path / 'cell.json'}: File too large\n"
+        record_place(small.folder / "another.json")
 
 
 def test_too_little_room_is_told_with_what_is_free_and_what_is_needed(tmp_path, monkeypatch):
-    check_free(tmp_path, 1)
+    disk.check_free(tmp_path, 1)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * MIB))
-    with pytest.raises(DiskFull, match=r"^\S+/ is on a full disk: 5 MiB free, 100 MiB needed$"):
-        check_free(tmp_path)
+    with pytest.raises(DiskFull, match=r"^cell.files/ is on a full disk: 5 MiB free, 100 MiB needed$"):
+        files_place(None, disk.Path("cell.json"))
 
 
 def test_only_want_of_room_is_told_as_such():
-    with pytest.raises(DiskFull, match=r"^cannot write kernels\.csv: No space left on device$"), naming_the_full_disk():
+    told = r"^cannot write kernels\.csv: No space left on device$"
+    with pytest.raises(DiskFull, match=told), disk.naming_the_full_disk():
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "kernels.csv")
-    with pytest.raises(FileNotFoundError), naming_the_full_disk():
+    with pytest.raises(FileNotFoundError), disk.naming_the_full_disk():
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), "kernels.csv")
 
 
@@ -163,5 +151,43 @@ def test_files_are_found_through_links_and_a_link_to_a_folder_above_ends(tmp_pat
     (folder / "inner/other").symlink_to(other)
     (folder / "inner/above").symlink_to(folder)
     (folder / "d.json").symlink_to(other / "b.json")
-    found = files_below(folder, ".json")
+    found = disk.files_below(folder, ".json")
     assert [str(path.relative_to(folder)) for path in found] == ["d.json", "inner/a.json", "inner/other/b.json"]
+
+
+@pytest.mark.parametrize("asked", [None, "here/chosen"])
+def test_an_earlier_runs_files_make_room_for_the_next_ones_also_where_both_were_moved(asked, tmp_path):
+    folder = files_place(asked, disk.Path("here/cell.json"))
+    (folder / "deep").mkdir()
+    (folder / "deep/left_over").write_text("from the earlier run")
+    (folder / "link").symlink_to(tmp_path)
+    os.rename("here", "there")
+    again = files_place(asked and asked.replace("here", "there"), disk.Path("there/cell.json"))
+    assert contents(again) == [".record"]
+    assert tmp_path.exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "complaint"),
+    [
+        *((place, "where the record goes too") for place in (".", "..", "deep", "deep/cell.json")),
+        *((place, f"^--files must be a folder, got '{place}'$") for place in ("", "file")),
+        ("file/deep", "^--files is 'file/deep', which cannot be written: Not a directory$"),
+    ],
+)
+def test_what_is_no_folder_or_would_hold_the_record_is_refused_for_it_is_emptied(asked, complaint, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=complaint):
+        files_place(asked, disk.Path("deep/cell.json"))
+
+
+@pytest.mark.parametrize("asked", [None, "cell.files", "link", "others"])
+def test_a_folder_with_what_no_earlier_run_left_or_one_of_another_record_is_refused_and_kept(asked, tmp_path):
+    (files_place("others", disk.Path("a.json")) / "capture").write_text("")
+    (tmp_path / "cell.files").mkdir()
+    (tmp_path / "cell.files/thesis").write_text("the only copy")
+    (tmp_path / "link").symlink_to("cell.files")
+    with pytest.raises(UserError, match=r"holds what no earlier run for cell\.json left"):
+        files_place(asked, disk.Path("cell.json"))
+    assert contents(tmp_path / "cell.files") == ["thesis"]
+    assert "capture" in contents(tmp_path / "others")

@@ -4,7 +4,6 @@ import pytest
 
 from pipeline import cli
 from pipeline.cells.disk import DISK_FULL
-from pipeline.cells.expected import UNKNOWN_S, expected_s
 from pipeline.cells.failed import LONGEST, failures, how_it_ended
 from pipeline.cells.freshness import Present, has_changed_code, why_stale
 from pipeline.cells.record import read_head, read_record
@@ -53,14 +52,11 @@ def test_a_failed_cell_has_its_rows_and_its_command_measures_it(left):
     assert table.rstrip().endswith(",a.log")
 
 
-def test_a_failed_cell_is_stale_whatever_is_the_same_and_says_nothing_of_how_long_it_takes(left):
+def test_a_failed_cell_is_stale_whatever_is_the_same(left):
     head = read_head(left, stages())
     present = Present(head["machine"]["software"], 0)
     assert why_stale(head, Settings(), Cell().gpus, present) == "failed before"
     assert not has_changed_code(head)
-    profile = stages()["profile"]
-    told = profile.expected_s(Cell(), Settings(), False)
-    assert expected_s(profile, {left: Cell()}, Settings(), False)[str(left)] in (told, UNKNOWN_S, 0.5)
 
 
 def test_failures_are_those_of_the_records_that_are_there(left, tmp_path):

@@ -3,9 +3,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from pipeline.cells import fields
+from pipeline.cells import fields, sweep
 from pipeline.cells.fields import axis
 from pipeline.errors import UserError
+from pipeline.stages.timing.cell import Cell
 
 
 @dataclass(frozen=True)
@@ -77,3 +78,19 @@ def test_a_number_that_no_float_can_hold_is_refused_in_one_short_line(name, valu
     with pytest.raises(UserError, match=rf"point: {name} must be ") as raised:
         fields.build(Point, {name: value}, "point")
     assert len(str(raised.value)) < 200
+
+
+def test_a_grid_is_the_product_of_its_axes_and_defaults():
+    cells = sweep.expand(Cell, [{"size": ["small", "xl"], "precision": ["fp32", "bf16"]}], "grid")
+    assert [(cell.size, cell.precision) for cell in cells] == [
+        ("small", "fp32"),
+        ("small", "bf16"),
+        ("xl", "fp32"),
+        ("xl", "bf16"),
+    ]
+    assert {cell.context_length for cell in cells} == {Cell().context_length}
+
+
+def test_a_cell_that_two_grids_share_is_measured_once():
+    grids = [{"size": ["small"]}, {"size": "small", "warmup_steps": [0, 5]}]
+    assert sweep.expand(Cell, grids, "grid") == [Cell(), Cell(warmup_steps=0)]

@@ -9,8 +9,9 @@ import pytest
 
 from pipeline import loaded_modules, peers
 from pipeline.attention.triton import kernel_sets
-from pipeline.cells import freshness, locks, sources
+from pipeline.cells import freshness, sources
 from pipeline.cells.freshness import Present, code_facts, has_changed_code, why_stale
+from pipeline.cells.library_environment import library_environment
 from pipeline.subjects import naming
 from pipeline.subjects.naming import Subject
 
@@ -52,24 +53,16 @@ def record(package):
     }
 
 
-def test_a_record_counts_what_was_measured_not_what_ran_it_or_derives_from_it(record):
-    assert list(record["code"]["modules"]) == ["pipeline.model", "pipeline.stages.timing.measure"]
-
-
-def test_what_tells_the_memory_of_a_cell_counts_only_where_the_cell_was_skipped_for_it(package, monkeypatch):
-    for name, text in {
-        "stages/timing/needs.py": "from pipeline import model\nfrom pipeline.formulas import peak_memory\n",
-        "stages/timing/measure.py": "from pipeline import model\n",
-        "formulas/peak_memory.py": "X = 1\n",
-    }.items():
-        (package / name).parent.mkdir(exist_ok=True)
-        (package / name).write_text(text)
+def test_a_record_counts_what_was_measured_not_what_ran_it_or_derives_from_it_nor_what_tells_its_memory_if_it_fits(
+    record, package, monkeypatch
+):
+    ran, told = ("pipeline.model", "pipeline.stages.timing.measure"), "pipeline.stages.timing.needs"
+    assert tuple(record["code"]["modules"]) == ran
+    (package / "stages/timing/needs.py").write_text("from pipeline import model\n")
     sources.forget()
-    ran = ("pipeline.model", "pipeline.stages.timing.measure")
-    told = "pipeline.stages.timing.needs"
-    monkeypatch.setattr(freshness, "loaded_modules", lambda: {*ran, told, "pipeline.formulas.peak_memory"})
-    assert set(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)["modules"]) == {*ran}
-    assert set(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, measured=False)["modules"]) == {*ran, told}
+    monkeypatch.setattr(freshness, "loaded_modules", lambda: {*MODULES, told})
+    assert tuple(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)["modules"]) == ran
+    assert tuple(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, measured=False)["modules"]) == (*ran, told)
 
 
 def test_every_room_that_counts_is_one_of_the_project():
@@ -131,23 +124,14 @@ def test_a_cell_is_stale_where_the_host_allows_other_than_it_did(record, name):
 def test_a_variable_that_an_imported_module_names_makes_its_cell_stale_when_it_says_something_else(
     record, package, monkeypatch
 ):
-    without = {name: value for name, value in os.environ.items() if name != kernel_sets.VARIABLE}
-    said = {None: without, "tl": without | {kernel_sets.VARIABLE: "tl"}}
-    present = {value: Present(VERSIONS, gpus=4, environment=environment) for value, environment in said.items()}
-    assert why_stale(record, Settings(), 2, present["tl"]) is None
+    assert why_stale(record, Settings(), 2, Present(VERSIONS, 4, {**os.environ, kernel_sets.VARIABLE: "tl"})) is None
     (package / "model.py").write_text(f"VARIABLE = '{kernel_sets.VARIABLE}'\n")
     sources.forget()
-    for was, other in ((None, "tl"), ("tl", None)):
-        monkeypatch.setattr(os, "environ", said[was])
-        record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
-        assert why_stale(record, Settings(), 2, present[was]) is None
-        assert why_stale(record, Settings(), 2, present[other]) == "PIPELINE_ATTENTION changed"
-
-
-def test_the_variables_of_what_runs_cells_change_no_figure(monkeypatch):
-    monkeypatch.setattr(freshness, "loaded_modules", lambda: {kernel_sets.__name__, locks.__name__})
-    monkeypatch.setattr(sources, "reached_modules", lambda *_: {kernel_sets.__name__, locks.__name__})
-    assert list(code_facts("pipeline.stages.flash", AFTER_ALL_EDITS)["environment"]) == [kernel_sets.VARIABLE]
+    for was, other in ({}, {kernel_sets.VARIABLE: "tl"}), ({kernel_sets.VARIABLE: "tl"}, {}):
+        monkeypatch.setattr(os, "environ", was)
+        record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS) | {"libraries": {}}
+        assert why_stale(record, Settings(), 2, Present(VERSIONS, 4, was)) is None
+        assert why_stale(record, Settings(), 2, Present(VERSIONS, 4, other)) == "PIPELINE_ATTENTION changed"
 
 
 def test_edited_modules_make_stale_those_that_imported_them(record, package):
@@ -190,8 +174,8 @@ def test_what_other_processes_imported_counts(monkeypatch):
 def test_a_recipe_changes_with_code_data_inputs_and_words_but_not_with_their_place_or_order(tmp_path):
     here, there = tmp_path / "page.j2", tmp_path / "moved/page.j2"
     there.parent.mkdir()
-    here.write_text("text")
-    there.write_text("text")
+    for path in (here, there):
+        path.write_text("text")
     recipe = freshness.recipe("code", [here], ["a", "b"], ["--scale", "paper"])
     assert freshness.recipe("code", [there], ["b", "a"], ["--scale", "paper"]) == recipe
     there.write_text("other text")
@@ -248,3 +232,23 @@ def test_a_cell_is_stale_where_a_peer_of_its_stage_came_or_has_another_version(r
     assert why_stale(record, Settings(), 2, NOW) is None
     del record["code"]["peers"]  # an earlier version wrote it
     assert why_stale(record, Settings(), 2, NOW) is None
+
+
+def test_what_changes_figures_is_there_and_what_cells_set_or_only_names_a_place_is_not():
+    read = {"OMP_PROC_BIND": "true", "GLIBC_TUNABLES": "glibc.malloc.arena_max=1", "NCCL_ALGO": "Ring"}
+    others = {
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+        "CUDA_VISIBLE_DEVICES": "3",
+        "TRITON_CACHE_DIR": "/home/me/cache",
+        "HOME": "/home/me",
+    }
+    assert library_environment(read | others) == read
+
+
+def test_what_is_preloaded_counts_without_telling_whose_machine_it_is():
+    first, second = (
+        library_environment({"LD_PRELOAD": f"/home/me/{name}.so"})["LD_PRELOAD"] for name in ("tcmalloc", "jemalloc")
+    )
+    assert first != second
+    assert "me" not in first

@@ -1,5 +1,8 @@
-import json
+import os
+import shutil
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,18 +13,25 @@ from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.stages.timing.cell import Cell
 
-from ..records import record
+from ..records import CPU, record
 
 CELL = Cell(precision="bf16", size="2.7B", context_length=512)
-PLACE = "precision=bf16/size=2.7B/context_length=512/batch_size=4/warmup_steps=5/repeat=1"
+REST = "context_length=512/batch_size=4/warmup_steps=5/repeat=1"
+SIZE = f"size=tiny/{REST}"
 
 
-def cell_as_json(cell):
-    return json.loads(json.dumps({axis: getattr(cell, axis) for axis in fields.texts(cell)}))
+def leave(results, at=CELL, **parts):
+    """Leave a record at the path of a cell; return the path."""
+    path = layout.record_path(results, "timing", at)
+    write_record(WholeFile(path), record(**{"cell": asdict(at), **parts}))
+    return path
 
 
-def test_a_record_lies_in_a_folder_for_each_axis(tmp_path):
-    assert layout.record_path(tmp_path, "timing", CELL) == tmp_path / f"timing/cells/{PLACE}.json"
+def complaint(function, *arguments):
+    with pytest.raises(UserError) as raised:
+        function(*arguments)
+    assert str(raised.value).isprintable()
+    return str(raised.value)
 
 
 @pytest.mark.parametrize("stage", stages())
@@ -33,14 +43,9 @@ def test_the_pattern_of_a_stage_filled_with_a_cell_is_its_path(stage):
 
 @pytest.mark.parametrize("cell", [CELL, Cell()])
 def test_records_at_the_paths_of_their_cells_are_found(tmp_path, cell):
-    path = layout.record_path(tmp_path, "timing", cell)
-    write_record(WholeFile(path), record(cell=cell_as_json(cell)))
+    path = leave(tmp_path, cell)
     assert layout.recorded_cells(tmp_path, stages()["timing"]) == {path: cell}
     assert layout.recorded_cells(tmp_path, stages()["flash"]) == {}
-
-
-REST = "context_length=512/batch_size=4/warmup_steps=5/repeat=1"
-SIZE = f"size=tiny/{REST}"
 
 
 @pytest.mark.parametrize(
@@ -48,10 +53,7 @@ SIZE = f"size=tiny/{REST}"
     [
         "precision=bf16/size=tiny/x$(touch PWNED)",
         *(f"precision={hostile}/{SIZE}" for hostile in ("`touch PWNED`", "bf16 ", "'bf16'", "bf16\n", "*", "\udcff")),
-        *(
-            f"precision=bf16/size={hostile}/{REST}"
-            for hostile in ("tiny; touch PWNED", '"tiny"', "\x1b[2Jtiny", "tiny=x")
-        ),
+        *(f"precision=bf16/size={hostile}/{REST}" for hostile in ("tiny; touch PWNED", "\x1b[2Jtiny", "tiny=x")),
         *(f"-precision=bf16/{SIZE}", ".precision=bf16", "precision=bf16/size=tiny"),
         f"size=tiny/precision=bf16/{REST}",
         f"precision=bf16/precision=bf16/{SIZE}",
@@ -63,37 +65,61 @@ def test_a_path_that_is_no_cells_is_named_in_one_line(tmp_path, place):
     path = tmp_path / f"timing/cells/{place}.json"
     path.parent.mkdir(parents=True)
     path.write_text("{}")
-    with pytest.raises(UserError) as raised:
-        layout.recorded_cells(tmp_path, stages()["timing"])
-    message = str(raised.value)
-    assert message.startswith(f"{tmp_path}/timing/cells/")
-    assert message.endswith("move it out of the results")
-    assert message.isprintable()
-
-
-@pytest.mark.parametrize("size", ["xl", "small"])
-def test_a_record_in_the_place_of_another_cell_is_named_in_one_line(tmp_path, size):
-    path = layout.record_path(tmp_path, "timing", CELL)
-    write_record(WholeFile(path), record(cell={**cell_as_json(CELL), "size": size}))
-    with pytest.raises(UserError) as raised:
-        layout.recorded_cells(tmp_path, stages()["timing"])
-    assert str(raised.value).startswith(f"{path} holds the record of another cell, timing precision=bf16 size={size} ")
-    assert str(raised.value).isprintable()
+    told = complaint(layout.recorded_cells, tmp_path, stages()["timing"])
+    assert told.startswith(f"{tmp_path}/timing/cells/")
+    assert told.endswith("move it out of the results")
 
 
 @pytest.mark.parametrize(
-    ("parts", "complaint"),
+    ("parts", "said"),
     [
-        ({"cell": {"context_length": "$(touch PWNED)\n"}}, "its cell: context_length must be "),
-        ({"cell": {"context_length": [[1]]}}, "cell.context_length must be text or a number or true or false"),
-        ({"cell": {"seq_len": 1}}, "its cell: unknown key 'seq_len'"),
-        ({"stage": "flash"}, 'stage must be one of timing, got "flash"'),
+        ({"cell": asdict(CELL) | {"size": "xl"}}, " holds the record of another cell, timing precision=bf16 size=xl "),
+        ({"cell": {"context_length": "$(touch PWNED)\n"}}, " is no record: its cell: context_length must be "),
+        ({"cell": {"context_length": [[1]]}}, " is no record: cell.context_length must be text or a number or true"),
+        ({"cell": {"seq_len": 1}}, " is no record: its cell: unknown key 'seq_len'"),
+        ({"stage": "flash"}, ' is no record: stage must be one of timing, got "flash"'),
     ],
 )
-def test_a_record_of_something_else_is_named_in_one_line(tmp_path, parts, complaint):
-    path = layout.record_path(tmp_path, "timing", CELL)
-    write_record(WholeFile(path), record(**parts))
-    with pytest.raises(UserError) as raised:
-        layout.recorded_cells(tmp_path, stages()["timing"])
-    assert str(raised.value).startswith(f"{path} is no record: {complaint}")
-    assert str(raised.value).isprintable()
+def test_a_record_of_something_else_is_named_in_one_line(tmp_path, parts, said):
+    path = leave(tmp_path, **parts)
+    assert complaint(layout.recorded_cells, tmp_path, stages()["timing"]).startswith(f"{path}{said}")
+
+
+def check(results):
+    layout.check_results(results, "NVIDIA H200", stages())
+
+
+def test_a_folder_of_this_machine_or_an_absent_one_may_be_measured_into_where_each_record_has_its_place(tmp_path):
+    check(tmp_path / "results")
+    here = CPU | {"kind": "NVIDIA H200"}
+    path = leave(tmp_path / "results", machine=here)
+    check(tmp_path / "results")
+    path.with_name("emptied.json").touch()
+    path.rename(path.with_name("of_an_earlier_version.json"))
+    check(tmp_path / "results")
+    leave(tmp_path / "results", cell=asdict(Cell()), machine=here)
+    assert "repeat=1.json holds the record of another cell" in complaint(check, tmp_path / "results")
+
+
+def test_one_record_of_another_machine_stops_the_run_and_says_how_to_go_on(tmp_path):
+    for length, machine in enumerate(["NVIDIA H200", "NVIDIA L4", "NVIDIA H200"], start=1):
+        leave(tmp_path, Cell(context_length=length), machine=CPU | {"kind": machine})
+    told = complaint(check, tmp_path)
+    for part in ("NVIDIA H200", "NVIDIA L4", "--config measure=false", "--directory runs/"):
+        assert part in told
+
+
+def test_a_full_disk_stops_the_run_before_it_measures(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * 2**20))
+    assert "full disk: 5 MiB free, 100 MiB needed" in complaint(check, tmp_path / "results")
+
+
+def test_a_folder_that_is_there_or_can_be_made_passes_and_one_that_cannot_is_named(tmp_path, monkeypatch):
+    assert layout.check_writable(tmp_path) == layout.check_writable(tmp_path / "reports/sections") == tmp_path
+    assert not (tmp_path / "reports").exists()
+    for refused in (os.W_OK, os.X_OK):
+        monkeypatch.setattr("os.access", lambda _path, mode, no=refused: not mode & no)  # root may write anywhere
+        told = complaint(layout.check_writable, tmp_path / "reports")
+        assert told == f"{tmp_path}/reports/ cannot be written: {tmp_path} is read-only for this user"
+    (tmp_path / "reports").write_text("")
+    assert "reports is no folder" in complaint(layout.check_writable, tmp_path / "reports/sections")

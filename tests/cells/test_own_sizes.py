@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from pipeline.cells.own_sizes import read_sizes, unmodelled, with_sizes
+from pipeline.cells.own_sizes import read_sizes, unmodelled
 from pipeline.errors import UserError
 from pipeline.formulas.parameters import left_out_parameter_count, parameter_count
 from pipeline.formulas.sizes import SIZES, OwnSize
@@ -92,14 +92,6 @@ def test_what_of_a_model_is_left_out_is_in_the_name_and_told(tmp_path, changes, 
     assert all(name in line for line in told)
 
 
-def test_a_path_may_begin_at_home_hold_colons_and_the_file_tabs(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    folder = tmp_path / "a:b, c: d"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(LLAMA, indent="\t"))
-    assert read_sizes({"mine": "~/a:b, c: d/config.json"}, "sizes")["mine"].startswith("mine-d2048")
-
-
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -142,11 +134,3 @@ def test_a_mistake_in_numbers_or_a_config_json_is_one_line(tmp_path, given, said
 def test_a_name_that_cannot_be_is_refused(name):
     with pytest.raises(UserError, match=r"the pipeline has a size of this name|a name must be at most 24"):
         read_sizes({name: NUMBERS}, "sizes")
-
-
-def test_only_the_axis_of_sizes_is_renamed():
-    grids = [{"size": ["tiny", "mine"], "precision": ["mine"]}, {"size": "mine"}]
-    assert with_sizes(grids, {"mine": "mine-d1"}) == [
-        {"size": ["tiny", "mine-d1"], "precision": ["mine"]},
-        {"size": "mine-d1"},
-    ]

@@ -117,28 +117,22 @@ def test_a_record_of_another_stage_or_cell_is_named():
     assert "settings.steps must be text or a number or" in complaint_about(record(settings={"steps": [1]}))
 
 
-NESTED = json.dumps({**RECORD, "settings": {"a": []}}).replace("[]", "[" * 500 + "]" * 500)
-TOO_DEEP = "its objects and lists are nested more than 10 deep"
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"[" * 200_000, f"is no record: {TOO_DEEP}"),
-        (NESTED.encode(), f"is no record: {TOO_DEEP}"),
+        (b"[" * 200_000, "is no record: maximum recursion depth exceeded"),
         (json.dumps(RECORD | {"settings": {"a": 10**400}}).encode(), "is no record: 10000000000000000000 is no finite"),
         (b'{"a": ' + b"9" * 5000 + b"}", "is no record: 99999999999999999999 is no finite number"),
         (b'{"a": 99999999999999999999}', "is no record: 99999999999999999999 is no number of 64 bits"),
         (b'{"a": -1e400}', "is no record: -1e400 is no finite number"),
         (b'{"a": NaN}', "is no record: NaN is no finite number"),
-        (b'"' + b"x" * MOST_RECORD_BYTES + b'"', "is no record: it is larger than 16 MiB"),
         (b"null", "is no record: it has no schema_version"),
         (b"[]", "is no record: it has no schema_version"),
         (b'{"schema_version": 99}', "has schema_version 99"),
         (b'{"schema_version": 3, "ro', "is no record: "),
         ("{}".encode("utf-16"), "is no record: 'utf-8' codec can't decode byte 0xff in position 0"),
     ],
-    ids=range(13),
+    ids=range(11),
 )
 def test_a_file_that_no_cell_leaves_is_named_in_one_line(tmp_path, content, complaint):
     path = tmp_path / "cell.json"
@@ -153,7 +147,9 @@ def test_what_is_no_file_is_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "folder.json").mkdir()
     for path in tmp_path.iterdir():
-        with pytest.raises(UserError, match="is no record: it is no file"):
+        with pytest.raises(UserError, match=r"cannot read .*: it must be a plain file"):
             read_record(path, stages())
+    with pytest.raises(UserError, match="is larger than 16 MiB"):
+        parse_record(b"x" * (MOST_RECORD_BYTES + 1), "cell.json", stages())
     with pytest.raises(UserError, match=r"cannot read .*nowhere\.json: No such file"):
         read_record(tmp_path / "nowhere.json", stages())

@@ -125,15 +125,6 @@ def test_columns_stand_as_keys_outcome_figures_lists_and_what_a_row_is_of_is_a_k
     assert RowTypes({"a": Named, "b": Peak}, kind_column="kind").key_columns() == ("kind", "phase")
 
 
-def test_a_field_that_tables_cannot_hold_is_refused():
-    @dataclass(frozen=True, kw_only=True)
-    class Bad(Row):
-        nested: dict = column("no")
-
-    with pytest.raises(TypeError, match="nested is no column"):
-        columns(Bad)
-
-
 def test_a_row_is_of_a_reference_where_it_has_all_the_values_that_its_kind_names():
     @dataclass(frozen=True, kw_only=True)
     class Timed(Time):

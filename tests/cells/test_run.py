@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipeline.cells import quiet_host, run
-from pipeline.cells.devices import Claim, TooFewGPUs
+from pipeline.cells.devices import Claim
 from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.errors import Skipped
 
@@ -78,32 +78,36 @@ def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(error, status, reas
     assert all(row["reason"].startswith(reason) and "\n" not in row["reason"] for row in rows)
 
 
-@pytest.fixture
-def too_large(monkeypatch):
-    """Have every cell be too large for the host's memory."""
+REFUSED = "takes 33.6 GB of memory or more, this machine has 16.0 GB; `measure --force` tries it"
+WARNED = "takes 12.0 GB of memory or more, of which 9.0 GB are free: it may be killed\n"
+
+
+@pytest.mark.parametrize(
+    ("needed_gb", "refused", "warned"), [(33.6, REFUSED, ""), (12, "None", WARNED), (8, "None", ""), (0, "None", "")]
+)
+def test_what_this_machine_cannot_hold_is_refused_and_what_is_not_free_now_measured_with_a_warning(
+    monkeypatch, capsys, needed_gb, refused, warned
+):
+    monkeypatch.setattr(run, "memory_limit_bytes", lambda: 16e9)
+    monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=9e9))
+    assert str(run.too_large(SimpleNamespace(needed_bytes=lambda *_: needed_gb * 1e9), None, None)) == refused
+    assert capsys.readouterr().err == warned
+
+
+@pytest.mark.parametrize(("gpus", "force", "measures"), [(0, False, False), (0, True, True), (1, False, True)])
+def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_unless_by_force_or_on_a_gpu(
+    monkeypatch, gpus, force, measures
+):
     monkeypatch.setattr(run, "too_large", lambda *_: Skipped("takes 34 GB, this machine has 16 GB"))
-
-
-@pytest.mark.usefixtures("too_large")
-def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_without_measuring(monkeypatch):
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
-    monkeypatch.setattr(run.freshness, "code_facts", lambda *_, measured: {"modules": {}, "measured": measured})
-    record = record_of(raising(AssertionError("measured")))
-    outcomes = {(row["status"], row["reason"]) for row in record["rows"]}
-    assert outcomes == {("skipped", "takes 34 GB, this machine has 16 GB")}
-    # The code that told its memory counts then, and only then.
-    assert not record["code"]["measured"]
-    monkeypatch.setattr(run, "too_large", lambda *_: None)
-    assert record_of(lambda *_: [])["code"]["measured"]
-
-
-@pytest.mark.usefixtures("too_large")
-@pytest.mark.parametrize(("gpus", "force"), [(0, True), (1, False)])
-def test_by_force_or_on_a_gpu_whose_memory_is_another_it_is_measured(monkeypatch, gpus, force):
     monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim(()))
+    monkeypatch.setattr(run.freshness, "code_facts", lambda *_, measured: {"modules": {}, "measured": measured})
     row = {"phase": "forward", "status": "ok"}
-    assert run.run_cell(stage(lambda *_: [row]), Cell(), Settings(), None, START, force=force)["rows"] == [row]
+    measured = run.run_cell(stage(lambda *_: [row]), Cell(), Settings(), None, START, force=force)
+    # The code that told its memory counts only where nothing was measured.
+    assert measured["code"]["measured"] == measures
+    reasons = {each.get("reason") for each in measured["rows"]}
+    assert reasons == ({None} if measures else {"takes 34 GB, this machine has 16 GB"})
 
 
 def test_a_bug_is_no_outcome_nor_are_rows_that_are_not_as_their_stage_declares_them():
@@ -139,15 +143,6 @@ def test_a_cell_has_the_threads_that_its_settings_name_or_all_whatever_snakemake
     assert seen == [(cores, cores)]
     assert record["machine"]["threads"] == cores
     assert os.environ["OMP_NUM_THREADS"] == str(cores)
-
-
-def test_fewer_gpus_than_needed_is_skipped_with_the_reason(monkeypatch):
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: 8)
-    monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
-    record = record_of(lambda *_: [], cell=Cell(gpus=4), granted=2)
-    assert {row["reason"] for row in record["rows"]} == {str(TooFewGPUs(4, 2))}
-    assert {row["status"] for row in record["rows"]} == {"skipped"}
-    assert record["machine"]["gpus_taken"] == []
 
 
 @dataclass(frozen=True)
@@ -190,7 +185,9 @@ class CellOfGpuTime(Cell):
         (Cell(gpus=4), 8, 2, False),
     ],
 )
-def test_a_cell_is_alone_unless_it_may_share_the_host_or_measures_nothing(monkeypatch, cell, gpus, granted, alone):
+def test_a_cell_is_alone_unless_it_may_share_the_host_or_has_too_few_gpus_which_is_told(
+    monkeypatch, cell, gpus, granted, alone
+):
     asked = []
 
     def take(*, alone, command):
@@ -200,34 +197,20 @@ def test_a_cell_is_alone_unless_it_may_share_the_host_or_measures_nothing(monkey
     monkeypatch.setattr(run, "Host", take)
     monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
     monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
-    record_of(lambda *_: [], cell=cell, granted=granted)
+    record = record_of(lambda *_: [], cell=cell, granted=granted)
     assert asked == [(alone, START.command)]
+    lacking = {(row["status"], row["reason"]) for row in record["rows"]}
+    assert lacking == ({("skipped", "needs 4 GPUs, 2 present")} if cell.gpus == 4 else set())
+    assert len(record["machine"]["gpus_taken"]) == (0 if lacking else min(gpus, 1))
 
 
 def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_what_may_fail_comes_before_measuring(monkeypatch):
     order = []
     monkeypatch.setattr(quiet_host.Host, "settle", lambda _host: order.append("settle"))
-    monkeypatch.setattr(quiet_host, "_take", lambda *_: order.append("take") or 0.0)
+    monkeypatch.setattr(quiet_host.locks, "sign", lambda *_: order.append("take"))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: order.append("claim") or Claim(()))
     monkeypatch.setattr(run, "slurm_job", lambda: order.append("ask"))
     waiting = stage(None)
     waiting.measure = lambda: order.append("import") or (lambda *_: order.append("measure") or [])
     run.run_cell(waiting, Cell(), Settings(), None, START)
     assert order == ["take", "import", "ask", "claim", "settle", "measure"]
-
-
-def test_a_stage_that_keeps_files_is_given_their_folder(tmp_path):
-    def measure(_cell, _settings, _stopwatch, files_dir):
-        (files_dir / "capture").write_text("kept")
-        return [{"phase": "forward", "status": "ok"}]
-
-    folder = tmp_path / "files"
-    folder.mkdir()
-    run.run_cell(stage(measure), Cell(), Settings(), None, START, folder)
-    assert [path.name for path in folder.iterdir()] == ["capture"]
-
-
-def test_torch_starts_no_threads_where_its_count_is_right_already(monkeypatch):
-    with monkeypatch.context() as patch:
-        patch.setattr(torch, "set_num_threads", lambda _threads: pytest.fail("starts a pool"))
-        run._start_torch(torch.get_num_threads(), with_cuda=False)

@@ -4,6 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
+from pipeline.cells.samples import why_unstable
 from pipeline.cells.timed_rows import idle_columns
 from pipeline.stages.ddp.cell import Cell, Settings
 from pipeline.stages.ddp.rows import ROW_TYPES
@@ -29,10 +30,6 @@ SOUND |= {"all_reduce_bytes": 8, "rank_difference": 0.0, "weight_tolerance": 0.1
 def test_what_a_step_waits_for(wall_ms, exposed_ms, idle_pct, limited_by):
     read = {"gpu_busy_ms": 10.0, "exposed_communication_ms": exposed_ms}
     assert idle_columns(read, wall_ms) == {"gpu_idle_pct": idle_pct, "limited_by": limited_by}
-
-
-def test_of_a_step_that_was_not_profiled_nothing_is_said_of_the_gpu():
-    assert idle_columns({}, 10.0) == {}
 
 
 def read(turns=1, wait_ms=None, **columns):
@@ -70,6 +67,34 @@ def test_tokens_and_energy_give_tokens_per_joule():
     assert step["tokens_per_j"] == step["tokens"] / 4.0
 
 
-def test_what_cannot_be_derived_is_named_by_its_row():
-    with pytest.raises(ValueError, match=r"row 1: its derived columns cannot be made of it: .*3 turns"):
+STEADY, NOISY = [10.0] * 10, [10.0, 20.0] * 5
+
+
+@pytest.mark.parametrize(
+    ("samples_ms", "slowdowns", "is_stable"),
+    [(STEADY, [], True), (NOISY, [], False), (STEADY, ["hw_thermal_slowdown"], False), ([10.0], [], True)],
+)
+def test_noise_and_slowdowns_make_samples_unstable(samples_ms, slowdowns, is_stable):
+    why = why_unstable(samples_ms, slowdowns, unstable_rel_error=0.05)
+    assert (why is None) == is_stable
+    assert all(reason in why for reason in slowdowns)
+
+
+def test_turns_that_differ_are_no_single_figure_however_many_samples_they_have():
+    assert why_unstable([230.0] * 50 + [292.0] * 50, [], 0.05, turns=2) == "rounds lie 27% apart"
+    assert why_unstable([100.0] * 50 + [105.0] * 50, [], 0.05, turns=2) is None
+    assert why_unstable([100.0] * 50 + [112.0] * 50, [], 0.05, turns=2) == "rounds lie 12% apart"  # a mean off by 6
+    assert why_unstable([230.0] * 50 + [292.0] * 50, [], 0.05) is not None
+
+
+def test_noise_of_a_phase_that_the_step_would_not_notice_is_no_reason_for_doubt():
+    waits_ms = [0.1, 0.2] * 5
+    assert why_unstable(waits_ms, [], 0.05)
+    assert why_unstable(waits_ms, [], 0.05, step_ms=1.0)
+    assert why_unstable(waits_ms, [], 0.05, step_ms=100.0) is None
+    assert why_unstable([0.1] * 5 + [0.2] * 5, [], 0.05, turns=2, step_ms=100.0) is None
+
+
+def test_samples_that_are_not_of_so_many_turns_are_refused_by_their_row():
+    with pytest.raises(ValueError, match=r"row 1: its derived columns cannot be made of it: .*4 samples .* 3 turns"):
         read(turns=3)

@@ -23,6 +23,6 @@ def run(name, times_ms, **parts):
     return Run(name, Path(name), records, stages())
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_run():
     return run

@@ -41,7 +41,7 @@ def packed(path, members, mode="w:xz"):
     return path
 
 
-def complaint(path):
+def complaint_of(path):
     with pytest.raises(UserError) as raised:
         list(archived_records(path, stages()))
     assert str(raised.value).isprintable()
@@ -62,7 +62,7 @@ def test_a_record_that_is_no_file_is_told_of(tmp_path, kind):
         member = tarfile.TarInfo("a.json")
         member.type, member.linkname = kind, "elsewhere/a.json"
         file.addfile(member)
-    assert complaint(path) == f"{path}: a.json is no file: publish that run again"
+    assert complaint_of(path) == f"{path}: a.json is no file: publish that run again"
 
 
 def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_path):
@@ -82,24 +82,25 @@ def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_pat
     assert int(grown_kib) < 100 * 2**10
 
 
-@pytest.mark.parametrize("sizes", [[2**20], [2**17] * 8])
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, sizes):
-    monkeypatch.setattr(archive, "MOST_ARCHIVE_BYTES", 2**20)
+@pytest.mark.parametrize(
+    ("limit", "sizes", "complaint"),
+    [
+        ("MOST_ARCHIVE_BYTES", [2**20], "unpacks to more than 1 MiB"),
+        ("MOST_ARCHIVE_BYTES", [2**17] * 8, "unpacks to more than 1 MiB"),
+        ("MOST_ARCHIVE_MEMBERS", [1] * 4, "has more than 3 members"),
+    ],
+)
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, limit, sizes, complaint):
+    monkeypatch.setattr(archive, limit, {"MOST_ARCHIVE_BYTES": 2**20, "MOST_ARCHIVE_MEMBERS": 3}[limit])
     path = packed(tmp_path / "records.tar.xz", [(f"{number}.bin", size) for number, size in enumerate(sizes)])
-    assert complaint(path) == f"{path} unpacks to more than 1 MiB: {archive.UNPACK}"
-
-
-def test_an_archive_of_too_many_members_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(archive, "MOST_ARCHIVE_MEMBERS", 3)
-    members = [(f"{number}.json", CONTENT) for number in range(4)]
-    assert len(list(archived_records(packed(tmp_path / "some.tar.xz", members[:3]), stages()))) == 3
-    path = packed(tmp_path / "more.tar.xz", members)
-    assert complaint(path) == f"{path} has more than 3 members: {archive.UNPACK}"
+    assert f"{path} {complaint}: {archive.UNPACK}" == complaint_of(path)
+    packed(path, [(f"{number}.json", CONTENT) for number in range(3)])
+    assert len(list(archived_records(path, stages()))) == 3
 
 
 def test_a_damaged_record_is_named_by_its_archive_and_member(tmp_path):
     path = packed(tmp_path / "records.tar.xz", [("a.json", CONTENT), ("b\n.json", b"[" * 200_000)])
-    assert complaint(path).startswith(f"{path}: b\\n.json is no record: its objects and lists are nested")
+    assert complaint_of(path).startswith(f"{path}: b\\n.json is no record: its objects and lists are nested")
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -1,10 +1,8 @@
 import pytest
 
 from pipeline.compare import page
-from pipeline.compare.differences import differences
-from pipeline.compare.machines import models, models_table
+from pipeline.compare.machines import differences, models, prices
 from pipeline.compare.pair import compare
-from pipeline.compare.runs import prices
 from pipeline.errors import UserError
 
 from ..report.runs import GPU
@@ -14,51 +12,61 @@ SLOW = {levers: [2 * each for each in medians] for levers, medians in FAST.items
 H100 = {**GPU, "kind": "NVIDIA H100 80GB HBM3", "gpus": [{"name": "NVIDIA H100 80GB HBM3", "memory_bytes": 80 * 10**9}]}
 
 
+@pytest.fixture
 def both(make_run):
     return [make_run("h200", FAST), make_run("h100", SLOW, machine=H100)]
 
 
-def test_each_model_stands_once_a_way_with_the_figures_of_every_run(make_run):
-    runs = [*both(make_run), make_run("third", FAST, size="xl")]
-    table = models_table(models(runs, {}), [run.name for run in runs])
-    lines = table.rows.set_index(["size", "way"])
-    assert list(lines.index) == [("medium", "as written"), ("medium", "tuned"), ("xl", "as written"), ("xl", "tuned")]
-    fast, slow = lines.loc[("medium", "tuned"), ["tokens_per_s_h200", "tokens_per_s_h100"]]
-    assert fast == pytest.approx(2 * slow)
-    assert lines["tokens_per_s_third"].notna().tolist() == [False, False, True, True]
+def cells(table):
+    """Return what a table writes, by its first two columns and the header of each other."""
+    lines = [line.strip("| ").split(" | ") for line in table.markdown().splitlines() if line.startswith("|")]
+    return {(*line[:2], head): cell for line in lines[2:] for head, cell in zip(lines[0][2:], line[2:], strict=True)}
 
 
-def test_a_price_makes_a_cost_per_token_and_picks_the_cheapest(make_run):
-    found = models(both(make_run), {"h200": 3.6, "h100": 1.2})
-    tuned = found[found["way"] == "tuned"].set_index("run")
-    assert tuned.loc["h200", "usd"] == pytest.approx(3.6 / 3600 / tuned.loc["h200", "tokens_per_s"] * 1e6)
-    table = models_table(found, ["h200", "h100"])
-    assert set(table.rows["cheapest"]) == {"h100"}
+def test_each_model_stands_once_a_way_with_the_figures_of_every_run(both, make_run):
+    found = cells(models([*both, make_run("third", FAST, size="xl")], {}))
+    assert [key[:2] for key in found][:: len(found) // 4] == [
+        ("medium", "as written"),
+        ("medium", "tuned"),
+        ("xl", "as written"),
+        ("xl", "tuned"),
+    ]
+    fast, slow = (float(found["medium", "tuned", run].split(" / ")[0].replace(",", "")) for run in ("h200", "h100"))
+    assert fast == pytest.approx(2 * slow, rel=1e-4)
+    assert [found[size, "tuned", "third"] == "–" for size in ("medium", "xl")] == [True, False]
 
 
-def test_without_a_price_nothing_is_said_of_cost(make_run):
-    table = models_table(models(both(make_run), {}), ["h200", "h100"])
-    assert not [head for head, _, _ in table.columns if "$" in head or head == "cheapest"]
+def test_a_price_makes_a_cost_per_token_and_picks_the_cheapest_of_those_that_have_one(both, make_run):
+    table = models([*both, make_run("third", FAST, size="xl")], {"h200": 3.6, "h100": 1.2, "third": 1.0})
+    step = table.rows.set_index(["way", "model", "run"]).loc[("tuned", "medium", "h200")]
+    assert step["usd"] == pytest.approx(3.6 / 3600 / step["tokens_per_s"] * 1e6)
+    found = cells(table)
+    assert (found["medium", "tuned", "cheapest"], found["xl", "tuned", "cheapest"]) == ("h100", "–")
+    assert len(found["medium", "tuned", "h100"].split(" / ")) == 4
+    without = models(both, {})
+    assert not [head for head, _, _ in without.columns if "USD" in head or head == "cheapest"]
 
 
 @pytest.mark.parametrize("word", ["h300=1", "h200=", "h200=0", "h200=nan", "1"])
-def test_a_price_of_no_run_or_that_is_none_is_one_line(make_run, word):
+def test_a_price_of_no_run_or_that_is_none_is_one_line(both, word):
     with pytest.raises(UserError, match="--price"):
-        prices([word], both(make_run))
+        prices([word], both)
 
 
-def test_what_runs_were_made_with_is_told_where_it_differs(make_run):
-    rows = differences(both(make_run)).rows.set_index("what")
-    assert list(rows.loc["machine", ["h200", "h100"]]) == ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]
-    assert "torch" not in rows.index
-    assert differences([make_run("a", FAST), make_run("b", FAST)]).rows.empty
+def test_what_runs_were_made_with_is_told_where_it_differs(both, make_run):
+    found = cells(differences(both))
+    assert [found["–", "machine", run] for run in ("h200", "h100")] == ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]
+    assert ("–", "torch", "h200") not in found
+    assert differences([make_run("a", FAST), make_run("b", FAST)]).is_empty
 
 
-def test_text_and_page_hold_models_and_times(make_run):
-    runs = both(make_run)
-    pair = compare(*runs, 0.05)
-    text = page.machines(runs, {}) + page.details(pair, every=False)
-    assert "medium" in text
-    assert "slower" in text
-    assert 'data-chart="compare/ratios"' in page.html(runs, {}, pair)
-    assert "compare/ratios" not in page.html([*runs, make_run("third", FAST)], {}, None)
+def test_text_and_page_hold_models_and_times_and_tables_are_tables(both, make_run):
+    pair = compare(*both, 0.05)
+    parts = page.comparison(both, {}, pair, None)
+    text = page.markdown(parts)
+    assert text.count("\n| :-- |") >= 4
+    assert "&#124;" not in text
+    assert "| slower | 3 |" in text
+    assert 'data-chart="compare/ratios"' in page.html(both, parts, page.explored(pair, None))
+    three = [*both, make_run("third", FAST)]
+    assert "compare/ratios" not in page.html(three, page.comparison(three, {}, None, None), {})

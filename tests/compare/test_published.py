@@ -3,10 +3,29 @@ import pytest
 
 from pipeline.cells import fields
 from pipeline.cells.rows import columns
-from pipeline.compare.published import FILE, load
+from pipeline.compare import page, published
+from pipeline.compare.published import FILE, beside, load
+from pipeline.compare.runs import Run, load_records
 from pipeline.registry import stages
+from pipeline.report.frame import alike
 
+from .test_runs import ROOT
+
+XL = {"precision": "fp32", "size": "xl", "context_length": 256, "mode": "eager", "batch_size": 4, "warmup_steps": 5}
+XL |= {"phase": "forward", "clock": "host"}
 EVERY = pd.read_csv(FILE, dtype=str, keep_default_na=False)
+
+
+@pytest.fixture(scope="module")
+def run():
+    """The stages of a published run in which most was published by others too, and the course's."""
+    records = load_records(ROOT / "reports/h200", stages())
+    return Run("h200", ROOT, [each for each in records if each["stage"] in ("timing", "step8b")], stages())
+
+
+@pytest.fixture(scope="module")
+def table(run, make_run):
+    return beside([run, make_run("levers", {"eager": [1.0]})])
 
 
 def test_every_value_is_of_words_that_its_stage_knows_and_in_a_unit_of_its_columns():
@@ -31,14 +50,36 @@ def test_no_value_stands_twice_and_all_are_numbers_above_zero():
     assert (EVERY["value"].astype(float) > 0).all()
 
 
-def test_the_words_of_a_stage_are_columns():
-    row = (
-        load("timing")
-        .query("machine == 'A100' and precision == 'fp32' and size == 'xl' and phase == 'forward'")
-        .iloc[0]
-    )
-    assert (row["source"], row["quantity"], row["value"]) == ("000", "mean_ms", pytest.approx(149))
-
-
-def test_a_stage_without_values_has_none():
+def test_the_words_of_a_stage_are_columns_and_a_stage_without_values_has_none():
+    rows = load("timing").query("machine == 'A100' and precision == 'fp32' and size == 'xl' and phase == 'forward'")
+    assert dict(zip(rows["source"], rows["value"], strict=True))["000"] == pytest.approx(149)
     assert load("levers").empty
+
+
+def test_published_values_stand_beside_the_rows_that_they_are_of_each_source_in_a_column_of_its_own(run, table):
+    rows = table.rows
+    xl = rows["cell"].str.contains("precision=fp32 size=xl context_length=256") & rows["row"].eq("forward host")
+    [line] = rows[xl].to_dict("records")
+    [row] = alike(run.frames["timing"], XL).to_dict("records")
+    assert line["write-up 000 (A100, other code)"] == pytest.approx(149)
+    assert line["h200"] == pytest.approx(row["mean_ms"])
+    assert rows["the course (B200, other code)"].dropna().tolist() == [10_000]
+    assert not rows.duplicated(["stage", "cell", "row", "quantity"]).any()
+    assert "levers" not in rows
+
+
+def test_a_value_that_fits_several_rows_equally_well_is_left_out(run, monkeypatch):
+    value = {"source": "x", "machine": "", "stage": "timing", "quantity": "mean_ms", "value": 1.0}
+    for of, lines in (("size=xl phase=forward", 1), ("size=xl", 0)):
+        values = pd.DataFrame([value | {"of": of}])
+        monkeypatch.setattr(published, "load", lambda stage, values=values: values[values["stage"] == stage])
+        assert len(beside([run]).rows) == lines
+
+
+def test_they_are_shown_without_verdicts(make_run, table):
+    run = make_run("levers", {"eager": [1.0]})
+    html = page.html([run], page.comparison([run], {}, None, table), page.explored(None, table))
+    assert "write-up 004" in html
+    assert "<option>published</option>" in html
+    assert "verdict" not in [head for head, _, _ in table.columns]
+    assert "write-up" not in page.markdown(page.comparison([run], {}, None, None))

@@ -2,11 +2,14 @@
 
 import importlib.util
 
+import pytest
 import torch
+import torch.distributed.distributed_c10d
 import torch.distributed.tensor.experimental
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline.compat import torch_private
+from pipeline.compat.torch_private import base_of, has_gradient_hooks
 from pipeline.worker.child import PRELOADED
 
 PATHS = (
@@ -20,7 +23,7 @@ PATHS = (
     *("_C._set_fp32_precision_setter", "_C._storage_Use_Count", "_foreach_copy_", "_fused_sdp_choice"),
     *("autograd._get_sequence_nr", "cuda._sleep", "cuda.memory._dump_snapshot", "cuda.memory._record_memory_history"),
     *("utils._python_dispatch.TorchDispatchMode", "utils._python_dispatch.is_in_torch_dispatch_mode"),
-    "utils._pytree.tree_leaves",
+    *("utils._pytree.tree_leaves", "distributed.distributed_c10d._coalescing_manager"),
     "distributed.tensor.experimental.context_parallel",
 )
 
@@ -51,12 +54,6 @@ def test_a_view_is_another_use_of_a_storage():
     assert torch_private.storage_uses(x) == torch_private.storage_uses(view) == alone + 1
 
 
-def test_many_tensors_are_copied_at_once():
-    targets = [torch.zeros(2), torch.zeros(3)]
-    torch_private.copy_all(targets, [torch.ones(2), torch.ones(3)])
-    assert all((target == 1).all() for target in targets)
-
-
 def test_a_module_sees_what_is_put_among_its_parameters():
     layer, other = torch.nn.Linear(2, 2), torch.ones(1)
     torch_private.parameters_of(layer)["weight"] = other
@@ -78,15 +75,6 @@ def test_a_backward_pass_is_known_as_such():
     assert not torch_private.in_backward()
 
 
-def test_an_operator_says_its_name_with_its_namespace():
-    assert torch_private.operator_name(torch.ops.aten.add.Tensor) == "aten::add"
-
-
-def test_sdpa_says_which_backend_it_takes():
-    q = torch.ones(1, 1, 8, 16)
-    assert isinstance(torch_private.sdpa_choice(q, q, q, True, False), torch_private.SDPBackend)
-
-
 def test_a_profile_gives_its_events_flat_and_as_a_tree():
     with profile(activities=[ProfilerActivity.CPU]) as seen:
         torch.ones(2) + 1
@@ -94,5 +82,17 @@ def test_a_profile_gives_its_events_flat_and_as_a_tree():
     assert "aten::add" in [node.name for node in torch_private.profiler_tree(seen)]
 
 
-def test_collectives_can_be_gathered_into_one_call():
-    assert callable(torch_private.coalescing(torch.device("cpu")).__enter__)
+@pytest.mark.parametrize("register", [torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook])
+def test_both_kinds_of_gradient_hooks_are_found_until_they_are_removed(register):
+    weight = torch.nn.Parameter(torch.ones(2))
+    assert not has_gradient_hooks(weight)
+    hook = register(weight, lambda _: None)
+    assert has_gradient_hooks(weight)
+    hook.remove()
+    assert not has_gradient_hooks(weight)
+
+
+def test_a_view_of_a_view_has_the_base_of_both():
+    x = torch.ones(2, 3)
+    assert base_of(x.view(6)[1:]) is x
+    assert base_of(x) is x

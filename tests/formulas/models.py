@@ -3,7 +3,6 @@
 from dataclasses import asdict
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from pipeline.formulas.sizes import ModelSize
 from pipeline.model import TransformerLM
@@ -29,22 +28,3 @@ def step_of(workload):
         checkpoint_every=workload.checkpoint_every,
         checkpointing=workload.checkpointing,
     )
-
-
-def given(step):
-    """Return the tensors that are there before a step."""
-    return [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets]
-
-
-def saved_by(forward):
-    """Run a forward pass; return the tensors that it saves by the address of their storages."""
-    kept = {}
-
-    def pack(tensor):
-        kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that no address is used again
-        return tensor
-
-    with saved_tensors_hooks(pack, lambda tensor: tensor):
-        result = forward()
-    assert result.requires_grad
-    return kept

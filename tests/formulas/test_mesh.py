@@ -46,11 +46,6 @@ def test_times_by_hand():
     assert tensor_s(XXL, tokens, V5P) == 4 * tokens * 16384 / (16 * 1.8e11)
 
 
-def test_with_overlapping_axes_only_the_weights_count():
-    overlapping = replace(V5P, axes_overlap=True)
-    assert least_tokens(XXL, overlapping) == pytest.approx(16 * V5P.intensity / 2)
-
-
 def test_too_much_tensor_parallelism_is_never_compute_bound():
     assert least_tokens(XXL, replace(V5P, fsdp_size=2, tensor_size=32)) == math.inf
     assert least_tokens(XXL, replace(V5P, fsdp_size=2, tensor_size=32, axes_overlap=True)) == math.inf

@@ -21,7 +21,6 @@ def test_the_blocks_and_nothing_else_are_converted_by_the_recipe(monkeypatch, re
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 def test_torchao_converts_the_linear_layers_of_blocks_and_keeps_their_weights():
     pytest.importorskip("torchao")
     model = TransformerLM(64, 16, d_model=32, num_layers=2, num_heads=2, d_ff=64)

@@ -12,10 +12,7 @@ from pipeline.parallel.processes.starting import run_ranks
 WORLD_SIZE = 2
 RULES = {"layers": None, "pairs": lambda module: isinstance(module, Pair)}
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(torch.cuda.device_count() < WORLD_SIZE, reason=f"needs {WORLD_SIZE} CUDA GPUs"),
-]
+pytestmark = pytest.mark.gpu(count=WORLD_SIZE)
 
 
 class Pair(nn.Module):

@@ -91,7 +91,6 @@ def test_nccl_that_torch_has_not_loaded_is_a_reason_to_skip(monkeypatch):
         nccl.loaded_library()
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA GPUs")
+@pytest.mark.gpu(count=2)
 def test_nccl_itself_agrees_with_torch():
     assert run_ranks(sum_directly, 2, backend="nccl", device_type="cuda", args=(1_000_003,)) == [(True, 3.0)] * 2

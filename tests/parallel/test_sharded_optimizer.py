@@ -164,27 +164,6 @@ def test_schedulers_change_what_the_next_step_uses(context, scheduler):
 
 
 @on_ranks(2)
-def test_what_an_optimizer_notes_in_its_groups_stays_and_is_saved(context):
-    net = make_net()
-    sharded = ShardedOptimizer(groups_of(net), NotesSteps)
-    sharded.param_groups[0]["steps"] = 10
-    train(net, sharded, range(3))
-    for groups in (sharded.state_dict()["param_groups"], sharded.param_groups):
-        assert [group["steps"] for group in groups] == [13, 3]
-
-
-@on_ranks(2)
-def test_zero_grad_reaches_the_parameters_of_all_shares(context):
-    net = make_net()
-    sharded = ShardedOptimizer(net.parameters(), SGD)
-    add_gradients(net, 0)
-    sharded.zero_grad(set_to_none=False)
-    assert all(not parameter.grad.any() for parameter in net.parameters())
-    sharded.zero_grad()
-    assert all(parameter.grad is None for parameter in net.parameters())
-
-
-@on_ranks(2)
 def test_a_step_broadcasts_each_trained_parameter_once_from_its_owner(context):
     net = make_net()
     net[2].requires_grad_(False)

@@ -33,41 +33,20 @@ def test_what_is_no_markup_stays_as_it_is(text):
     ("text", "escaped"),
     [
         ("<script>", "&#60;script>"),
-        ("<!-- x -->", "&#60;!-- x -->"),
-        ("a|b", "a&#124;b"),
-        ("a [x](y)", "a [x&#93;(y)"),
-        ("![x][y]", "![x&#93;[y]"),
-        ("[x]: y", "&#91;x&#93;: y"),
-        ("a[^1]", "a&#91;^1]"),
-        ("`x`", "&#96;x&#96;"),
-        ("4*B*D", "4&#42;B&#42;D"),
+        ("a|b [x](y)", "a&#124;b [x&#93;(y)"),
         ("__x__ a_b", "&#95;&#95;x&#95;&#95; a_b"),
-        ("~~x~~", "&#126;&#126;x&#126;&#126;"),
-        ("$x$", "&#36;x&#36;"),
-        ("\\|", "&#92;&#124;"),
         ("&lt; & &#60;", "&#38;lt; & &#38;#60;"),
-        ("# x", "&#35; x"),
-        ("  > x", "  &#62; x"),
-        ("- x", "&#45; x"),
         ("1. x", "&#49;&#46; x"),
-        ("---", "&#45;&#45;&#45;"),
-        ("===", "&#61;&#61;&#61;"),
         ("https://e.com", "https:\u200b//e.com"),
-        ("www.e.com", "www\u200b.e.com"),
-        ("a@e.com", "a@\u200be.com"),
     ],
 )
 def test_what_could_be_markup_is_written_as_its_characters(text, escaped):
     assert Markdown.escape(text) == escaped
-    assert html.unescape(escaped).replace("\u200b", "") == text
 
 
-def test_what_is_markdown_already_is_not_escaped_again():
+def test_parts_put_together_are_escaped_once_unless_they_are_markdown():
     once = Markdown.escape("a|b")
     assert Markdown.escape(once) == once == Markdown("a&#124;b")
-
-
-def test_parts_put_together_are_escaped_unless_they_are_markdown():
     assert Markdown("\n\n").join(["*a*", Markdown("*b*")]) == "&#42;a&#42;\n\n*b*"
     assert Markdown("**{}**: {}").format("a|b", Markdown("`c`")) == "**a&#124;b**: `c`"
     assert isinstance(Markdown("**") + "|", Markdown)

@@ -2,7 +2,8 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.own import first_rows, parts, ranked, without_own
+from pipeline.report.own import first_table, parts, ranked, without_own
+from pipeline.report.section import Told
 
 from .frames import failed, folded, timed
 
@@ -56,16 +57,13 @@ def test_one_that_is_wrong_has_no_place_and_says_why():
     assert found.loc["broken", "reason"] == "dv is off"
 
 
-def test_a_section_gets_a_table_and_a_chart_of_them_or_nothing():
-    assert [part.name for part in parts(measured(), FLASH)] == ["own", "own_chart"]
-    assert parts(without_own(measured(), FLASH), FLASH) == []
-
-
-def test_sections_do_not_see_them():
-    assert set(without_own(measured(), FLASH)["impl"]) == {"triton", "eager"}
+def test_a_section_gets_a_table_and_a_chart_of_them_or_nothing_and_does_not_see_them_itself():
+    others = without_own(measured(), FLASH)
+    assert set(others["impl"]) == {"triton", "eager"}
+    assert [[part.name for part in parts(rows, FLASH)] for rows in (measured(), others)] == [["own", "own_chart"], []]
 
 
 def test_the_first_screen_has_each_at_the_first_problem():
-    found = first_rows({"flash": measured()}, {"flash": FLASH})
+    found = first_table([Told(FLASH, None, (), "", measured())]).rows
     assert [(row["impl"], row["seq_len"]) for _, row in found.iterrows()] == [("mine", 16384), ("broken", 16384)]
-    assert first_rows({"flash": without_own(measured(), FLASH)}, {"flash": FLASH}).empty
+    assert first_table([Told(FLASH, None, (), "", without_own(measured(), FLASH))]).is_empty

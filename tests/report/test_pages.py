@@ -44,10 +44,15 @@ def test_the_first_screen_has_a_line_a_chart_the_models_and_what_to_change(run):
     assert [("2.00×" in line, "1.25×" in line) for line in changes] == [(True, False), (False, True)]
 
 
-def test_every_drawing_that_a_page_shows_is_there(run):
+def test_every_drawing_that_a_page_shows_is_there_and_none_of_an_earlier_run(tmp_path):
+    old = tmp_path / "reports/figures/gone/old.svg"
+    old.parent.mkdir(parents=True)
+    old.touch()
+    folder = pages(tmp_path, levers_record(*ROWS))
     for page in ("writeup.md", "course.md"):
-        links = re.findall(r"\]\((figures/[^)]+)\)", (run / page).read_text())
-        assert all((run / link).is_file() for link in links)
+        links = re.findall(r"\]\((figures/[^)]+)\)", (folder / page).read_text())
+        assert all((folder / link).is_file() for link in links)
+    assert not old.exists()
 
 
 def test_they_are_written_again_as_the_same_bytes(run, tmp_path):
@@ -65,20 +70,12 @@ def test_the_summary_is_as_its_schema_declares(run):
     assert [change["ratio"] for change in summary["changes"]] == pytest.approx([2.0, 1.25])
 
 
-def test_a_drawing_of_an_earlier_run_does_not_stay(tmp_path):
-    old = tmp_path / "reports/figures/gone/old.svg"
-    old.parent.mkdir(parents=True)
-    old.touch()
-    pages(tmp_path, levers_record(*ROWS))
-    assert not old.exists()
-
-
-def test_a_cell_that_failed_is_named_on_the_first_screen_with_its_log(tmp_path):
+def test_what_failed_and_what_was_measured_beside_other_work_is_named_on_the_first_screen(tmp_path):
     rows = [{"levers": row["levers"], "status": "failed", "reason": "ended by SIGKILL"} for row in ROWS]
     failed = levers_record(*rows, size="xl", log="logs/levers/xl.log")
-    text = screen((pages(tmp_path, levers_record(*ROWS), failed) / "writeup.md").read_text())
-    assert "ended by SIGKILL" in text
-    assert "logs/levers/xl.log" in text
+    busy = {"cores": 8, "others_cores": 6.0, "busy": True, "load_before": 7.0, "load_after": 7.0}
+    text = screen((pages(tmp_path, levers_record(*ROWS, host=busy), failed) / "writeup.md").read_text())
+    assert all(words in text for words in ("ended by SIGKILL", "logs/levers/xl.log", "other processes"))
 
 
 def test_a_stage_without_figures_says_why(tmp_path):
@@ -87,28 +84,19 @@ def test_a_stage_without_figures_says_why(tmp_path):
     assert "No figures: 4 oom. CUDA out of memory" in text
 
 
-def test_cells_of_the_scale_that_have_no_record_are_named_with_the_command_that_makes_them(tmp_path):
+def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_path):
     missing = [{"stage": "fsdp", "cell": {"world_size": 4, "size": size}} for size in ("xl", "2.7B")]
-    text = (pages(tmp_path, levers_record(*ROWS), scale="paper", missing=missing) / "writeup.md").read_text()
+    asked = {"scale": "paper", "missing": missing, "outdated": ["abc"]}
+    text = (pages(tmp_path, levers_record(*ROWS), **asked) / "writeup.md").read_text()
     [line] = [line for line in text.splitlines() if line.startswith("| fsdp | 2 |")]
     assert "world_size=4" in line
     assert "size=xl" not in line
     assert "snakemake results/fsdp/cells.csv" in line
+    named = ["by code changed since" in page for page in (text, (run / "writeup.md").read_text())]
+    assert named == [True, False]
 
 
-def test_what_was_measured_by_code_that_has_changed_is_named(tmp_path):
-    text = (pages(tmp_path, levers_record(*ROWS), outdated=["abc"]) / "writeup.md").read_text()
-    assert "by code changed since" in text
-    assert "by code changed since" not in (pages(tmp_path, levers_record(*ROWS)) / "writeup.md").read_text()
-
-
-def test_cells_measured_beside_other_work_are_named_on_the_first_screen(tmp_path):
-    busy = {"cores": 8, "others_cores": 6.0, "busy": True, "load_before": 7.0, "load_after": 7.0}
-    text = (pages(tmp_path, levers_record(*ROWS, host=busy)) / "writeup.md").read_text()
-    assert "other processes" in screen(text)
-
-
-def test_a_host_limited_or_unstable_step_is_no_headline(tmp_path):
+def test_a_host_limited_step_is_no_headline(tmp_path):
     limited = levers_record(step("eager", 100.0, gpu_busy_ms=20.0), *ROWS[1:])
     line = re.search(r"^\*\*.*\*\*$", (pages(tmp_path, limited) / "writeup.md").read_text(), re.M)[0]
     assert "2.00" not in line
@@ -117,20 +105,12 @@ def test_a_host_limited_or_unstable_step_is_no_headline(tmp_path):
 def test_what_a_record_says_of_its_machine_is_text_on_both_pages(tmp_path):
     evil = {**GPU, "kind": "<img src=x onerror=alert(1)>"}
     folder = pages(tmp_path, levers_record(*(row | {"measured_peak_tflops_per_s": 1.0} for row in ROWS), machine=evil))
-    assert "<img src=x" not in (folder / "report.html").read_text()
-    assert "<img src=x" not in (folder / "writeup.md").read_text()
-
-
-def test_without_a_record_there_is_nothing_to_write_up(tmp_path):
-    with pytest.raises(UserError, match="nothing to report"):
-        write_pages(Asked([]), stages(), tmp_path)
+    assert all("<img src=x" not in (folder / name).read_text() for name in ("report.html", "writeup.md"))
 
 
 def test_what_is_asked_is_read_as_written_and_keeps_its_time_where_it_is_the_same(tmp_path):
-    asked, path = (
-        Asked(["a.json"], "paper", [{"stage": "x", "cell": {}}], ["d"], ["scale=paper"]),
-        tmp_path / "asked.json",
-    )
+    asked = Asked(["a.json"], "paper", [{"stage": "x", "cell": {}}], ["d"], ["scale=paper"])
+    path = tmp_path / "asked.json"
     write_asked(asked, path)
     before = path.stat().st_mtime_ns
     write_asked(asked, path)
@@ -142,6 +122,8 @@ def test_a_file_that_asks_for_nothing_is_one_line(tmp_path, text):
     (tmp_path / "asked.json").write_text(text)
     with pytest.raises(UserError, match=r"asked\.json"):
         read_asked(tmp_path / "asked.json")
+    with pytest.raises(UserError, match="nothing to report"):
+        write_pages(Asked([]), stages(), tmp_path)
 
 
 def test_a_stage_whose_times_are_mostly_unstable_shows_where_they_are_and_no_table(tmp_path):

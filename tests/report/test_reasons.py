@@ -14,22 +14,19 @@ OWN = "Including non-PyTorch memory, this process has 56.20 GiB memory in use. "
 OTHERS = "Process 538 has 512.00 MiB memory in use. Process 579 has 70.67 GiB memory in use. "
 
 
-def test_memory_that_other_processes_held_is_added_up():
-    assert brief(MESSAGE.format(others=OTHERS, own=OWN)) == (
-        "CUDA out of memory; other processes held 71 GiB of the GPU"
-    )
-
-
 @pytest.mark.parametrize(
-    ("others", "own"), [("", OWN), ("Process 538 has 512.00 MiB memory in use. ", OWN), (OTHERS, "")]
+    ("reason", "told"),
+    [
+        (MESSAGE.format(others=OTHERS, own=OWN), "CUDA out of memory; other processes held 71 GiB of the GPU"),
+        # They held little, or one of them may be this one.
+        (MESSAGE.format(others="", own=OWN), "CUDA out of memory"),
+        (MESSAGE.format(others="Process 538 has 512.00 MiB memory in use. ", own=OWN), "CUDA out of memory"),
+        (MESSAGE.format(others=OTHERS, own=""), "CUDA out of memory"),
+        ("the compiler: CUDA out of memory", "the compiler: CUDA out of memory"),
+    ],
 )
-def test_other_processes_are_not_blamed_where_they_held_little_or_may_be_this_one(others, own):
-    assert brief(MESSAGE.format(others=others, own=own)) == "CUDA out of memory"
-
-
-def test_any_other_reason_stays_as_it_is():
-    assert brief("flash attention needs a CUDA GPU") == "flash attention needs a CUDA GPU"
-    assert brief("the compiler: CUDA out of memory") == "the compiler: CUDA out of memory"
+def test_where_memory_ran_out_it_is_told_what_others_held_of_it(reason, told):
+    assert brief(reason) == told
 
 
 def test_reasons_that_differ_in_their_own_numbers_alone_become_the_same():

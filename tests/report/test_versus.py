@@ -1,8 +1,28 @@
+import math
+from collections import Counter
+
+import numpy as np
 import pytest
 
-from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED, judge, versus
+from pipeline.report.versus import (
+    FASTER,
+    SAME,
+    SLOWER,
+    UNDECIDED,
+    RepeatSpread,
+    compare_samples,
+    judge,
+    log_median_error,
+    median_interval,
+    pooled_repeat_spread,
+    versus,
+)
 
 from .frames import failed, folded, repeated, timed
+
+QUIET = RepeatSpread(0.001, 20)
+STEADY = [[10.0, 10.01, 9.99, 10.02, 9.98] * 4]
+APART = [*repeated("ours", [324.0, 387.0, 324.0]), *repeated("torch", [310.0, 397.0, 378.0])]
 
 
 def beside(*rows, ours="ours", peers=("torch",)):
@@ -10,7 +30,7 @@ def beside(*rows, ours="ours", peers=("torch",)):
 
 
 def verdict(*rows):
-    [row] = beside(*(row | {"shape": "x"} for row in rows)).to_dict("records")
+    [row] = beside(*({"shape": "x"} | row for row in rows)).to_dict("records")
     return row
 
 
@@ -24,46 +44,138 @@ def test_with_repeats_the_interval_decides(ours_ms, word):
     assert row["low"] <= row["ratio"] <= row["high"]
 
 
-def test_the_ratio_is_how_many_times_as_fast_ours_is():
-    assert verdict(timed("ours", 50.0), timed("torch", 100.0))["ratio"] == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize(("ours_ms", "word"), [(90.0, FASTER), (110.0, SLOWER), (97.0, UNDECIDED), (100.1, SAME)])
+@pytest.mark.parametrize(
+    ("ours_ms", "word"),
+    [(50.0, FASTER), (90.0, FASTER), (110.0, SLOWER), (97.0, UNDECIDED), (103.0, UNDECIDED), (100.1, SAME)],
+)
 def test_without_repeats_only_a_clear_ratio_is_called(ours_ms, word):
-    assert verdict(timed("ours", ours_ms), timed("torch", 100.0))["verdict"] == word
+    row = verdict(timed("ours", ours_ms), timed("torch", 100.0))
+    assert (row["ratio"], row["verdict"]) == (pytest.approx(100 / ours_ms), word)
+    wide = timed("torch", 100.0) | {"q1_ms": ours_ms - 20, "q3_ms": ours_ms + 20}
+    assert verdict(timed("ours", ours_ms), wide)["verdict"] == UNDECIDED
 
 
-def test_without_repeats_quartiles_that_overlap_decide_nothing():
-    wide = timed("torch", 100.0) | {"q1_ms": 80.0, "q3_ms": 120.0}
-    assert verdict(timed("ours", 90.0), wide)["verdict"] == UNDECIDED
-
-
-def test_repeats_that_contradict_each_other_decide_nothing_at_whatever_ratio():
-    ways = [*repeated("ours", [324.0, 387.0, 324.0]), *repeated("torch", [310.0, 397.0, 378.0])]
-    assert verdict(*ways)["verdict"] == UNDECIDED
-
-
-def test_a_single_process_is_as_unsure_as_the_repeats_of_its_kind():
-    repeats = [
-        *repeated("ours", [324.0, 387.0, 324.0], shape="x"),
-        *repeated("torch", [310.0, 397.0, 378.0], shape="x"),
-    ]
+def test_repeats_that_contradict_each_other_decide_nothing_nor_a_single_process_of_their_kind():
+    assert verdict(*APART)["verdict"] == UNDECIDED
     single = [timed("ours", 300.0, shape="y"), timed("torch", 390.0, shape="y")]
-    found = beside(*repeats, *single).set_index("shape")["verdict"]
+    found = beside(*(row | {"shape": "x"} for row in APART), *single).set_index("shape")["verdict"]
     assert found["y"] == UNDECIDED
 
 
-def test_the_fastest_peer_with_figures_is_the_peer():
+def test_the_fastest_peer_with_figures_is_the_peer_and_problems_without_one_are_left_out():
     rows = [timed("ours", 10.0), timed("torch", 30.0), timed("cuDNN", 20.0), failed("flex")]
     found = beside(*(row | {"shape": "x"} for row in rows), peers=("torch", "cuDNN", "flex"))
     assert list(found["name_peer"]) == ["cuDNN"]
-
-
-def test_problems_without_figures_of_both_are_left_out():
-    rows = [timed("ours", 10.0, shape="x"), failed("torch", shape="x"), timed("torch", 10.0, shape="y")]
-    assert beside(*rows).empty
+    assert beside(timed("ours", 1.0, shape="x"), failed("torch", shape="x"), timed("torch", 1.0, shape="y")).empty
 
 
 def test_an_unstable_side_leaves_the_ratio_and_takes_the_verdict():
     found = judge({**timed("a", 100.0), "status": "unstable"}, timed("b", 50.0))
     assert (found["ratio"], found["verdict"]) == (pytest.approx(2.0), UNDECIDED)
+
+
+def test_the_interval_of_a_median_is_that_of_its_repeats_and_of_a_single_process_its_quartiles():
+    [row] = folded(*repeated("a", [10.0, 10.3, 10.1])).to_dict("records")
+    low, high = median_interval(row)
+    assert low < 10.0 < 10.3 < high
+    single = timed("a", 10.0)
+    assert median_interval(single) == (single["q1_ms"], single["q3_ms"])
+
+
+@pytest.mark.parametrize(
+    ("factor", "word"),
+    [(1.05, SLOWER), (0.95, FASTER), (1.0, SAME), (1.008, SAME), (0.993, SAME), (1.012, SLOWER), (0.988, FASTER)],
+)
+def test_a_difference_counts_from_one_percent_on(factor, word):
+    found = compare_samples(STEADY, [[factor * sample for sample in STEADY[0]]], QUIET)
+    assert (found["verdict"], found["ratio"]) == (word, pytest.approx(1 / factor))
+    assert found["low"] < found["ratio"] < found["high"]
+
+
+def test_the_interval_of_processes_without_noise_is_that_of_the_spread_of_repeats():
+    found = compare_samples([[10.0] * 10], [[10.3] * 10], RepeatSpread(0.01, 4))
+    margin = 2.776 * 0.01 * math.sqrt(2)  # Student's t, 4 degrees of freedom, from a table
+    assert math.log(found["high"] / found["ratio"]) == pytest.approx(margin, rel=1e-3)
+    assert math.log(found["ratio"] / found["low"]) == pytest.approx(margin, rel=1e-3)
+    assert found["verdict"] == UNDECIDED
+    assert compare_samples([[10.0] * 10], [[20.0] * 4], QUIET) is None
+
+
+def test_repeats_of_a_side_narrow_the_interval():
+    def width(repeats):
+        found = compare_samples(STEADY * repeats, STEADY * repeats, RepeatSpread(0.02, 20))
+        return math.log(found["high"] / found["low"])
+
+    assert width(4) == pytest.approx(width(1) / 2, rel=0.02)
+
+
+def test_the_spread_of_repeats_is_pooled_over_figures_of_any_size():
+    up, down = math.exp(0.01), math.exp(-0.01)
+    found = pooled_repeat_spread([[5 * up, 5 * down], [700 * up, 700, 700 * down], [1.0]])
+    assert found.log_std == pytest.approx(math.sqrt((2e-4 + 2e-4) / 3))
+    assert found.degrees == 3
+    assert pooled_repeat_spread([[1.0], [2.0]]) is None
+
+
+def process(generator, median_ms, *, noise, between, drift, count):
+    """Draw the samples of a process, each with lag-1 autocorrelation 0.5, around a median of the process's own."""
+    steps = generator.standard_normal(count) * noise
+    logs = [steps[0]]
+    for step in steps[1:]:
+        logs.append(0.5 * logs[-1] + math.sqrt(0.75) * step)
+    slope = 1 + drift * np.linspace(-0.5, 0.5, count)
+    return list(median_ms * np.exp(between * generator.standard_normal() + np.array(logs)) * slope)
+
+
+def test_dependent_samples_are_known_to_be_worth_less():
+    generator = np.random.default_rng(7)
+    processes = [process(generator, 1.0, noise=0.01, between=0.0, drift=0.0, count=50) for _ in range(300)]
+    true_error = np.std([math.log(np.median(samples)) for samples in processes])
+    told = [log_median_error(samples)[0] for samples in processes]
+    assert np.median(told) == pytest.approx(true_error, rel=0.15)
+    assert log_median_error(processes[0])[1] == 50 / 5 - 1  # in blocks of 5
+
+
+# Noise within a process, spread between repeats, drift within a process, samples.
+MACHINES = {
+    "quiet": (0.005, 0.003, 0.0, 20),
+    "drifting": (0.005, 0.003, 0.02, 20),
+    "noisy": (0.05, 0.0005, 0.0, 50),
+    "few samples": (0.02, 0.003, 0.02, 10),
+    "repeats far apart": (0.001, 0.01, 0.0, 20),
+    "repeats far apart and noisy": (0.02, 0.01, 0.02, 20),
+}
+TRIALS = 100
+
+
+def verdicts(machine, factor):
+    """Judge pairs of processes of a machine, given three repeats of eight figures of its kind; count the words."""
+    noise, between, drift, count = MACHINES[machine]
+    generator = np.random.default_rng(list(MACHINES).index(machine))
+
+    def draw(median_ms=1.0):
+        return process(generator, median_ms, noise=noise, between=between, drift=drift, count=count)
+
+    def judged():
+        spread = pooled_repeat_spread([[float(np.median(draw())) for _ in range(3)] for _ in range(8)])
+        return compare_samples([draw()], [draw(factor)], spread)["verdict"]
+
+    return Counter(judged() for _ in range(TRIALS))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize(
+    ("factor", "wrong", "right"),
+    [
+        (1.0, (FASTER, SLOWER), SAME),
+        (1.005, (FASTER,), None),
+        (1.03, (FASTER, SAME), None),
+        (0.95, (SLOWER, SAME), FASTER),
+        (1.05, (FASTER, SAME), SLOWER),
+    ],
+)
+def test_few_verdicts_are_wrong_and_of_a_quiet_machine_nearly_all_are_right(machine, factor, wrong, right):
+    words = verdicts(machine, factor)
+    assert sum(words[word] for word in wrong) <= TRIALS / 20
+    if right and machine == "quiet":
+        assert words[right] >= 0.8 * TRIALS

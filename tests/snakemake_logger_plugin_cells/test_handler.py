@@ -133,7 +133,7 @@ def said_of(run, tmp_path, capsys):
     """Let cells start and end that leave these records, or none, each with a folder of files; return what is said."""
 
     def finish(*records, **settings):
-        (tmp_path / "files").mkdir()
+        (tmp_path / "files").mkdir(exist_ok=True)
         manager = run(**settings)
         for number, found in enumerate(records):
             path = tmp_path / f"{number}.json"
@@ -151,53 +151,53 @@ def own(rows, *names):
     return {**RECORD, "rows": rows, "subjects": [{"kind": "model", "name": name, "digest": "abc"} for name in names]}
 
 
-def test_a_busy_host_is_told_once_and_its_cells_are_counted_in_the_end(said_of):
-    assert said_of(*[{**RECORD, "host": HOST}] * 2, RECORD) == [
-        "[measured on a busy host: other processes used 1.7 of 2 cores]",
-        "measured 3 cells: 3 ok",
-        "2 cells measured on a busy host: host_busy in results/<stage>/cells.csv",
-    ]
-
-
-def test_an_implementation_of_ones_own_that_is_wrong_is_told_once_with_the_reason_and_counted_in_the_end(said_of):
-    failed = [failed_row("wrong", "logits depend on later tokens", phase) for phase in ("forward", "train_step")]
-    wrong = own([*RECORD["rows"], *({**row, "impl": "mine"} for row in failed)], "mine", "right")
-    assert said_of(wrong, wrong, own(RECORD["rows"], "mine", "right")) == [
-        "[your mine is wrong: logits depend on later tokens]",
-        "measured 3 cells: 3 ok",
-        "your mine is wrong in 2 of 3 cells",
-    ]
-
-
-def test_why_cells_have_no_figures_is_told_once_each_and_counted_in_the_end(said_of):
-    skipped = {**RECORD, "rows": [failed_row("skipped", "takes 27.6 GB or more")]}
-    assert said_of(skipped, RECORD, skipped) == [
-        "[nothing measured: takes 27.6 GB or more]",
-        "measured 3 cells: 1 ok, 2 skipped",
-        "2 cells of timing skipped: takes 27.6 GB or more",
-    ]
-
-
-def test_a_cell_that_failed_is_told_with_its_log_and_counted_in_the_end(said_of):
-    failed = {**RECORD, "rows": [failed_row("failed", "ended by SIGKILL")], "log": "logs/a.log"}
-    assert said_of(failed, RECORD) == ["[failed: ended by SIGKILL, see logs/a.log]", "measured 2 cells: 1 ok, 1 failed"]
-
-
-def test_of_many_reasons_the_end_names_the_first_and_counts_the_others(said_of):
-    told = said_of(*({**RECORD, "rows": [failed_row("skipped", f"needs {number} GPUs")]} for number in range(2, 9)))
-    assert told[-2:] == ["1 cell of timing skipped: needs 6 GPUs", "2 more reasons: results/<stage>/cells.csv"]
+FAILED = [failed_row("wrong", "logits depend on later tokens", phase) for phase in ("forward", "train_step")]
+WRONG = own([*RECORD["rows"], *({**row, "impl": "mine"} for row in FAILED)], "mine", "right")
+SKIPPED = {**RECORD, "rows": [failed_row("skipped", "takes 27.6 GB or more")]}
+KILLED = {**RECORD, "rows": [failed_row("failed", "ended by SIGKILL")], "log": "logs/a.log"}
 
 
 @pytest.mark.parametrize(
-    ("left", "settings", "said"),
+    ("records", "said"),
     [
-        ({**RECORD, "host": {**HOST, "busy": False}}, {}, ["measured 1 cell: 1 ok"]),
-        *((damaged, {}, []) for damaged in ({**RECORD, "host": {"busy": True}}, {}, None)),
-        (RECORD, {"quiet": QUIET}, []),
+        (
+            [{**RECORD, "host": HOST}, {**RECORD, "host": HOST}, RECORD],
+            [
+                "[measured on a busy host: other processes used 1.7 of 2 cores]",
+                "measured 3 cells: 3 ok",
+                "2 cells measured on a busy host: host_busy in results/<stage>/cells.csv",
+            ],
+        ),
+        (
+            [WRONG, WRONG, own(RECORD["rows"], "mine", "right")],
+            [
+                "[your mine is wrong: logits depend on later tokens]",
+                "measured 3 cells: 3 ok",
+                "your mine is wrong in 2 of 3 cells",
+            ],
+        ),
+        (
+            [SKIPPED, RECORD, SKIPPED],
+            [
+                "[nothing measured: takes 27.6 GB or more]",
+                "measured 3 cells: 1 ok, 2 skipped",
+                "2 cells of timing skipped: takes 27.6 GB or more",
+            ],
+        ),
+        ([KILLED, RECORD], ["[failed: ended by SIGKILL, see logs/a.log]", "measured 2 cells: 1 ok, 1 failed"]),
+        ([{**RECORD, "host": {**HOST, "busy": False}}], ["measured 1 cell: 1 ok"]),
+        *(([damaged], []) for damaged in ({**RECORD, "host": {"busy": True}}, {}, None)),
     ],
+    ids=["busy", "wrong", "skipped", "failed", "quiet host", "damaged", "empty", "none"],
 )
-def test_of_a_quiet_host_a_record_that_cannot_be_read_and_in_a_quiet_run_nothing_is_said(said_of, left, settings, said):
-    assert said_of(left, **settings) == said
+def test_what_came_of_a_cell_is_told_once_with_the_reason_and_counted_in_the_end(said_of, records, said):
+    assert said_of(*records) == said
+
+
+def test_of_many_reasons_the_end_names_the_first_and_counts_the_others_and_a_quiet_run_says_none(said_of):
+    told = said_of(*({**RECORD, "rows": [failed_row("skipped", f"needs {number} GPUs")]} for number in range(2, 9)))
+    assert told[-2:] == ["1 cell of timing skipped: needs 6 GPUs", "2 more reasons: results/<stage>/cells.csv"]
+    assert said_of(SKIPPED, quiet=QUIET) == []
 
 
 def test_the_page_to_open_stands_last_once_it_is_written(run, capsys):

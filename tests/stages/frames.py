@@ -6,7 +6,6 @@ from pipeline.registry import stages
 from pipeline.report.course import filled, places
 from pipeline.report.frame import fold
 from pipeline.report.section import Section
-from pipeline.report.told import is_empty
 
 from ..report.frames import samples
 
@@ -35,7 +34,7 @@ def frame_of(name, rows):
 
 def shown(section: Section):
     """Return what a section shows by name, also on the course's page."""
-    return {part.name: part for part in (*section.parts, *section.for_course) if not is_empty(part)}
+    return {part.name: part for part in (*section.parts, *section.for_course) if not part.is_empty}
 
 
 def written(section: Section):

@@ -2,9 +2,8 @@
 
 import re
 
-from pipeline.report import svg
+from pipeline.report import drawing
 from pipeline.report.chart import Chart
-from pipeline.report.told import is_empty
 
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b")
 
@@ -21,10 +20,10 @@ def faults(section, folder):
     """Return what is wrong with a section: gaps in its words, a part that cannot be drawn."""
     texts = {"answer": section.answer}
     for name, part in parts(section).items():
-        if is_empty(part):
+        if part.is_empty:
             continue
         if isinstance(part, Chart):
-            svg.draw(part, folder / f"{name}.svg")
+            drawing.draw(part, folder / f"{name}.svg")
         else:
             texts[name] = part.markdown()
     return {name: GAP.findall(text) for name, text in texts.items() if GAP.search(text)}

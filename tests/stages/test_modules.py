@@ -68,6 +68,7 @@ def below(name, prefixes):
     return any(f"{name}.".startswith(f"{prefix}.") for prefix in prefixes)
 
 
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("stage", NAMES)
 def test_a_record_holds_what_was_measured_and_what_read_it_and_nothing_else(plan, stage, tmp_path):
     asked = plan.stages[stage]

@@ -10,10 +10,10 @@ import pytest
 
 from pipeline.compare.archive import archived_records
 from pipeline.registry import NAMES, stages
-from pipeline.report import facts, frame
+from pipeline.report import frame
 from pipeline.report.chart import Chart
 from pipeline.report.course import places
-from pipeline.report.html.vega_lite import specification
+from pipeline.report.drawing import specification
 from pipeline.report.own import without_own
 from pipeline.report.table import MOST_COLUMNS, Table
 
@@ -31,8 +31,7 @@ FREE_TEXT = ("reason", "machine", "kernel", "device_name", "location")
 
 @functools.cache
 def frames(run):
-    records = facts.records_by_stage(list(archived_records_of(run)))
-    found = {name: frame.build(stages()[name], records[name]) for name in NAMES if name in records}
+    found = frame.by_stage(stages(), archived_records_of(run))
     return {name: without_own(rows, stages()[name]) for name, rows in found.items()}
 
 

@@ -7,9 +7,9 @@ from pipeline.errors import Skipped
 from pipeline.parallel.processes.starting import RankFailed
 from pipeline.subjects.attention_check import check_attention
 from pipeline.subjects.checking import Processes, Verdict, survivors, verdict
-from pipeline.subjects.marks import note_last
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import check_ddp
+from pipeline.subjects.turns import note_last
 
 from .outside_files import ADAPTERS, attention, training
 
@@ -55,49 +55,35 @@ def test_ranks_that_find_no_network_are_not_wrong():
     assert (found.status, "GLOO_SOCKET_IFNAME" in found.reason) == ("skipped", True)
 
 
-@pytest.mark.parametrize(
-    "end", [Skipped("too small a machine"), MemoryError("too much"), torch.OutOfMemoryError("much")]
-)
-def test_one_that_skips_or_takes_the_memory_while_it_is_measured_costs_its_own_rows(end):
-    def measure(left, mark):
-        if FIRST in left:
-            note_last(mark, left.index(FIRST))
-            raise end
-        return [{"impl": "second"}]
-
-    result, out = survivors(measure, [FIRST, SECOND])
-    assert result == [{"impl": "second"}]
-    assert out == {FIRST: Verdict("skipped" if isinstance(end, Skipped) else "oom", str(end))}
-
-
 def test_what_is_not_written_yet_is_skipped():
     getter = Subject("attention", "mine", f"{ADAPTERS}:get_flashattention_autograd_function_triton")
     assert check(getter) == Verdict("skipped", "not implemented")
 
 
-def test_a_measurement_is_repeated_without_the_one_that_ran_last():
+ENDS = {
+    "wrong, its process died by SIGSEGV": RankFailed(0, "rank 0 of 1 died by SIGSEGV"),
+    "wrong, rank 1 of 2 died by SIGABRT: gloo aborts where ranks begin": RankFailed(0, "rank 1 of 2 died by SIGABRT"),
+    "skipped, too small a machine": Skipped("too small a machine"),
+    "oom, too much": MemoryError("too much"),
+    "oom, much": torch.OutOfMemoryError("much"),
+}
+
+
+@pytest.mark.parametrize("said", ENDS)
+def test_a_measurement_is_repeated_without_the_one_that_ran_last_which_costs_its_own_rows(said):
     measured = []
 
     def measure(left, mark):
         measured.append(list(left))
         if SECOND in left:
             note_last(mark, left.index(SECOND))
-            raise RankFailed(0, "rank 0 of 1 died by SIGSEGV")
+            raise ENDS[said]
         return [{"impl": "first"}]
 
     result, out = survivors(measure, [FIRST, SECOND, THIRD])
     assert (result, measured) == ([{"impl": "first"}], [[FIRST, SECOND, THIRD], [FIRST, THIRD]])
-    assert out == {SECOND: Verdict("wrong", "its process died by SIGSEGV")}
-
-
-def test_a_rank_that_gloo_aborts_is_told_why():
-    def measure(left, mark):
-        if left:
-            raise RankFailed(0, "rank 1 of 2 died by SIGABRT")
-        return []
-
-    _result, out = survivors(measure, [FIRST])
-    assert out[FIRST].reason.startswith("rank 1 of 2 died by SIGABRT: gloo aborts where ranks begin collectives in ")
+    assert list(out) == [SECOND]
+    assert f"{out[SECOND].status}, {out[SECOND].reason}".startswith(said)
 
 
 def test_where_none_is_to_blame_all_are_left_out_and_then_it_is_our_own_failure():

@@ -5,9 +5,9 @@ import pytest
 from pipeline.parallel.processes.starting import RankFailed
 from pipeline.subjects import measuring
 from pipeline.subjects.checking import Processes, Verdict
-from pipeline.subjects.marks import note_changes, note_last
 from pipeline.subjects.measuring import measure_with
 from pipeline.subjects.naming import Subject
+from pipeline.subjects.turns import note_changes, note_last
 
 SUBJECTS = {name: Subject("ddp", name, f"mine:{name}") for name in ("right", "noted", "wrong", "crashes")}
 CHECKED = {"noted": Verdict("ok", "shards nothing", way="buckets"), "wrong": Verdict("wrong", "off by 1")}

@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from pipeline.errors import UserError
-from pipeline.subjects.course import ADAPTERS
-from pipeline.subjects.naming import KINDS, Subject, facts, read, words
+from pipeline.subjects.naming import ADAPTERS, KINDS, Subject, facts, read, words
 
 from .outside_files import ADAPTERS as FILE
 from .outside_files import OUTSIDE
@@ -17,16 +16,6 @@ def complaint(asked, taken=()):
     with pytest.raises(UserError) as raised:
         read(asked, "subjects", {"attention": taken})
     return str(raised.value)
-
-
-def test_a_place_is_enough_and_functions_may_go_with_it():
-    hook = f"{OUTSIDE}/adapters.py:ddp_individual_parameters_on_after_backward"
-    wrapper = f"{OUTSIDE}/adapters.py:get_ddp_individual_parameters"
-    asked = {"attention": {"mine": PLACE}, "ddp": {"ours_2": {"use": wrapper, "after_backward": hook}}}
-    assert read(asked, "subjects", {}) == (
-        Subject("attention", "mine", PLACE),
-        Subject("ddp", "ours_2", wrapper, after_backward=hook),
-    )
 
 
 def test_a_command_gives_the_subjects_that_were_read():

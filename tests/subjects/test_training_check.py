@@ -5,7 +5,7 @@ from pipeline.subjects.checking import Processes, Verdict, verdict
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.training_check import BUCKETS, NOT_SENT, NOT_SHARDED, check_ddp, check_fsdp, check_optimizer
 
-from .outside_files import ADAPTERS, training
+from .outside_files import training
 
 TWO_RANKS = Processes(2, "gloo", "cpu", timeout_s=60)
 OURS = "pipeline.parallel"
@@ -13,7 +13,7 @@ OURS = "pipeline.parallel"
 pytestmark = pytest.mark.usefixtures("quick_ranks")
 
 
-INDIVIDUAL = f"{ADAPTERS}:ddp_individual_parameters"
+AFTER = "ddp_individual_parameters_on_after_backward"
 
 
 @pytest.mark.parametrize(
@@ -21,24 +21,8 @@ INDIVIDUAL = f"{ADAPTERS}:ddp_individual_parameters"
     [
         (Subject("ddp", "ours", f"{OURS}:OverlapDDP"), ""),
         # No module, with its own function after backward; and with nothing to do before a batch.
-        (
-            Subject(
-                "ddp",
-                "adapted",
-                f"{ADAPTERS}:get_ddp_individual_parameters",
-                after_backward=f"{INDIVIDUAL}_on_after_backward",
-            ),
-            "",
-        ),
-        (
-            Subject(
-                "ddp",
-                "adapted",
-                f"{ADAPTERS}:get_ddp_bucketed",
-                before_batch=f"{ADAPTERS}:ddp_bucketed_on_train_batch_start",
-            ),
-            BUCKETS,
-        ),
+        (training("ddp", "get_ddp_individual_parameters", "adapters.py", after_backward=AFTER), ""),
+        (training("ddp", "get_ddp_bucketed", "adapters.py", before_batch="ddp_bucketed_on_train_batch_start"), BUCKETS),
     ],
     ids=lambda given: given.use.rpartition(":")[2] if isinstance(given, Subject) else given,
 )

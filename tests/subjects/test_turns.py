@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from pipeline.subjects.loading import load
-from pipeline.subjects.marks import note_last, noted, noted_changes
 from pipeline.subjects.naming import Subject
-from pipeline.subjects.turns import Turns
+from pipeline.subjects.turns import Turns, note_last, noted, noted_changes
 
 from .outside_files import attention
 

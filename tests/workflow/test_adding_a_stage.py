@@ -8,7 +8,7 @@ from pipeline.cells.stage import FILES
 
 from .conftest import ROOT, copied_project
 
-pytestmark = pytest.mark.workflow
+pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 GUIDE = (ROOT / "docs/architecture.md").read_text().split("## Adding a stage")[1]
 SETTINGS = "{elements: 1000, samples: 3, unstable_rel_error: 1000}"

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from pipeline.cells import freshness
-from pipeline.instruments.machine import identity
 
 pytestmark = pytest.mark.workflow
 
@@ -50,7 +49,7 @@ EDITS = {
     "what times are trusted by": ("report/trust.md", "A time", "One time", TOLD),
     "the page's script": ("report/html/page.js", "const ROWS_BEYOND = 8", "const ROWS_BEYOND = 9", TOLD),
     "the page": ("report/html/page.py", "return ", "return 1 * ", TOLD),
-    "how charts are drawn": ("report/svg.py", "return ", "return 1 * ", TOLD),
+    "how charts are drawn": ("report/drawing.py", "return ", "return 1 * ", TOLD),
     "a section": ("stages/timing/report.py", "return ", "return 1 * ", TOLD),
 }
 
@@ -81,11 +80,20 @@ def test_results_copied_to_another_checkout_are_not_measured_again(measured, pla
     assert set(plan(copy)) == {"writeup"}
 
 
-def test_a_record_is_a_target_by_itself(measured, plan):
-    record_path = str(measured.records()[0].relative_to(measured.root))
-    assert plan(measured, record_path) == {}
-    with edited(measured, "src/pipeline/model/transformer.py", "10_000.0", "20_000.0"):
-        assert plan(measured, record_path) == {"measure_timing": 1}
+TIMING = {"size": ["tiny"], "context_length": [16], "precision": ["fp32", "bf16"]}
+
+
+@pytest.mark.parametrize(
+    ("timing", "expected"),
+    [
+        ({"settings": {"vocab_size": 200}}, measured_again(timing=2)),
+        ({"grids": [TIMING | {"context_length": [16, 17]}]}, measured_again(timing=2)),  # the others are left alone
+        ({"grids": [TIMING | {"precision": ["fp32"]}]}, {"tabulate_cells": 1, "writeup": 1}),
+    ],
+    ids=["a setting", "new cells", "a cell less"],
+)
+def test_an_override_measures_what_it_changes(measured, plan, timing, expected):
+    assert plan(measured, overrides={"timing": timing}) == expected
 
 
 def test_an_error_while_freshness_is_told_ends_the_run(measured, plan, monkeypatch, capfd):
@@ -96,25 +104,3 @@ def test_an_error_while_freshness_is_told_ends_the_run(measured, plan, monkeypat
     with pytest.raises(SystemExit):
         plan(measured)
     assert "nobody can tell" in capfd.readouterr().err
-
-
-def test_a_changed_setting_measures_again(measured, plan):
-    counts = plan(measured, overrides={"timing": {"settings": {"vocab_size": 200}}})
-    assert counts == measured_again(timing=2)
-
-
-def test_a_new_cell_leaves_the_others_alone(measured, plan):
-    grid = {"grids": [{"size": ["tiny"], "context_length": [16, 17], "precision": ["fp32", "bf16"]}]}
-    assert plan(measured, overrides={"timing": grid}) == measured_again(timing=2)
-
-
-def test_a_cell_less_makes_its_table_again(measured, plan):
-    grid = {"grids": [{"size": ["tiny"], "context_length": [16], "precision": ["fp32"]}]}
-    counts = plan(measured, overrides={"timing": grid})
-    assert counts == {"tabulate_cells": 1, "writeup": 1}
-
-
-def test_another_version_of_torch_measures_again(measured, plan, monkeypatch):
-    versions = {**identity.software_versions(), "torch": "99.0"}
-    monkeypatch.setattr(identity, "software_versions", lambda: versions)
-    assert plan(measured) == ALL

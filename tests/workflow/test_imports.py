@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 WORKFLOW = Path(__file__).parents[2] / "workflow"
-HEAVY = {"torch", "numpy", "pandas", "matplotlib", "scipy"}
+HEAVY = {"torch", "numpy", "pandas", "vl_convert", "scipy"}
 
 
 def test_a_plan_waits_for_no_import_that_only_measuring_or_drawing_needs():

@@ -212,17 +212,6 @@ def test_a_job_s_cell_uses_no_worker(finished):
     assert {record["process"] for record in records(finished[0]).values()} == {"ordinary"}
 
 
-def test_no_worker_serves_two_jobs(cluster, unmeasured):
-    code = "from pipeline.worker.client import identity; print(identity())"
-    environment = unmeasured.environment()
-    jobs = [
-        cluster.run("srun", "--ntasks=2", "--nodes=1", "--nodelist=n1", "python", "-c", code, env=environment).split()
-        for _ in range(2)
-    ]
-    assert all(first == second for first, second in jobs)
-    assert jobs[0] != jobs[1]
-
-
 def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finished, tmp_path):
     measured, _ = finished
     project = replace(measured, root=shutil.copytree(measured.root, tmp_path / "project"))

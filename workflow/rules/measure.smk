@@ -1,7 +1,6 @@
 """The cells of every stage, each measured by a process of its own. A stage needs no rule of its own."""
 
 from pipeline.cells.disk import DISK_FULL
-from pipeline.cells.resources import asked, resource_names
 from pipeline.cells.stage import shares_host
 
 # Snakemake evaluates what follows `shell:` when the job runs, the loop's variables being those of the last stage: what
@@ -41,7 +40,7 @@ def threads(stage):
 
 def resource(stage, name):
     """Return how much of one resource a cell asks for; None: it says nothing of it."""
-    return lambda wildcards: asked(stage.cell(wildcards)).get(name)
+    return lambda wildcards: stage.resources(wildcards).get(name)
 
 
 for stage in WRITTEN if PLAN.measure else ():
@@ -59,7 +58,7 @@ for stage in WRITTEN if PLAN.measure else ():
         priority: 1
         threads: threads(stage)
         resources:
-            **{name: resource(stage, name) for name in resource_names(stage.declared.axes)},
+            **{name: resource(stage, name) for name in stage.resource_names()},
         params:
             cell=stage.cell_words,
             options=stage.option_words,

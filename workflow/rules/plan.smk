@@ -6,7 +6,7 @@ from pathlib import Path
 
 from snakemake.logging import logger
 
-from pipeline.cells import freshness, locks, orphans, preflight, sources
+from pipeline.cells import freshness, layout, locks, sources
 from pipeline.cells.config import check_something_to_write, load_plan, remarks
 from pipeline.cells.failed import failures
 from pipeline.cells.made import Made, newer_input
@@ -46,11 +46,11 @@ def checked_plan():
     check_something_to_write(plan, RESULTS)
     # The machine that measures may then be another: its own parse of this file checks.
     if plan.measure and not SCHEDULED:
-        preflight.check_results(RESULTS, identity.machine_kind(), stages())
+        layout.check_results(RESULTS, identity.machine_kind(), stages())
         locks.check_folder()
     # For every target: which are asked for is not known yet, while rules are read.
     for folder in (REPORTS, REPORTS / "figures"):
-        preflight.check_writable(folder)
+        layout.check_writable(folder)
     return plan
 
 
@@ -93,11 +93,11 @@ WRITTEN = [stage for stage in STAGES.values() if stage.cells]
 PAGES = ("writeup.md", "course.md", "report.html", "summary.json", "figures")
 WRITEUP, COURSE, REPORT_PAGE, SUMMARY, FIGURES = (f"{REPORTS}/{name}" for name in PAGES)
 # Each job's own Snakemake, on another machine too, belongs to the same run.
-os.environ.setdefault(RUN_VARIABLE, f"{os.getpid()}-{time.time_ns()}")
+os.environ.setdefault(RUN_VARIABLE, str(Path(f".snakemake/waited-{os.getpid()}-{time.time_ns()}").absolute()))
 
 # A cell ends with the Snakemake that runs it. Where a scheduler runs the jobs, each has one of its own.
 if not SCHEDULED:
-    orphans.end_with_this_process()
+    client.start()
 # Such a job is one cell: no other would use its worker.
 if private.is_a_schedulers_job(workflow):
     os.environ.setdefault(client.OFF_VARIABLE, "off")

@@ -8,22 +8,19 @@ from dataclasses import dataclass
 from pipeline.cells import locks
 from pipeline.instruments.machine.gpus import visible_devices_variable, visible_gpus
 
+GRANTED = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
+
 
 class TooFewGPUs(Exception):
     """The machine has GPUs, but fewer than are needed; its message is the reason to record."""
 
     def __init__(self, needed: int, present: int) -> None:
         super().__init__(f"needs {needed} GPU{'' if needed == 1 else 's'}, {present} present")
-        self.needed = needed
-        self.present = present
 
 
 @dataclass(frozen=True)
 class Claim:
-    """The GPUs that this process took, as CUDA_VISIBLE_DEVICES names them, and how long it waited for them.
-
-    CUDA shows it no others.
-    """
+    """The GPUs that this process took, as CUDA_VISIBLE_DEVICES names them, and how long it waited for them."""
 
     device_ids: tuple[str, ...]
     waited_s: float = 0.0
@@ -39,35 +36,20 @@ def claim_gpus(count: int, command: str, devices: Sequence[str] | None = None) -
     visible GPUs.
     Raises TooFewGPUs, UserError where no lock can be had, and RuntimeError where CUDA runs already.
     """
-    pool = [gpu.id for gpu in visible_gpus()] if devices is None else list(devices)
-    if not pool or count == 0:
-        return _show(pool, Claim(()))
-    if count > len(pool):
+    pool = tuple(gpu.id for gpu in visible_gpus()) if devices is None else tuple(devices)
+    if pool and count > len(pool):
         raise TooFewGPUs(count, len(pool))
-    if count == len(pool) and _in_allocation():
-        return Claim(tuple(pool))
-    return _show(pool, _wait_for_locks(pool, count, command))
-
-
-def _show(pool: list[str], claim: Claim) -> Claim:
-    if list(claim.device_ids) != pool:
-        _check_cuda_not_started()
+    if pool and count == len(pool) and "SLURM_JOB_ID" in os.environ and any(name in os.environ for name in GRANTED):
+        return Claim(pool)
+    claim = _wait_for_locks(pool, count, command) if pool and count else Claim(())
+    torch = sys.modules.get("torch")
+    if claim.device_ids != pool and torch is not None and torch.cuda.is_initialized():
+        raise RuntimeError("CUDA runs already, on devices of its own choice: claim GPUs before it starts")
     os.environ[visible_devices_variable()] = ",".join(claim.device_ids)
     return claim
 
 
-def _check_cuda_not_started() -> None:
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        raise RuntimeError("CUDA runs already, on devices of its own choice: claim GPUs before it starts")
-
-
-def _in_allocation() -> bool:
-    granted = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
-    return "SLURM_JOB_ID" in os.environ and any(name in os.environ for name in granted)
-
-
-def _wait_for_locks(pool: list[str], count: int, command: str) -> Claim:
+def _wait_for_locks(pool: Sequence[str], count: int, command: str) -> Claim:
     in_use: list[str] = []
 
     def announcement() -> str:
@@ -80,21 +62,18 @@ def _wait_for_locks(pool: list[str], count: int, command: str) -> Claim:
     return Claim(chosen, waited_s)
 
 
-def _try_locks(pool: list[str], count: int, in_use: list[str]) -> tuple[str, ...] | None:
+def _try_locks(pool: Sequence[str], count: int, in_use: list[str]) -> tuple[str, ...] | None:
     """Lock `count` devices or none: whoever kept some while waiting for more would block others who do the same.
 
     in_use: gets those that others hold.
     """
-    held = [device for device in pool if locks.is_held(device)][:count]
     taken: list[str] = []
     in_use.clear()
     for device in pool:
-        if len(held) + len(taken) == count:
-            break
-        if device not in held:
+        if len(taken) < count:
             (taken if locks.try_lock(device) else in_use).append(device)
-    if len(held) + len(taken) < count:
-        for device in taken:
-            locks.release(device)
-        return None
-    return tuple(device for device in pool if device in (*held, *taken))
+    if len(taken) == count:
+        return tuple(taken)
+    for device in taken:
+        locks.release(device)
+    return None

@@ -1,10 +1,9 @@
-"""Files that are written whole or not at all, their room on the disk taken beforehand; and disks that are full."""
+"""Files that are written whole or not at all, with room on the disk taken beforehand; and disks that are full."""
 
 import contextlib
 import errno
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +15,13 @@ DISK_FULL = 3
 NEEDED_BYTES = 100 * 2**20
 # The quota and the limit on the size of a file are as hard as the end of the disk.
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# The file system takes no file without a name (a network's, an old kernel), or has no way to allocate beforehand.
-NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EISDIR, errno.EINVAL}
-OPEN_FILES = "/proc/self/fd"
-MODE = 0o666  # less what the umask takes
+# The file system has no way to allocate beforehand.
+NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+# Thirty times the largest record that was seen. What is left over comes free as the record is written: where the disk
+# has filled meanwhile, Snakemake has this to write its own notes of the cell.
+RECORD_ROOM_BYTES = 4 * 2**20
+# In a folder of files: the path of the record that they belong to, seen from there. What has none is not ours to empty.
+OWNER = ".record"
 
 
 class DiskFull(UserError):
@@ -27,20 +29,20 @@ class DiskFull(UserError):
 
 
 class WholeFile:
-    """A file to be: it replaces what is at `path` once it is written, and before that is nothing that anyone sees.
+    """A file to be: it replaces what is at `path` once it is written, and before that lies beside it as `.NAME.part`.
 
     room_bytes: taken on the disk at once, so that no more than that can be written whatever fills the disk meanwhile.
+    Whoever is killed leaves the part, which the next who writes the file takes over.
     Raises UserError, one line, where the place cannot be written: DiskFull, where it has no room.
     """
 
     def __init__(self, path: Path, room_bytes: int = 0) -> None:
-        self.path = path
-        self._name: str | None = None
+        self.path, self._part = path, path.with_name(f".{path.name}.part")
         with _told(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._descriptor = self._open()
+            self._file = self._part.open("wb", buffering=0)
             try:
-                _take_room(self._descriptor, room_bytes)
+                self._take_room(room_bytes)
             except OSError:
                 self.close()
                 raise
@@ -55,58 +57,83 @@ class WholeFile:
     def write(self, content: str) -> None:
         """Write the content and put the file in its place; raises as the constructor does."""
         with _told(self.path):
-            data = content.encode(errors="backslashreplace")  # names of files may be no text
-            _write(self._descriptor, data)
-            os.ftruncate(self._descriptor, len(data))
-            os.fsync(self._descriptor)
-            os.replace(self._named(), self.path)
-            self._name = None
-        self.close()
+            self._fill(content.encode(errors="backslashreplace"))  # names of files may be no text
+            self._file.truncate()
+            os.fsync(self._file.fileno())
+            self._part.replace(self.path)
+        self._file.close()
 
     def close(self) -> None:
         """Give up what has not been written, and its room."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-        if self._name is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(self._name)
-            self._name = None
+        if not self._file.closed:
+            self._file.close()
+            self._part.unlink(missing_ok=True)
 
-    def _open(self) -> int:
-        """Open a file without a name, of which a killed process leaves nothing; where that cannot be, one with."""
-        if hasattr(os, "O_TMPFILE") and os.path.isdir(OPEN_FILES):  # Linux
-            with contextlib.suppress(FileNotFoundError):
-                os.lstat(self._new_name())  # raises for a name that the file could not have later
-            try:
-                return os.open(self.path.parent, os.O_TMPFILE | os.O_RDWR, MODE)
-            except OSError as error:
-                if error.errno not in NOT_SUPPORTED:
-                    raise
-        name = self._new_name()
-        descriptor = os.open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR, MODE)
-        self._name = name
-        return descriptor
+    def _take_room(self, room_bytes: int) -> None:
+        if room_bytes == 0:
+            return
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, room_bytes)
+        except AttributeError:  # macOS
+            self._fill(bytes(room_bytes))
+        except OSError as error:
+            if error.errno not in NOT_SUPPORTED:
+                raise
+            self._fill(bytes(room_bytes))
 
-    def _named(self) -> str:
-        """Return the file's name, after giving it one where it has none."""
-        if self._name is None:
-            self._name = self._new_name()
-            try:
-                # With a descriptor, needed or not: without one Python does not follow the symbolic link.
-                os.link(f"{OPEN_FILES}/{self._descriptor}", self._name, src_dir_fd=self._descriptor)
-            except OSError:
-                shutil.copy(f"{OPEN_FILES}/{self._descriptor}", self._name)
-        return self._name
-
-    def _new_name(self) -> str:
-        return tempfile.mktemp(dir=self.path.parent, prefix=f".{self.path.name}.")
+    def _fill(self, data: bytes) -> None:
+        """Write all of it from the file's start."""
+        self._file.seek(0)
+        while data:
+            data = data[self._file.write(data) :]
 
 
 def write_text(path: Path, content: str) -> None:
     """Write a file whole or not at all; raises UserError, one line, where it cannot be written."""
     with WholeFile(path) as file:
         file.write(content)
+
+
+def record_place(asked: str) -> WholeFile:
+    """Return the record to be, its room on the disk taken; raises UserError where none can be written."""
+    path = Path(asked)
+    if path.suffix != ".json" or os.path.isdir(path):
+        raise UserError(f"--out must be a file that ends in .json, got '{asked}'")
+    return WholeFile(path, RECORD_ROOM_BYTES)
+
+
+def files_place(asked: str | None, record: Path) -> Path:
+    """Return the folder for a cell's files, by default RECORD.files: made, or rid of what an earlier run left there.
+
+    Raises UserError where it is no folder, cannot be written, has too little room, or holds what no earlier run for
+    this record left.
+    """
+    folder = record.with_suffix(".files") if asked is None else Path(asked)
+    if asked == "" or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"--files must be a folder, got '{folder if asked is None else asked}'")
+    owner = os.path.relpath(os.path.realpath(record), os.path.realpath(folder))
+    if not owner.startswith(os.pardir + os.sep):
+        raise UserError(f"--files is '{folder}', where the record goes too: name a folder of its own")
+    mark = folder / OWNER
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        check_free(folder)
+        if any(folder.iterdir()) and not (
+            mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == owner
+        ):
+            raise UserError(
+                f"{folder}/ holds what no earlier run for {record} left: name a new folder by --files, or delete it"
+            )
+        # All but the mark: whoever is killed in the middle leaves a folder that can still be emptied.
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry != mark:
+                entry.unlink()
+        mark.write_text(owner, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--files is '{folder}', which cannot be written: {error.strerror}") from None
+    return folder
 
 
 def files_below(folder: Path, suffix: str) -> list[Path]:
@@ -146,24 +173,3 @@ def _told(path: Path) -> Iterator[None]:
     except OSError as error:
         kind = DiskFull if error.errno in FULL else UserError
         raise kind(f"cannot write {path}: {error.strerror}") from None
-
-
-def _take_room(descriptor: int, room_bytes: int) -> None:
-    if room_bytes == 0:
-        return
-    try:
-        os.posix_fallocate(descriptor, 0, room_bytes)
-        return
-    except AttributeError:  # macOS
-        pass
-    except OSError as error:
-        if error.errno not in NOT_SUPPORTED:
-            raise
-    _write(descriptor, bytes(room_bytes))
-
-
-def _write(descriptor: int, data: bytes) -> None:
-    """Write all of it from the file's start."""
-    os.lseek(descriptor, 0, os.SEEK_SET)
-    while data:
-        data = data[os.write(descriptor, data) :]

@@ -43,7 +43,7 @@ COUNTED = (
     "pipeline.ways",
 )
 # Of the user's own: what checks and wraps them, but for what reads their names and files.
-OF_SUBJECTS, NAMES_OF_SUBJECTS = "pipeline.subjects", ("naming", "course", "files")
+OF_SUBJECTS, NAMES_OF_SUBJECTS = "pipeline.subjects", ("naming", "files")
 CHANGED_MEANWHILE = "changed while it was measured"
 
 

@@ -1,12 +1,14 @@
-"""Where records lie: a path for each cell, and of a path the one cell that it names."""
+"""Where records lie: a path for each cell, the one cell that a path names, and whether a run may measure there."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import fields as declared
 from pathlib import Path
 from typing import Any
 
 from pipeline.cells import fields
-from pipeline.cells.record import cell_name, read_head, record_paths
+from pipeline.cells.disk import check_free
+from pipeline.cells.record import cell_name, is_empty, read_head, record_paths
 from pipeline.cells.stage import Stage, Stages
 from pipeline.errors import UserError
 
@@ -63,3 +65,39 @@ def check_place(path: Path, record: dict[str, Any]) -> None:
     cell = [f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()]
     if not str(path).endswith(f"{record['stage']}/cells/{'/'.join(cell)}.json"):
         raise UserError(f"{path} holds the record of another cell, {cell_name(record)}: {REMEDY}")
+
+
+def check_results(results: Path, machine_kind: str, stages: Stages) -> None:
+    """Raise UserError, one line, unless this machine may and can measure into this folder.
+
+    Records of another kind of machine must not be mixed or replaced, and one in the place of another cell would not be
+    measured and be told wrongly.
+    """
+    for path in record_paths(results):
+        if is_empty(path):
+            continue
+        record = read_head(path, stages)
+        if (owner := record["machine"]["kind"]) != machine_kind:
+            raise UserError(
+                f"{results}/ holds records of another machine ({owner}; this is {machine_kind}): to render them "
+                "without measuring add `--config measure=false`, to measure here add `--directory runs/NAME`"
+            )
+        try:
+            cell_at(results, path, stages)
+        except UserError:
+            continue  # the place of no cell, of an earlier version perhaps: nothing reads it
+        check_place(path, record)
+    check_free(check_writable(results))
+
+
+def check_writable(folder: Path) -> Path:
+    """Return the folder, or where it is missing the one to make it in.
+
+    Raises UserError, one line, where this user cannot write there.
+    """
+    existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise UserError(f"{folder}/ cannot be written: {existing} is no folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(f"{folder}/ cannot be written: {existing} is read-only for this user")
+    return existing

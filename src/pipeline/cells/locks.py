@@ -44,19 +44,26 @@ def _forget_held() -> None:
 os.register_at_fork(after_in_child=_forget_held)
 
 
-def folder() -> Path:
-    """Return the folder of the locks: the machine's, or the one that PIPELINE_LOCKS names."""
-    asked = os.environ.get(FOLDER_VARIABLE)
-    if asked is None:
-        return MACHINE_FOLDER
-    if not os.path.isabs(asked):
+def check_folder() -> Path:
+    """Return the folder of the locks, made where it is missing: the machine's, or the one that PIPELINE_LOCKS names.
+
+    Raises UserError, one line, unless all users can share it.
+    """
+    asked = os.environ.get(FOLDER_VARIABLE, str(MACHINE_FOLDER))
+    path = Path(asked)
+    if not path.is_absolute():
         raise UserError(f"{FOLDER_VARIABLE} must be an absolute path, got '{asked}'")
-    return Path(asked)
-
-
-def check_folder() -> None:
-    """Raise UserError, one line, unless locks can be had; makes the folder where it is missing."""
-    os.close(_open_folder(folder()))
+    try:
+        with contextlib.suppress(FileExistsError), _open_to_all_users():
+            path.mkdir(FOR_EVERYONE)
+        mode = path.lstat().st_mode
+    except OSError as error:
+        raise _unusable(path, error.strerror) from None
+    if not stat.S_ISDIR(mode):
+        raise _unusable(path, "it must be a folder")
+    if mode & FOR_EVERYONE != FOR_EVERYONE:
+        raise _unusable(path, f"its mode must be {FOR_EVERYONE:o}, got {stat.S_IMODE(mode):o}")
+    return path
 
 
 def try_lock(name: str, shared: bool = False) -> bool:
@@ -70,17 +77,18 @@ def try_lock(name: str, shared: bool = False) -> bool:
     descriptor = _open_file(path)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return False
+        # A cleaner of old files may have taken it away: the next try makes a new one.
+        is_taken = os.path.samestat(path.lstat(), os.fstat(descriptor))
+    except (BlockingIOError, FileNotFoundError):
+        is_taken = False
     except OSError as error:  # a file system that has no locks
         os.close(descriptor)
-        raise _unusable(path, error.strerror or str(error)) from None
-    if not _leads_to(path, descriptor):  # a cleaner of old files took it away: the next try makes a new one
+        raise _unusable(path, error.strerror) from None
+    if is_taken:
+        _held[path] = descriptor
+    else:
         os.close(descriptor)
-        return False
-    _held[path] = descriptor
-    return True
+    return is_taken
 
 
 def sign(name: str, command: str) -> None:
@@ -89,11 +97,6 @@ def sign(name: str, command: str) -> None:
     with contextlib.suppress(OSError):  # a full disk: they are told less
         os.ftruncate(_held[_path(name)], 0)
         os.pwrite(_held[_path(name)], text[:LONGEST_TEXT], 0)
-
-
-def is_held(name: str) -> bool:
-    """Tell whether this process holds the lock."""
-    return _path(name) in _held
 
 
 def release(name: str) -> None:
@@ -121,52 +124,19 @@ def wait_for(attempt: Callable[[], T | None], announcement: Callable[[], str]) -
     return taken, time.monotonic() - began if began else 0.0
 
 
-def first_time(name: str, word: str) -> bool:
-    """Note a word in a list that all processes share; return whether it is new there. Only the newest are kept.
-
-    Whoever calls it holds a lock that keeps others from doing the same. A word that cannot be noted is not new.
-    """
-    try:
-        with open(_open_file(_path(name)), "r+b", buffering=0) as file:
-            known = file.read(LONGEST_TEXT).split()
-            if word.encode() in known:
-                return False
-            file.seek(0)
-            file.truncate()
-            file.write(b" ".join([*known[-10:], word.encode()]))
-    except OSError:
-        return False
-    return True
-
-
 def _path(name: str) -> Path:
-    return folder() / f"{name.replace('/', '-')}.lock"
-
-
-def _open_folder(path: Path) -> int:
-    """Open the folder, made where it is missing; raises UserError unless it is one that all users can share."""
-    try:
-        with contextlib.suppress(FileExistsError), _open_to_all_users():
-            os.mkdir(path, FOR_EVERYONE)
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from None
-    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
-    if mode & FOR_EVERYONE != FOR_EVERYONE:
-        os.close(descriptor)
-        raise _unusable(path, f"its mode must be {FOR_EVERYONE:o}, got {mode:o}")
-    return descriptor
+    return check_folder() / f"{name.replace('/', '-')}.lock"
 
 
 def _open_file(path: Path) -> int:
-    """Open a lock's file, made where it is missing; raises UserError for what is no file or belongs elsewhere."""
-    parent = _open_folder(path.parent)
+    """Open a lock's file, made where it is missing; raises UserError for what is no file or has another name too."""
     try:
-        descriptor = _open_or_make(path.name, parent)
+        # Apart, for where fs.protected_regular is set O_CREAT alone refuses a file that another user has made.
+        with contextlib.suppress(FileExistsError), _open_to_all_users():
+            os.close(os.open(path, OPENING | os.O_CREAT | os.O_EXCL, 0o666))
+        descriptor = os.open(path, OPENING)
     except OSError as error:
-        raise _unusable(path, error.strerror or str(error)) from None
-    finally:
-        os.close(parent)
+        raise _unusable(path, error.strerror) from None
     facts = os.fstat(descriptor)
     if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:  # a second name may lie outside the folder
         os.close(descriptor)
@@ -174,23 +144,7 @@ def _open_file(path: Path) -> int:
     return descriptor
 
 
-def _open_or_make(name: str, parent: int) -> int:
-    # Not in one call: where fs.protected_regular is set, O_CREAT refuses a file that another user has made.
-    while True:
-        with contextlib.suppress(FileNotFoundError):
-            return os.open(name, OPENING, dir_fd=parent)
-        with contextlib.suppress(FileExistsError), _open_to_all_users():
-            return os.open(name, OPENING | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=parent)
-
-
-def _leads_to(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _unusable(path: Path, why: str) -> UserError:
+def _unusable(path: Path, why: str | None) -> UserError:
     what = "it is a symbolic link" if path.is_symlink() else why
     return UserError(f"cannot lock {path}: {what}; put that right, or set {FOLDER_VARIABLE} to another folder")
 

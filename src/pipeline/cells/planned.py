@@ -1,4 +1,4 @@
-"""A stage as a run has planned it: its cells, their paths and commands, its tables, and what is stale of it."""
+"""A stage as a run has planned it: its cells, their paths, commands and times, its tables, and what is stale of it."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -7,11 +7,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells import expected, fields, freshness, layout
+from pipeline.cells import fields, freshness, layout, sweep
 from pipeline.cells.config import Plan
-from pipeline.cells.record import is_empty, read_head
+from pipeline.cells.record import has_failed, is_empty, read_head
 from pipeline.cells.stage import Stage
+from pipeline.errors import UserError
+from pipeline.instruments.machine.cgroups import memory_limit_bytes
 from pipeline.subjects import naming
+
+# Seconds of a cell of a stage that does not say, and of one that does not fit into the host's memory.
+UNKNOWN_S, SKIPPED_S = 10.0, 0.5
+PARTS = ("start_up", "set_up", "measuring")
+# What a cell may ask of whoever runs it; over several nodes as Snakemake's executor for Slurm names it.
+RESOURCES, OVER_NODES = ("gpu", "nodes"), ("mpi", "tasks", "tasks_per_gpu", "gres")
 
 
 class PlannedStage:
@@ -57,8 +65,19 @@ class PlannedStage:
         value = dict(wildcards.items())[self.split_axis]
         if value in self.split_values():
             return [str(path) for path, cell in self.cells.items() if self._split_value(cell) == value]
-        asked = (self.declared, self.of_stage.grids, self.split_axis, value, self.of_stage.settings, self.has_gpu)
-        return list(map(str, self._paths(expected.quickest_grid(*asked))))
+        return list(map(str, self._paths(self._quickest_grid(value))))
+
+    def _quickest_grid(self, value: str) -> list[Any]:
+        """Return the cells of the grid that takes the least time with this one value on the split axis."""
+        found, complaint = [], UserError(f"{self.name} has no grid")
+        for grid in self.of_stage.grids:
+            try:
+                found.append(sweep.expand(self.declared.cell_type, [{**grid, self.split_axis: [value]}], self.name))
+            except UserError as error:  # another axis of this grid does not go with it
+                complaint = error
+        if not found:
+            raise complaint
+        return min(found, key=lambda cells: sum(map(self._told_s, cells)))
 
     def _split_value(self, cell: Any) -> str:
         return fields.text(getattr(cell, self.split_axis))
@@ -85,8 +104,48 @@ class PlannedStage:
         return [*self.tables(), *others, f"{self.folder}/cells.csv", self.record_pattern]
 
     def expected_s(self) -> dict[str, float]:
-        """Return about how long each cell takes, by its record."""
-        return expected.expected_s(self.declared, self.cells, self.of_stage.settings, self.has_gpu)
+        """Return about how many seconds each cell takes, by its record.
+
+        That is what it took before with these settings, where there is such a record, else what its stage says of it.
+        """
+        return {str(path): self._expected_s(path, cell) for path, cell in self.cells.items()}
+
+    def _expected_s(self, path: Path, cell: Any) -> float:
+        if not self.has_gpu and self.declared.needed_bytes(cell, self.of_stage.settings) > memory_limit_bytes():
+            return SKIPPED_S
+        taken_s = self._taken_s(path)
+        return self._told_s(cell) if taken_s is None else taken_s
+
+    def _told_s(self, cell: Any) -> float:
+        told_s = self.declared.expected_s(cell, self.of_stage.settings, self.has_gpu)
+        return UNKNOWN_S if told_s is None else told_s
+
+    def _taken_s(self, path: Path) -> float | None:
+        """Return the seconds that a cell took by its record; None where there is none of use."""
+        try:
+            record = read_head(path, {self.name: self.declared})
+        except UserError:
+            return None
+        if has_failed(record) or record["settings"] != asdict(self.of_stage.settings):
+            return None
+        return sum(record["seconds"][name] for name in PARTS)
+
+    def resource_names(self) -> tuple[str, ...]:
+        """Return what its cells may ask of whoever runs them."""
+        return (*RESOURCES, *OVER_NODES) if "nodes" in self.declared.axes else RESOURCES
+
+    def resources(self, wildcards: Mapping[str, str]) -> dict[str, Any]:
+        """Return how much of each resource a cell asks for.
+
+        With `mpi` the job's command starts steps itself. It has one task on each node, and as many GPUs on each.
+        """
+        cell = self.cell(wildcards)
+        nodes = getattr(cell, "nodes", 1)
+        found = {"gpu": cell.gpus * nodes, "nodes": nodes}
+        if nodes == 1:
+            return found
+        gres = f"gpu:{cell.gpus}" if cell.gpus else None
+        return found | dict(zip(OVER_NODES, ("srun", nodes, 0, gres), strict=True))
 
     def cell(self, wildcards: Mapping[str, str]) -> Any:
         """Return the cell that a record's path names."""

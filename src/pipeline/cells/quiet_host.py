@@ -19,11 +19,11 @@ BUSY_SHARE = 0.5
 PATIENCE_S = 60.0
 # For tests, whose machine is busy with other tests.
 CHECK_VARIABLE = "PIPELINE_HOST_CHECK"
-# The workflow names its run in it. A command by hand is a run of its own.
+# The workflow names in it a file by which the cells of its run tell that one has waited. A command by hand is a run of
+# its own.
 RUN_VARIABLE = "PIPELINE_RUN"
-
 # Who waits for the host keeps the turn, so that cells that come later do not share it for ever with one another.
-HOST, TURN, WAITED = "host", "host-turn", "runs-that-waited"
+HOST, TURN = "host", "host-turn"
 
 
 class Host:
@@ -38,14 +38,21 @@ class Host:
 
         command: what others who wait for it are told. Raises UserError where no lock can be had.
         """
-        check = alone and _is_checked()
-        self.waited_s = _take(alone, command)
+        wish = os.environ.get(CHECK_VARIABLE, "")
+        if alone and wish not in ("", "off"):
+            raise UserError(f"{CHECK_VARIABLE} must be off or left unset, got '{wish}'")
+        _, self.waited_s = locks.wait_for(
+            lambda: (locks.try_lock(TURN) and locks.try_lock(HOST, shared=not alone)) or None,
+            lambda: f"waiting for the host, last taken by {locks.holder(HOST)}",
+        )
+        locks.sign(HOST, command)
+        locks.release(TURN)
         # All that it may use now: its settings may keep it to fewer later.
         self._core_ids = os.sched_getaffinity(0)
         self.cores = float(len(self._core_ids))
         self.others_cores: float | None = None
         self._load_before = 0.0
-        self._before = cpu_use(self._core_ids) if check else None
+        self._before = cpu_use(self._core_ids) if alone and not wish else None
 
     @property
     def is_busy(self) -> bool:
@@ -95,27 +102,12 @@ class Host:
         return f"other processes use {self.others_cores:.1f} of {self.cores:g} cores"
 
 
-def _take(alone: bool, command: str) -> float:
-    _, waited_s = locks.wait_for(
-        lambda: _try_host(alone), lambda: f"waiting for the host, last taken by {locks.holder(HOST)}"
-    )
-    locks.sign(HOST, command)
-    locks.release(TURN)
-    return waited_s
-
-
-def _try_host(alone: bool) -> bool | None:
-    """Take the turn, then the host; return None where either is to be waited for."""
-    return (locks.try_lock(TURN) and locks.try_lock(HOST, shared=not alone)) or None
-
-
-def _is_checked() -> bool:
-    wish = os.environ.get(CHECK_VARIABLE, "")
-    if wish not in ("", "off"):
-        raise UserError(f"{CHECK_VARIABLE} must be off or left unset, got '{wish}'")
-    return not wish
-
-
 def _is_first_wait_of_run() -> bool:
-    run = os.environ.get(RUN_VARIABLE)
-    return run is None or locks.first_time(WAITED, run)
+    noted = os.environ.get(RUN_VARIABLE)
+    if noted is None:
+        return True
+    try:
+        os.close(os.open(noted, os.O_CREAT | os.O_EXCL))
+    except OSError:  # it is there, or cannot be
+        return False
+    return True

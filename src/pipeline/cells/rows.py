@@ -21,37 +21,18 @@ WITH_FIGURES = ("ok", "unstable")
 RECORDED_STATUSES = tuple(status for status in STATUSES if status != "unstable")
 
 
-def column(
-    meaning: str,
-    *,
-    allowed: tuple[Any, ...] = (),
-    minimum: float | None = None,
-    positive: bool = False,
-    or_subject: bool = False,
-    derived: bool = False,
-) -> Any:
+def column(meaning: str, **limits: Any) -> Any:
     """Declare a column: what it means, in words that stand behind its name, and the values it may take.
 
-    The name carries the unit. Only a column of type `X | None` may be missing from a row that has figures.
-    or_subject: beside what is allowed, it may hold the name of an implementation of the user's own.
-    derived: records do not hold it; the row type's `derive` returns it.
+    The name carries the unit. Only a column of type `X | None` may be missing from a row that has figures. limits:
+    `allowed`, `minimum`, `positive` or `or_subject`, as in Column.
     """
-    return field(default=None, metadata=_Limits(meaning, allowed, minimum, positive, or_subject, derived).__dict__)
+    return field(default=None, metadata={"meaning": meaning, **limits})
 
 
 def derived(meaning: str, **limits: Any) -> Any:
-    """Declare a column that records do not hold: `derive` returns it whenever a row is read."""
+    """Declare a column that records do not hold: the row type's `derive` returns it whenever a row is read."""
     return column(meaning, derived=True, **limits)
-
-
-@dataclass(frozen=True)
-class _Limits:
-    meaning: str
-    allowed: tuple[Any, ...]
-    minimum: float | None
-    positive: bool
-    or_subject: bool
-    derived: bool
 
 
 @dataclass(frozen=True)
@@ -106,18 +87,21 @@ def outcome_rows(cell: Any, status: str, reason: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a kind of row, as tables have it."""
+    """One column of a kind of row, as tables have it.
+
+    or_subject: beside what is allowed, it may hold the name of an implementation of the user's own.
+    """
 
     name: str
     meaning: str
     type: type
     is_list: bool
     optional: bool
-    allowed: tuple[Any, ...]
-    minimum: float | None
-    positive: bool
-    or_subject: bool
-    derived: bool
+    allowed: tuple[Any, ...] = ()
+    minimum: float | None = None
+    positive: bool = False
+    or_subject: bool = False
+    derived: bool = False
 
     @property
     def limits(self) -> str:
@@ -140,17 +124,15 @@ class Column:
 
     def _accepts_one(self, value: Any) -> bool:
         if self.type in (str, bool):
-            sound = isinstance(value, self.type)
-        elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            return False
+            is_of_type = isinstance(value, self.type)
         else:
-            sound = self.type is float or value == int(value)
-        if not sound or (self.allowed and value not in self.allowed and not self._is_subject(value)):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+            is_of_type = is_number and (self.type is float or value == int(value))
+        if not is_of_type:
             return False
+        if self.allowed and value not in self.allowed:
+            return self.or_subject and NAME.fullmatch(value) is not None
         return not (self.positive and value <= 0) and (self.minimum is None or value >= self.minimum)
-
-    def _is_subject(self, value: Any) -> bool:
-        return self.or_subject and NAME.fullmatch(value) is not None
 
 
 def columns(row_type: type[Row]) -> Mapping[str, Column]:
@@ -166,9 +148,9 @@ def columns(row_type: type[Row]) -> Mapping[str, Column]:
 def _columns(row_type: Any) -> Mapping[str, Column]:
     hints = get_type_hints(row_type)
     named = {item.name: _column(item.name, hints[item.name], item.metadata) for item in fields(row_type)}
+    order = sorted(named.values(), key=lambda item: item.is_list)
     first = dict.fromkeys([*row_type.KEYS, *OUTCOME])
-    lists = [name for name, item in named.items() if item.is_list]
-    return {name: named[name] for name in (*first, *(name for name in named if name not in [*first, *lists]), *lists)}
+    return {name: named[name] for name in (*first, *(item.name for item in order if item.name not in first))}
 
 
 def _column(name: str, hint: Any, limits: Mapping[str, Any]) -> Column:

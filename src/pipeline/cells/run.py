@@ -2,15 +2,17 @@
 
 import functools
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 import pipeline
 from pipeline.cells import freshness
-from pipeline.cells.capacity import too_large
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.library_environment import COMPILE_IN_PROCESS, THREAD_VARIABLES
 from pipeline.cells.quiet_host import Host
@@ -20,6 +22,7 @@ from pipeline.cells.scheduler import slurm_job
 from pipeline.cells.stage import Stage, shares_host
 from pipeline.errors import Skipped
 from pipeline.instruments.machine import identity
+from pipeline.instruments.machine.cgroups import memory_limit_bytes
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.subjects import naming
@@ -50,7 +53,7 @@ def run_cell(
     """Measure a cell and return its record.
 
     granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
-    files_folder: where a stage that keeps files beside its records leaves them (pipeline.cells.output).
+    files_folder: where a stage that keeps files beside its records leaves them (`files_place`).
     force: measure also what this machine's memory cannot hold by the formulas.
     subjects: implementations of the user's own, of kinds that the stage measures.
     Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through, as does
@@ -107,6 +110,23 @@ def run_cell(
             **stopwatch.seconds(),
         },
     }
+
+
+def too_large(stage: Stage, cell: Any, settings: Any) -> Skipped | None:
+    """Return the reason why a cell on the CPU cannot be measured; None where it fits, or its stage does not say.
+
+    On a GPU running out of memory is an outcome; on a CPU the kernel kills what takes too much, after minutes.
+    What this machine has decides, so that the outcome is the same on another day. Of what is free now a line tells.
+    """
+    needed_bytes = stage.needed_bytes(cell, settings)
+    allowed_bytes, free_bytes = memory_limit_bytes(), psutil.virtual_memory().available
+    takes = f"takes {needed_bytes / 1e9:.1f} GB of memory or more"
+    if needed_bytes > allowed_bytes:
+        return Skipped(f"{takes}, this machine has {allowed_bytes / 1e9:.1f} GB; `measure --force` tries it")
+    if needed_bytes > free_bytes:
+        told = f"{takes}, of which {free_bytes / 1e9:.1f} GB are free: it may be killed"
+        print(told, file=sys.stderr, flush=True)
+    return None
 
 
 def pin_threads(asked: int) -> int:

@@ -3,7 +3,7 @@
 import ast
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +16,6 @@ from pipeline.subjects.naming import KINDS, Measured, Subject
 
 # What the workflow reads of a stage before it runs anything, and what it would miss only in the middle of a run.
 FILES = ("cell.py", "rows.py", "measure.py", "report.py", "report.md")
-NAMES = ("Cell", "Settings", "SPLIT_AXIS")
 OF_CELL = {
     "gpus": "how many GPUs a cell uses where there are any",
     "row_keys": "the keys of the rows of a cell that could not be measured",
@@ -37,14 +36,18 @@ class Stage:
     name: str
     package: str
 
+    def _part(self, name: str, *needed: str) -> Any:
+        """Import a module of its package; raises UserError where it is not there or lacks one of these names."""
+        if not (self.folder / f"{name}.py").is_file():
+            raise UserError(f"{self.folder}/ has no {name}.py, which every stage has")
+        module = importlib.import_module(f"{self.package}.{name}")
+        if lacking := [each for each in needed if not hasattr(module, each)]:
+            raise UserError(f"{module.__file__} has no {', '.join(lacking)}")
+        return module
+
     @cached_property
     def _cell(self) -> Any:
-        self._require_files(FILES[:1])
-        module = importlib.import_module(f"{self.package}.cell")
-        lacking = [name for name in NAMES if not hasattr(module, name)]
-        if lacking or not _docstring(module):
-            raise UserError(f"{module.__file__} has no {', '.join(lacking) or 'docstring that asks its question'}")
-        return module
+        return self._part("cell", "Cell", "Settings", "SPLIT_AXIS")
 
     @property
     def cell_type(self) -> Any:
@@ -64,7 +67,11 @@ class Stage:
     @property
     def question(self) -> str:
         """What the stage asks, in one line."""
-        return _docstring(self._cell).splitlines()[0]
+        # As its file has it: `python -OO` keeps no docstring.
+        text = Path(self._cell.__file__).read_text(encoding="utf-8")
+        if not (docstring := ast.get_docstring(ast.parse(text))):
+            raise UserError(f"{self._cell.__file__} has no docstring that asks its question")
+        return docstring.splitlines()[0]
 
     @property
     def split_axis(self) -> str:
@@ -95,11 +102,7 @@ class Stage:
     @cached_property
     def row_types(self) -> RowTypes:
         """The kinds of rows that its cells leave."""
-        self._require_files(["rows.py"])
-        module = importlib.import_module(f"{self.package}.rows")
-        if not hasattr(module, "ROW_TYPES"):
-            raise UserError(f"{module.__file__} has no ROW_TYPES")
-        return module.ROW_TYPES
+        return self._part("rows", "ROW_TYPES").ROW_TYPES
 
     @property
     def table_columns(self) -> tuple[str, ...]:
@@ -135,42 +138,32 @@ class Stage:
 
     def check(self, known: Iterable[str]) -> None:
         """Raise UserError, one line, where the stage lacks a part, or two columns of its tables have one name."""
-        self._require_files(FILES)
+        complaint = next(self._complaints(known), None)
+        if complaint is not None:
+            raise UserError(f"{self.folder}/{complaint}")
+
+    def _complaints(self, known: Iterable[str]) -> Iterator[str]:
+        yield from (f" has no {name}, which every stage has" for name in FILES if not (self.folder / name).is_file())
+        self.question  # noqa: B018 Raises where there is none.
         for name, meaning in OF_CELL.items():
             if not hasattr(self.cell_type, name):
-                raise UserError(f"{self.folder}/cell.py: Cell has no {name}, {meaning}")
+                yield f"cell.py: Cell has no {name}, {meaning}"
         for row_type in self.row_types.types.values():
-            self._check_columns(row_type)
+            where, declared = f"rows.py: {row_type.__name__}", {item.name for item in fields(row_type)}
+            yield from (f"{where}: KEYS has '{key}', which is no column of it" for key in {*row_type.KEYS} - declared)
+            try:
+                columns(row_type)
+            except TypeError as error:
+                yield f"{where}: {error}"
         if self.split_axis not in self.axes:
-            raise UserError(
-                f"{self.folder}/cell.py: SPLIT_AXIS must be one of {', '.join(self.axes)}, got '{self.split_axis}'"
-            )
-        for name in self.reads:
-            if name not in known:
-                raise UserError(f"{self.folder}/cell.py: READS has '{name}', known stages are {', '.join(known)}")
+            yield f"cell.py: SPLIT_AXIS must be one of {', '.join(self.axes)}, got '{self.split_axis}'"
+        for name in {*self.reads} - {*known}:
+            yield f"cell.py: READS has '{name}', known stages are {', '.join(known)}"
         if self.subjects is not None and self.subjects.kind not in KINDS:
-            known = ", ".join(KINDS)
-            raise UserError(
-                f"{self.folder}/cell.py: SUBJECTS must be of one of the kinds {known}, got '{self.subjects.kind}'"
-            )
+            yield f"cell.py: SUBJECTS must be of one of the kinds {', '.join(KINDS)}, got '{self.subjects.kind}'"
         for name, times in Counter(self.table_columns).items():
             if times > 1:
-                raise UserError(f"{self.folder}/: two columns of its tables are called '{name}': rename one of them")
-
-    def _check_columns(self, row_type: Any) -> None:
-        declared, where = {item.name for item in fields(row_type)}, f"{self.folder}/rows.py: {row_type.__name__}"
-        for key in row_type.KEYS:
-            if key not in declared:
-                raise UserError(f"{where}: KEYS has '{key}', which is no column of it")
-        try:
-            columns(row_type)
-        except TypeError as error:
-            raise UserError(f"{where}: {error}") from None
-
-    def _require_files(self, names: Iterable[str]) -> None:
-        for name in names:
-            if not (self.folder / name).is_file():
-                raise UserError(f"{self.folder}/ has no {name}, which every stage has")
+                yield f": two columns of its tables are called '{name}': rename one of them"
 
 
 Stages = Mapping[str, Stage]
@@ -192,8 +185,3 @@ def shares_host(cell: Any, on_gpu: bool) -> bool:
     there too: of a step, a launch, a collective or, on a CPU, of anything.
     """
     return hasattr(cell, "shares_host") and cell.shares_host(on_gpu)
-
-
-def _docstring(module: Any) -> str:
-    """Return a module's docstring as its file has it: `python -OO` keeps none."""
-    return ast.get_docstring(ast.parse(Path(module.__file__).read_text(encoding="utf-8"))) or ""

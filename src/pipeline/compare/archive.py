@@ -7,7 +7,7 @@ import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 from pipeline.cells.record import MOST_ARCHIVE_BYTES, MOST_ARCHIVE_MEMBERS, MOST_RECORD_BYTES, parse_complete
 from pipeline.cells.stage import Stages
@@ -26,7 +26,8 @@ def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, dict[
     """
     try:
         # As a stream: the content is read once, through the limit, and never held as a whole.
-        with _unpacked(archive) as content, _members(_Limited(content, archive)) as members:
+        limited = _Limited(_unpacked(archive), archive)
+        with limited.file, tarfile.open(fileobj=cast(BinaryIO, limited), mode="r|") as members:
             for number, member in enumerate(members, start=1):
                 if number > MOST_ARCHIVE_MEMBERS:
                     raise UserError(f"{archive} has more than {MOST_ARCHIVE_MEMBERS:,} members: {UNPACK}")
@@ -53,10 +54,6 @@ class _Limited:
         if self.left_bytes < 0:
             raise UserError(f"{self.archive} unpacks to more than {MOST_ARCHIVE_BYTES / 2**20:.0f} MiB: {UNPACK}")
         return content
-
-
-def _members(content: Any) -> tarfile.TarFile:
-    return tarfile.open(fileobj=content, mode="r|")
 
 
 def _unpacked(archive: Path) -> BinaryIO:

@@ -1,4 +1,4 @@
-"""List every time and every memory peak of a run, with what `judge` needs."""
+"""List every time and every memory peak of a run, with what `judge` needs; name rows by the words of their cell."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,9 +9,11 @@ from pipeline.cells import fields
 from pipeline.cells.rows import WITH_FIGURES
 from pipeline.cells.stage import Stage, Stages
 
-KEYS = ["stage", "cell", "row", "quantity"]
+ROW = ["stage", "cell", "row"]
+KEYS = [*ROW, "quantity"]
 OF_TIME = ("median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
 COLUMNS = [*KEYS, "status", "reason", "repeats", "cards", *OF_TIME, "bytes"]
+NUMBERS = ("repeats", "median_ms", "q1_ms", "q3_ms", "spread_log_std", "spread_degrees", "bytes")
 # How long the GPU works in a step: one number, where a time has a median and quartiles.
 GPU_BUSY = "gpu_busy_ms"
 
@@ -21,24 +23,31 @@ def figures(frames: Mapping[str, pd.DataFrame], stages: Stages) -> pd.DataFrame:
 
     Times have OF_TIME, peaks of memory have `bytes`.
     """
-    lines = [
-        line for name, rows in frames.items() for row in rows.to_dict("records") for line in _of(row, stages[name])
-    ]
-    numbers = ["repeats", "median_ms", "q1_ms", "q3_ms", "spread_log_std", "spread_degrees", "bytes"]
-    return pd.DataFrame(lines, columns=COLUMNS).astype(dict.fromkeys(numbers, float))
+    lines = []
+    for name, rows in frames.items():
+        for row in rows.to_dict("records"):
+            line = named(row, stages[name]) | {
+                column: row[column] for column in ("status", "reason", "repeats", "cards")
+            }
+            found = [*_times(row), *_peaks(row)] if row["status"] in WITH_FIGURES else []
+            lines += [{**line, **figure} for figure in found or [{"quantity": ""}]]
+    return pd.DataFrame(lines, columns=COLUMNS).astype(dict.fromkeys(NUMBERS, float))
 
 
-def _of(row: Mapping[Any, Any], stage: Stage) -> Iterator[dict[str, Any]]:
-    axes = [name for name in stage.axes if name != "repeat"]
-    keys = [name for name in stage.row_types.key_columns() if _has(row, name)]
-    line = {
+def named(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
+    """Name a row of a frame by ROW: its cell without the repeat, its keys, of which texts stand without their name."""
+    cell, keys = words(row, stage)
+    return {
         "stage": stage.name,
-        "cell": " ".join(f"{axis}={fields.text(row[axis])}" for axis in axes),
-        "row": " ".join(_word(name, row[name]) for name in keys),
-        **{name: row[name] for name in ("status", "reason", "repeats", "cards")},
+        "cell": " ".join(f"{name}={word}" for name, word in cell.items()),
+        "row": " ".join(word if isinstance(row[name], str) else f"{name}={word}" for name, word in keys.items()),
     }
-    found = [*_times(row), *_peaks(row)] if row["status"] in WITH_FIGURES else []
-    yield from ({**line, **figure} for figure in found or [{"quantity": ""}])
+
+
+def words(row: Mapping[Any, Any], stage: Stage) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the values of a row's axes, but `repeat`, and of its keys, as words that name it."""
+    axes = {name: fields.text(row[name]) for name in stage.axes if name != "repeat"}
+    return axes, {name: _word(row[name]) for name in stage.row_types.key_columns() if _has(row, name)}
 
 
 def _times(row: Mapping[Any, Any]) -> Iterator[dict[str, Any]]:
@@ -62,6 +71,5 @@ def _has(row: Mapping[Any, Any], name: Any) -> bool:
     return isinstance(value, list) or (value is not None and pd.notna(value))
 
 
-def _word(column: str, value: Any) -> str:
-    number = int(value) if isinstance(value, float) and value == int(value) else value
-    return value if isinstance(value, str) else f"{column}={fields.text(number)}"
+def _word(value: Any) -> str:
+    return fields.text(int(value) if isinstance(value, float) and value == int(value) else value)

@@ -6,11 +6,10 @@ import numpy as np
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
-from pipeline.compare.figures import KEYS, figures
+from pipeline.compare.figures import KEYS, ROW, figures
 from pipeline.compare.runs import Run
-from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED, judge
+from pipeline.report.versus import COLUMNS, FASTER, SAME, SLOWER, UNDECIDED, judge
 
-ROW = KEYS[:3]
 # In table order: the worst first.
 ORDER = (SLOWER, UNDECIDED, FASTER, SAME)
 
@@ -48,48 +47,31 @@ def compare(a: Run, b: Run, tolerance: float) -> Pair:
     """Compare the rows of two runs; differences below the fraction `tolerance` fail nothing."""
     rows_a, rows_b = figures(a.frames, a.stages), figures(b.frames, b.stages)
     both = rows_a.merge(rows_b, on=KEYS, suffixes=("_a", "_b"))
+    each = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in (rows_a, rows_b)]
+    rows = each[0].merge(each[1], "outer", ROW, suffixes=("_a", "_b"), indicator="of")
+    changed = rows[(rows["of"] == "both") & (rows["status_a"] != rows["status_b"])]
+    lost = changed["status_a"].isin(WITH_FIGURES) & ~changed["status_b"].isin(WITH_FIGURES)
     return Pair(
-        times=_judged(both[both["median_ms_a"].notna() & both["median_ms_b"].notna()], tolerance),
-        memory=_memory(both, tolerance),
-        outcomes=_outcomes(rows_a, rows_b),
-        only_in_a=_only_in_first(rows_a, rows_b),
-        only_in_b=_only_in_first(rows_b, rows_a),
+        times=_judged(both.dropna(subset=["median_ms_a", "median_ms_b"]), tolerance),
+        memory=_memory(both.dropna(subset=["bytes_a", "bytes_b"]), tolerance),
+        outcomes=changed.assign(lost=lost),
+        only_in_a=rows[rows["of"] == "left_only"],
+        only_in_b=rows[rows["of"] == "right_only"],
         tolerance=tolerance,
     )
 
 
 def _judged(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    lines = both.to_dict("records")
-    sides = [
-        {key: {name.removesuffix(key): value for name, value in line.items()} for key in ("_a", "_b")} for line in lines
-    ]
-    verdicts = pd.DataFrame(
-        [judge(side["_a"], side["_b"]) for side in sides], columns=["ratio", "low", "high", "verdict"], index=both.index
-    )
-    found = pd.concat([both, verdicts], axis=1)
+    sides = [both.filter(regex=f"{end}$").rename(columns=lambda name: name[:-2]) for end in ("_a", "_b")]
+    judged = [judge(a, b) for a, b in zip(*(side.to_dict("records") for side in sides), strict=True)]
+    found = both.join(pd.DataFrame(judged, both.index, COLUMNS))
     found["worse"] = (found["verdict"] == SLOWER) & (found["ratio"].astype(float) * (1 + tolerance) < 1)
     order = found["verdict"].map(ORDER.index)
     return found.assign(order=order).sort_values(["order", "ratio"], kind="stable", ignore_index=True)
 
 
-def _memory(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    peaks = both[both["bytes_a"].notna() & both["bytes_b"].notna()]
+def _memory(peaks: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     peaks = peaks.assign(ratio=peaks["bytes_b"] / peaks["bytes_a"])
     differs = np.abs(np.log(peaks["ratio"].astype(float))) > np.log1p(tolerance)
     # Rows of a cell with the same peaks, such as its phases, appear once.
     return peaks[differs].drop_duplicates(["stage", "cell", "quantity", "bytes_a", "bytes_b"], ignore_index=True)
-
-
-def _outcomes(rows_a: pd.DataFrame, rows_b: pd.DataFrame) -> pd.DataFrame:
-    first = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in (rows_a, rows_b)]
-    both = first[0].merge(first[1], on=ROW, suffixes=("_a", "_b"))
-    changed = both[both["status_a"] != both["status_b"]]
-    lost = changed["status_a"].isin(WITH_FIGURES) & ~changed["status_b"].isin(WITH_FIGURES)
-    return changed.assign(lost=lost).reset_index(drop=True)
-
-
-def _only_in_first(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells and, of cells that both have, the rows that the second run lacks."""
-    rows = first.drop_duplicates(ROW)[[*ROW, "status"]]
-    at, known = (pd.MultiIndex.from_frame(table[ROW]) for table in (rows, second))
-    return rows[~at.isin(known)].reset_index(drop=True)

@@ -1,6 +1,5 @@
 """Load runs to compare: records of results folders, snapshots and archives, and their sections."""
 
-import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from pipeline.cells.record import read_record, record_paths
 from pipeline.cells.stage import Stages
 from pipeline.compare.archive import archived_records
 from pipeline.errors import UserError
-from pipeline.report import facts, frame, pages
+from pipeline.report import frame, pages
 from pipeline.report.publish import ARCHIVE
 from pipeline.report.section import Section
 
@@ -39,8 +38,7 @@ class Run:
     @cached_property
     def frames(self) -> Mapping[str, pd.DataFrame]:
         """The frame of each stage that it has records of, by name, in the order of the stages."""
-        found = facts.records_by_stage(self.records)
-        return {name: frame.build(stage, found[name]) for name, stage in self.stages.items() if name in found}
+        return frame.by_stage(self.stages, self.records)
 
     @cached_property
     def sections(self) -> Mapping[str, Section]:
@@ -59,22 +57,6 @@ def load_runs(sources: Sequence[Path], stages: Stages) -> list[Run]:
     return [
         Run(name, source, load_records(source, stages), stages) for name, source in zip(names, sources, strict=True)
     ]
-
-
-def prices(words: Sequence[str], runs: Sequence[Run]) -> dict[str, float]:
-    """Read `NAME=USD` for runs; raises UserError, one line, for a name that no run has and for what is no price."""
-    found = {}
-    for word in words:
-        name, _, price = word.rpartition("=")
-        if name not in [run.name for run in runs]:
-            raise UserError(f"compare: --price {word}: NAME must be one of {', '.join(run.name for run in runs)}")
-        try:
-            found[name] = float(price)
-        except ValueError:
-            found[name] = math.nan
-        if not 0 < found[name] < math.inf:
-            raise UserError(f"compare: --price {word}: USD must be a number above 0")
-    return found
 
 
 def load_records(source: Path, stages: Stages) -> list[Record]:

@@ -36,33 +36,23 @@ next_node_number = torch.autograd._get_sequence_nr
 __all__ = [
     "ProfilerEvent",  # kinds of events in the profiler's tree; `torch.profiler` does not name them
     "TorchDispatchMode",  # intercepts every operator; documented in torch's notes, but in a private module
-    "are_functorch_transforms_active",
-    "coalescing",
-    "context_parallel",
-    "copy_all",
-    "cudnn_version",
-    "dump_memory_snapshot",
-    "get_fp32_precision",
-    "in_backward",
     "is_in_torch_dispatch_mode",  # whether such a mode is active; in the same private module
-    "keep_gpu_busy",
-    "next_node_number",
-    "node_number",
-    "operator_name",
-    "parameters_of",
-    "profiler_events",
-    "profiler_tree",
-    "record_memory_history",
-    "sdpa_choice",
-    "set_fp32_precision",
-    "storage_uses",
-    "tensors_in",
 ]
 
 
 def node_number(node: Node) -> int:
     """Return a node's number; see `next_node_number`."""
     return node._sequence_nr()
+
+
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Tell whether `register_hook` or `register_post_accumulate_grad_hook` of a tensor was called."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
+def base_of(tensor: Tensor) -> Tensor:
+    """Return the tensor that a view looks into; itself if it is no view."""
+    return tensor if tensor._base is None else tensor._base
 
 
 def storage_uses(tensor: Tensor) -> int:

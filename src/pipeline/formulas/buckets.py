@@ -8,11 +8,6 @@ import math
 from pipeline.formulas.collectives import LinearCost
 
 
-def unhidden_s(gradient_bytes: float, num_calls: int, cost: LinearCost) -> float:
-    """Return the overhead of `num_calls` all-reduces that start after the backward pass: n·o + s / w."""
-    return num_calls * cost.latency_s + gradient_bytes / cost.bytes_per_s
-
-
 def bucketed_s(gradient_bytes: float, num_buckets: float, cost: LinearCost) -> float:
     """Return the overhead of n equal buckets sent during the backward pass: n·o + s / (n·w).
 

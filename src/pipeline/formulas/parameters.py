@@ -3,7 +3,9 @@
 Symbols: V vocabulary size, d d_model, f d_ff, L layers.
 """
 
-from pipeline.formulas.sizes import ModelSize, OwnSize
+from collections.abc import Iterable
+
+from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
 from pipeline.formulas.units import FP32_BYTES
 
 
@@ -18,17 +20,12 @@ def feed_forward_matrices(size: ModelSize) -> list[int]:
     return [size.d_model * size.d_ff] * 3
 
 
-def feed_forward_matrix_elements(size: ModelSize) -> int:
-    """Count the elements of SwiGLU's three matrices in one block: 3df."""
-    return sum(feed_forward_matrices(size))
-
-
 def block_matrix_elements(size: ModelSize) -> int:
     """Count the elements of one block's matrices: 4d² of attention (q, k, v, output) and 3df of SwiGLU.
 
     Where all heads of queries have width q and of keys k, attention has 2dq + 2dk.
     """
-    return sum(attention_matrices(size)) + feed_forward_matrix_elements(size)
+    return sum(attention_matrices(size)) + sum(feed_forward_matrices(size))
 
 
 def block_parameter_count(size: ModelSize) -> int:
@@ -65,3 +62,11 @@ def left_out_parameter_count(size: OwnSize) -> int:
 def parameter_bytes(size: ModelSize, vocab_size: int) -> int:
     """Count the bytes of the parameters in fp32: 4P."""
     return FP32_BYTES * parameter_count(size, vocab_size)
+
+
+def by_size(names: Iterable[str]) -> list[str]:
+    """Sort the names of sizes, the user's own among them: the smallest first, by the parameters of their layers."""
+    return sorted(names, key=lambda name: SIZES[name].num_layers * block_parameter_count(SIZES[name]))
+
+
+BY_SIZE = tuple(by_size(SIZES))

@@ -10,29 +10,36 @@ CUDA context.
 
 from dataclasses import dataclass
 
-from pipeline.formulas import activations, temporaries
-from pipeline.formulas.activations import Workload
+from pipeline.formulas import temporaries
+from pipeline.formulas.activations import (
+    Workload,
+    block_bytes,
+    block_weight_copy_bytes,
+    feed_forward_block_bytes,
+    head_bytes,
+    head_weight_copy_bytes,
+    kept_attention_bytes,
+    residual_stream_bytes,
+    saved_terms,
+)
 from pipeline.formulas.checkpointing import Rerun, reruns
 from pipeline.formulas.parameters import (
     attention_matrices,
     block_parameter_count,
-    feed_forward_matrix_elements,
+    feed_forward_matrices,
     head_matrix_elements,
     parameter_bytes,
-    parameter_count,
 )
-from pipeline.formulas.training_state import training_state
+from pipeline.formulas.training_state import ADAMW_MOMENTS
 from pipeline.formulas.units import BF16_BYTES, FP32_BYTES, INT64_BYTES
 
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "other")
-MODES = ("inference", "forward", "train_step")
 MODE_PHASES = {
     "inference": ("forward",),
     "forward": ("forward",),
     "train_step": ("forward", "backward", "optimizer"),
 }
-
-Composition = dict[str, int]
+MODES = tuple(MODE_PHASES)
 
 
 @dataclass(frozen=True)
@@ -41,7 +48,7 @@ class Moment:
 
     phase: str
     what: str
-    bytes_by_category: Composition
+    bytes_by_category: dict[str, int]
 
     @property
     def total_bytes(self) -> int:
@@ -58,35 +65,20 @@ def predict_peaks(workload: Workload, mode: str, first_step: bool = False) -> di
     """
     if mode not in MODES:
         raise ValueError(f"mode={mode!r}: must be one of {', '.join(MODES)}")
-    step_moments = {
-        "inference": lambda: inference_moments(workload),
-        "forward": lambda: forward_moments(workload, optimizer_state=0),
-        "train_step": lambda: _train_step_moments(workload, first_step),
-    }[mode]()
-    return {phase: _highest(step_moments, phase) for phase in MODE_PHASES[mode]}
+    if mode == "inference":
+        moments = inference_moments(workload)
+    else:
+        state = 0 if first_step or mode == "forward" else _optimizer_state_bytes(workload)
+        moments = [*forward_moments(workload, state), *backward_moments(workload, state), optimizer_moment(workload)]
+    return {
+        phase: max((moment for moment in moments if moment.phase == phase), key=lambda moment: moment.total_bytes)
+        for phase in MODE_PHASES[mode]
+    }
 
 
 def peak_bytes(workload: Workload, mode: str) -> int:
     """Return the peak bytes of a warm step; `mode` as in `predict_peaks`."""
     return max(moment.total_bytes for moment in predict_peaks(workload, mode).values())
-
-
-def _highest(moments: list[Moment], phase: str) -> Moment:
-    return max((moment for moment in moments if moment.phase == phase), key=lambda moment: moment.total_bytes)
-
-
-def _train_step_moments(workload: Workload, first_step: bool) -> list[Moment]:
-    before = 0 if first_step else optimizer_state_bytes(workload)
-    return [
-        *forward_moments(workload, before),
-        *backward_moments(workload, before),
-        optimizer_moment(workload),
-    ]
-
-
-def optimizer_state_bytes(workload: Workload) -> int:
-    """Count the bytes of AdamW's two moments in fp32: 8P. (Its step counters live on the host.)"""
-    return training_state(parameter_count(workload.size, workload.vocab_size)).optimizer_bytes
 
 
 def other_bytes(workload: Workload) -> int:
@@ -100,12 +92,13 @@ def inference_moments(workload: Workload) -> list[Moment]:
     Only x passes from block to block. Loss: the logits and their log-softmax in fp32 (8TV), under autocast the bf16
     logits too (10TV). Meanwhile autocast's weight copies accumulate.
     """
-    copies = activations.weight_copy_bytes(workload)
-    before_head = copies - activations.head_weight_copy_bytes(workload)
+    copies = _all_blocks_copies(workload)
+    passing = {what: count + copies for what, count in temporaries.passing_bytes(workload).items()}
     log_softmax = FP32_BYTES * workload.tokens * workload.vocab_size
-    passing = {what: count + before_head for what, count in temporaries.passing_bytes(workload).items()}
-    passing["loss"] = temporaries.logit_bytes(workload) + log_softmax + copies
-    return [_moment(workload, "forward", what, temporaries=count) for what, count in passing.items()]
+    at_loss = temporaries.logit_bytes(workload) + log_softmax + copies + head_weight_copy_bytes(workload)
+    return [
+        _moment(workload, "forward", what, temporaries=count) for what, count in (*passing.items(), ("loss", at_loss))
+    ]
 
 
 def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
@@ -116,24 +109,18 @@ def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
     while the checkpoints are alive. At the loss, everything saved is alive, plus the logits (4TV; under autocast 2TV
     and their fp32 copy) and, with checkpointing, the weight copies, which are cached until the pass ends.
     """
-    terms = activations.saved_terms(workload)
-    saved, cached = sum(terms.values()), _copies_dropped_by_checkpoints(workload)
+    saved = sum(saved_terms(workload).values())
+    cached = _all_blocks_copies(workload) if workload.checkpoint_every else 0
     if workload.checkpoint_every:
         kept = _kept_at_last_block(workload)
         passing = {what: count + cached for what, count in temporaries.passing_bytes(workload).items()}
     else:
-        half = sum(activations.feed_forward_block_bytes(workload).values())
-        kept = saved - half - sum(activations.head_bytes(workload).values())
-        kept -= activations.head_weight_copy_bytes(workload)
+        kept = saved - feed_forward_block_bytes(workload) - head_bytes(workload) - head_weight_copy_bytes(workload)
         passing = {"attention": temporaries.beside_saved_scores_bytes(workload)}
-    state = {"optimizer_state": optimizer_state}
-    at_loss = {"activations": saved, "temporaries": temporaries.logit_bytes(workload) + cached}
+    moments = [(what, kept, count) for what, count in passing.items()]
     return [
-        *(
-            _moment(workload, "forward", what, **state, activations=kept, temporaries=count)
-            for what, count in passing.items()
-        ),
-        _moment(workload, "forward", "loss", **state, **at_loss),
+        _moment(workload, "forward", what, optimizer_state=optimizer_state, activations=held, temporaries=count)
+        for what, held, count in (*moments, ("loss", saved, temporaries.logit_bytes(workload) + cached))
     ]
 
 
@@ -146,61 +133,18 @@ def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
     nothing. Last the embedding: where it is tied, its gradient is added to the head's, in place where autocast has
     copied that.
     """
-    saved = sum(activations.saved_terms(workload).values())
+    saved = sum(saved_terms(workload).values())
     loss_gradients = 2 * FP32_BYTES * workload.tokens * workload.vocab_size
-    state = {"optimizer_state": optimizer_state}
-    moments = [_moment(workload, "backward", "loss", **state, activations=saved, temporaries=loss_gradients)]
+    counts = [("loss", {"activations": saved, "temporaries": loss_gradients})]
     for rerun in reruns(workload.size.num_layers, workload.checkpoint_every or 1, workload.checkpointing):
-        if rerun.is_segment:
-            kept = _kept_before(workload, rerun) + rerun.blocks * _recomputed_block_bytes(workload)
-            gradients = _gradient_bytes_after(workload, rerun)
-            moments += [
-                _swiglu_backward(workload, kept, gradients, optimizer_state),
-                _softmax_backward(workload, kept, gradients, optimizer_state),
-            ]
-        else:
-            moments += _rerun_moments(workload, rerun, optimizer_state)
-    everything = parameter_bytes(workload.size, workload.vocab_size)
-    beside = activations.residual_stream_bytes(workload)
+        counts += (_segment_counts if rerun.is_segment else _rerun_counts)(workload, rerun)
+    at_embedding = residual_stream_bytes(workload)
     if workload.size.tie_embeddings:
         element = FP32_BYTES if workload.copies_for_products else 2 * workload.product_bytes
-        beside += element * head_matrix_elements(workload.size, workload.vocab_size)
-    return [*moments, _moment(workload, "backward", "embedding", **state, gradients=everything, temporaries=beside)]
-
-
-def _swiglu_backward(workload: Workload, kept: int, gradients: int, optimizer_state: int) -> Moment:
-    """At SwiGLU's product: its gradient and those of its two factors (3eTf); the product itself is freed."""
-    hidden = activations.hidden_bytes(workload)
-    return _moment(
-        workload,
-        "backward",
-        "SwiGLU",
-        optimizer_state=optimizer_state,
-        activations=kept - hidden,
-        gradients=gradients + FP32_BYTES * workload.size.d_model * workload.size.d_ff,
-        temporaries=3 * hidden + activations.residual_stream_bytes(workload),
-    )
-
-
-def _softmax_backward(workload: Workload, kept: int, gradients: int, optimizer_state: int) -> Moment:
-    """At the softmax: gradients of its output and input, and on CUDA a temporary; the feed-forward half is done.
-
-    The gradients of the feed-forward matrices and of the output projection exist. The output projection's input and
-    eager attention's v are freed. (`attention.peak_bytes` is the peak of attention alone, whose inputs stay alive.)
-    """
-    matrices = feed_forward_matrix_elements(workload.size) + workload.size.d_model * workload.size.attention_width
-    done = sum(activations.feed_forward_block_bytes(workload).values())
-    done += activations.attention_tensor_bytes(workload) * (1 if workload.is_fused else 2)
-    done += BF16_BYTES * matrices if workload.copies_for_products else 0
-    return _moment(
-        workload,
-        "backward",
-        "attention",
-        optimizer_state=optimizer_state,
-        activations=kept - done,
-        gradients=gradients + FP32_BYTES * matrices,
-        temporaries=temporaries.attention_gradient_bytes(workload) + activations.residual_stream_bytes(workload),
-    )
+        at_embedding += element * head_matrix_elements(workload.size, workload.vocab_size)
+    gradients = parameter_bytes(workload.size, workload.vocab_size)
+    counts.append(("embedding", {"gradients": gradients, "temporaries": at_embedding}))
+    return [_moment(workload, "backward", what, optimizer_state=optimizer_state, **each) for what, each in counts]
 
 
 def optimizer_moment(workload: Workload) -> Moment:
@@ -211,20 +155,57 @@ def optimizer_moment(workload: Workload) -> Moment:
     4 max(2Vd, 3df, 2dq + dk) bytes, where all heads of queries have width q and of keys and values k.
     """
     size = workload.size
-    parameters = parameter_bytes(size, workload.vocab_size)
-    queries, keys, _values, output = attention_matrices(size)
-    attention = queries + keys + output
-    tensors = 2 * head_matrix_elements(size, workload.vocab_size), feed_forward_matrix_elements(size), attention
-    one_by_one = FP32_BYTES * max(tensors)
-    roots = parameters if workload.device_type == "cuda" else one_by_one
-    return _moment(
-        workload,
-        "optimizer",
-        "square roots of the second moments",
-        optimizer_state=optimizer_state_bytes(workload),
-        gradients=parameters,
-        temporaries=roots,
-    )
+    roots = parameters = parameter_bytes(size, workload.vocab_size)
+    if workload.device_type != "cuda":
+        head, feed_forward = head_matrix_elements(size, workload.vocab_size), sum(feed_forward_matrices(size))
+        roots = FP32_BYTES * max(2 * head, feed_forward, sum(attention_matrices(size)[:3]))
+    state = {"optimizer_state": _optimizer_state_bytes(workload), "gradients": parameters, "temporaries": roots}
+    return _moment(workload, "optimizer", "square roots of the second moments", **state)
+
+
+_Counts = list[tuple[str, dict[str, int]]]
+
+
+def _segment_counts(workload: Workload, rerun: Rerun) -> _Counts:
+    """Count what is alive at SwiGLU and at the softmax of a segment's last block.
+
+    At SwiGLU's product: its gradient and those of its two factors (3eTf); the product itself is freed. At the softmax:
+    gradients of its output and input, and on CUDA a temporary; the feed-forward half is done. The gradients of the
+    feed-forward matrices and of the output projection exist. The output projection's input and eager attention's v are
+    freed. (`attention.peak_bytes` is the peak of attention alone, whose inputs stay alive.)
+    """
+    size, stream = workload.size, residual_stream_bytes(workload)
+    kept = _kept_before(workload, rerun) + rerun.blocks * _recomputed_block_bytes(workload)
+    gradients, hidden = _gradient_bytes_after(workload, rerun), workload.hidden_bytes
+    at_swiglu = {
+        "activations": kept - hidden,
+        "gradients": gradients + FP32_BYTES * size.d_model * size.d_ff,
+        "temporaries": 3 * hidden + stream,
+    }
+    matrices = sum(feed_forward_matrices(size)) + size.d_model * size.attention_width
+    done = feed_forward_block_bytes(workload) + workload.heads_bytes * (1 if workload.is_fused else 2)
+    done += BF16_BYTES * matrices if workload.copies_for_products else 0
+    at_softmax = {
+        "activations": kept - done,
+        "gradients": gradients + FP32_BYTES * matrices,
+        "temporaries": temporaries.attention_gradient_bytes(workload) + stream,
+    }
+    return [("SwiGLU", at_swiglu), ("attention", at_softmax)]
+
+
+def _rerun_counts(workload: Workload, rerun: Rerun) -> _Counts:
+    """Count what is alive when the last block of a rerun makes the next one's input, saving nothing.
+
+    As in the forward pass, and beside it the gradient of the residual stream. Autocast's weight copies accumulate until
+    the rerun ends.
+    """
+    stream = residual_stream_bytes(workload)
+    # The first block's own input counts with what passes through a block.
+    kept = _kept_before(workload, rerun) + (stream if rerun.blocks > 1 else 0)
+    beside = rerun.blocks * block_weight_copy_bytes(workload) + stream
+    always = {"activations": kept, "gradients": _gradient_bytes_after(workload, rerun)}
+    passing = temporaries.passing_bytes(workload).items()
+    return [(f"{what} run again", always | {"temporaries": count + beside}) for what, count in passing]
 
 
 def _moment(workload: Workload, phase: str, what: str, **counts: int) -> Moment:
@@ -232,15 +213,17 @@ def _moment(workload: Workload, phase: str, what: str, **counts: int) -> Moment:
     return Moment(phase, what, {name: (always | counts).get(name, 0) for name in CATEGORIES})
 
 
-def _copies_dropped_by_checkpoints(workload: Workload) -> int:
-    """Count the bytes of the weight copies that only autocast's cache holds."""
-    if not workload.checkpoint_every:
-        return 0
-    return activations.weight_copy_bytes(workload) - activations.head_weight_copy_bytes(workload)
+def _optimizer_state_bytes(workload: Workload) -> int:
+    """Count the bytes of AdamW's two moments in fp32: 8P. (Its step counters live on the host.)"""
+    return ADAMW_MOMENTS * parameter_bytes(workload.size, workload.vocab_size)
+
+
+def _all_blocks_copies(workload: Workload) -> int:
+    return workload.size.num_layers * block_weight_copy_bytes(workload)
 
 
 def _recomputed_block_bytes(workload: Workload) -> int:
-    return activations.block_bytes(workload) + activations.block_weight_copy_bytes(workload)
+    return block_bytes(workload) + block_weight_copy_bytes(workload)
 
 
 def _kept_at_last_block(workload: Workload) -> int:
@@ -253,7 +236,7 @@ def _kept_at_last_block(workload: Workload) -> int:
     runs = reruns(layers, workload.checkpoint_every, workload.checkpointing)
     last = next(rerun for rerun in runs if rerun.is_segment)
     inputs = last.inputs + (1 if last.blocks > 1 else 0)
-    return inputs * activations.residual_stream_bytes(workload) + activations.kept_attention_bytes(workload, layers)
+    return inputs * residual_stream_bytes(workload) + kept_attention_bytes(workload, layers)
 
 
 def _kept_before(workload: Workload, rerun: Rerun) -> int:
@@ -262,8 +245,7 @@ def _kept_before(workload: Workload, rerun: Rerun) -> int:
     These blocks' own checkpoint is the input of their first norm and counts with them.
     """
     if workload.checkpoint_every:
-        checkpoints = rerun.inputs * activations.residual_stream_bytes(workload)
-        return checkpoints + activations.kept_attention_bytes(workload, rerun.start)
+        return rerun.inputs * residual_stream_bytes(workload) + kept_attention_bytes(workload, rerun.start)
     return rerun.start * _recomputed_block_bytes(workload)
 
 
@@ -272,27 +254,3 @@ def _gradient_bytes_after(workload: Workload, rerun: Rerun) -> int:
     later_blocks = workload.size.num_layers - rerun.start - rerun.blocks
     head = head_matrix_elements(workload.size, workload.vocab_size) + workload.size.d_model
     return FP32_BYTES * (head + later_blocks * block_parameter_count(workload.size))
-
-
-def _rerun_moments(workload: Workload, rerun: Rerun, optimizer_state: int) -> list[Moment]:
-    """List the moments at which the last block of a rerun makes the next one's input, saving nothing.
-
-    As in the forward pass, and beside it the gradient of the residual stream. Autocast's weight copies accumulate until
-    the rerun ends.
-    """
-    stream = activations.residual_stream_bytes(workload)
-    copies = rerun.blocks * activations.block_weight_copy_bytes(workload)
-    # The first block's own input counts with what passes through a block.
-    kept = _kept_before(workload, rerun) + (stream if rerun.blocks > 1 else 0)
-    return [
-        _moment(
-            workload,
-            "backward",
-            f"{what} run again",
-            optimizer_state=optimizer_state,
-            activations=kept,
-            gradients=_gradient_bytes_after(workload, rerun),
-            temporaries=count + copies + stream,
-        )
-        for what, count in temporaries.passing_bytes(workload).items()
-    ]

@@ -3,8 +3,7 @@
 Symbols as in `pipeline.formulas.activations`.
 """
 
-from pipeline.formulas import activations
-from pipeline.formulas.activations import Workload
+from pipeline.formulas.activations import Workload, residual_stream_bytes
 from pipeline.formulas.attention import SOFTMAX_BACKWARD_TEMPORARIES
 from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
 
@@ -16,14 +15,13 @@ def passing_bytes(workload: Workload) -> dict[str, int]:
     last product, scores, softmax, v's copy (made for more than one sequence) and the output. SwiGLU: the block's input,
     x and its norm (12Td), silu(gate), up and their product (3eTf).
     """
-    stream = activations.residual_stream_bytes(workload)
-    width = activations.attention_tensor_bytes(workload)
-    last_product = 2 * width + (0 if workload.is_fused else 2 * workload.product_bytes * workload.score_elements)
-    if _is_softmax_in_fp32(workload):
-        last_product += FP32_BYTES * workload.score_elements
+    stream, width = residual_stream_bytes(workload), workload.heads_bytes
+    elements = 0 if workload.is_fused else workload.score_elements
+    in_fp32 = FP32_BYTES if _is_softmax_in_fp32(workload) else 0
+    last_product = 2 * width + (2 * workload.product_bytes + in_fp32) * elements
     return {
         "attention": 2 * stream + 3 * width + max(_softmax_bytes(workload), last_product),
-        "SwiGLU": 3 * stream + 3 * activations.hidden_bytes(workload),
+        "SwiGLU": 3 * stream + 3 * workload.hidden_bytes,
     }
 
 
@@ -31,8 +29,7 @@ def beside_saved_scores_bytes(workload: Workload) -> int:
     """Count eager attention's temporaries at the softmax: the unscaled q, v (2eTd) and the scores."""
     if workload.is_fused:
         return 0
-    width = activations.attention_tensor_bytes(workload)
-    return max(0, 2 * width + _softmax_bytes(workload) - activations.score_bytes(workload))
+    return max(0, 2 * workload.heads_bytes + _softmax_bytes(workload) - workload.softmax_bytes)
 
 
 def logit_bytes(workload: Workload) -> int:
@@ -48,13 +45,12 @@ def attention_gradient_bytes(workload: Workload) -> int:
     softmax's temporary; under autocast on CUDA all are in fp32 and the softmax's bf16 copy is freed. Fused: the
     gradients of the output, q, k and v (4eTd).
     """
-    width = activations.attention_tensor_bytes(workload)
     if workload.is_fused:
-        return 4 * width
+        return 4 * workload.heads_bytes
+    in_fp32 = _is_softmax_in_fp32(workload)
     matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[workload.device_type]
-    element = matrices * (FP32_BYTES if _is_softmax_in_fp32(workload) else workload.product_bytes)
-    freed = BF16_BYTES if _is_softmax_in_fp32(workload) else 0
-    return width + (element - freed) * workload.score_elements
+    element = matrices * FP32_BYTES - BF16_BYTES if in_fp32 else matrices * workload.product_bytes
+    return workload.heads_bytes + element * workload.score_elements
 
 
 def _softmax_bytes(workload: Workload) -> int:

@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from pipeline.compat.torch_private import in_backward, next_node_number, node_number, tensors_in
-from pipeline.compat.torch_tensors import base_of
+from pipeline.compat.torch_private import base_of, in_backward, next_node_number, node_number, tensors_in
 from pipeline.parallel.fsdp_casts import cast_arguments, cast_replicated
 from pipeline.parallel.fsdp_gathering import Gathering
 from pipeline.parallel.fsdp_reduction import Scattering

@@ -12,8 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from pipeline.compat.torch_private import parameters_of
-from pipeline.compat.torch_tensors import has_gradient_hooks
+from pipeline.compat.torch_private import has_gradient_hooks, parameters_of
 from pipeline.formulas.fsdp import flat_layout
 from pipeline.parallel.replicas import mark_as_shard
 

@@ -1,5 +1,6 @@
-"""Declare charts once; Matplotlib (svg.py) and Vega-Lite (html/vega_lite.py) draw them."""
+"""Declare charts once; drawing.py draws them for the page and as SVG files."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -39,8 +40,8 @@ class Chart:
     title: what is seen. rows: with `status`, as a frame has it; an unstable row is drawn faint, one without a value by
     its outcome. colour: the column that gives colours, each name the same in all charts (look.py). label: the column
     written beside marks. panel: a column that splits the chart, drawn below each other and chosen from on the page.
-    low, high: columns of the ends of error bars. limits: lines across, on the axis of numbers. hover: what the page
-    tells of a mark, by title.
+    low, high: columns of the ends of error bars. limits: lines across, on the axis of numbers. lines: other ones behind
+    points, by label, each from point to point. hover: what the page tells of a mark, by title.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Chart:
     low: str = ""
     high: str = ""
     limits: Sequence[Limit] = ()
+    lines: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     hover: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -69,6 +71,15 @@ class Chart:
         if self.mark == "bar" and "status" in self.rows:
             with_value |= ~self.rows["status"].isin(WITH_FIGURES)
         return self.rows[with_value]
+
+    def middle(self, points: Sequence[tuple[float, float]]) -> tuple[float, float]:
+        """Return the place half way between the ends of a line as it is drawn, where its label stands."""
+        ends = list(zip(points[0], points[-1], strict=True))
+        x, y = (
+            math.sqrt(first * last) if axis.log else (first + last) / 2
+            for axis, (first, last) in zip((self.x, self.y), ends, strict=True)
+        )
+        return x, y
 
     @property
     def is_empty(self) -> bool:

@@ -4,14 +4,11 @@ A stage's `course.md` is written by hand: a heading a problem, and lines `[[name
 section with this name is put. The order is that of the stages.
 """
 
-import importlib.resources
 import re
 from collections.abc import Mapping, Sequence
 
-from pipeline.errors import UserError
 from pipeline.report.markup import Markdown, unwrapped
-from pipeline.report.section import Part
-from pipeline.report.told import Told, is_empty
+from pipeline.report.section import Part, Told
 from pipeline.report.writeup import part_markdown, row_links
 
 PLACE = re.compile(r"^\[\[([a-z0-9_]+)\]\]$", re.MULTILINE)
@@ -28,18 +25,14 @@ NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures w
 
 def page(told: Sequence[Told]) -> Markdown:
     """Return the page as Markdown."""
-    answered = [_answers(each) for each in told]
-    return Markdown("\n\n".join([unwrapped(HEAD), *filter(None, answered)]) + "\n")
-
-
-def _answers(told: Told) -> str:
-    file = importlib.resources.files(told.stage.package).joinpath("course.md")
-    if not file.is_file():
-        return ""
-    parts = (*told.parts, *(told.section.for_course if told.section else ()))
-    shown = {part.name: part for part in parts if not is_empty(part)}
-    words = file.read_text(encoding="utf-8").strip().replace("\n\n", f"\n\n(All rows: {row_links(told)}.) ", 1)
-    return filled(words, told.stage.name, shown)
+    blocks = [unwrapped(HEAD)]
+    for each in told:
+        file = each.stage.folder / "course.md"
+        if file.is_file():
+            words = file.read_text(encoding="utf-8").strip()
+            words = words.replace("\n\n", f"\n\n(All rows: {row_links(each)}.) ", 1)
+            blocks.append(filled(words, each.stage.name, each.every))
+    return Markdown("\n\n".join(blocks) + "\n")
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
@@ -56,8 +49,5 @@ def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
 
 
 def places(text: str) -> list[str]:
-    """Return the names of the parts that a text has places for; raises UserError where one stands within a line."""
-    loose = re.sub(PLACE, "", text)
-    if "[[" in loose:
-        raise UserError(f"a place [[name]] must be a line of its own: {loose[loose.index('[[') :][:40]}")
+    """Return the names of the parts that a text has places for."""
     return PLACE.findall(text)

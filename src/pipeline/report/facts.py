@@ -10,7 +10,7 @@ from pipeline.cells.rows import WITH_FIGURES
 from pipeline.cells.stage import Stages
 from pipeline.cells.tabulate import cell_line
 from pipeline.instruments.machine.identity import SOFTWARE
-from pipeline.report.frame import Records, known, readable
+from pipeline.report.frame import WHOLE_STEP, known, readable
 from pipeline.report.reasons import without_own_numbers
 
 ABSENT = ("none", "absent")
@@ -22,35 +22,24 @@ def cells(records: Sequence[Mapping[str, Any]], stages: Stages) -> pd.DataFrame:
     return readable(pd.DataFrame([cell_line(record, stages[record["stage"]].row_types) for record in records]))
 
 
-def machine(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the facts of the machines and of the run, by name: `what` and `is`."""
+def machine(cells: pd.DataFrame) -> dict[str, str]:
+    """Return the facts of the machines and of the run, by name; those that are not known are left out."""
     started = pd.to_datetime(cells["started_at"])
-    seconds = cells[["start_up_s", "set_up_s", "measuring_s"]].sum(axis=1)
+    seconds = cells[["start_up_s", "set_up_s", "measuring_s"]].sum()
+    share = 100 * seconds["measuring_s"] / (seconds.sum() or 1.0)  # all may have failed
+    software = {name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in SOFTWARE}
+    uuids = sorted({uuid[:12] for uuid in " ".join(known(cells, "gpus").get("gpus", [])).split()})
     told = {
         "machine": _listed(cells["machine"]),
         "GPU memory": _sizes(known(cells, "gpu_memory_bytes").get("gpu_memory_bytes", pd.Series(dtype=float))),
-        "GPUs used": _gpus(cells),
+        # Many are hard to read.
+        "GPUs used": " / ".join(uuids) if len(uuids) <= MOST_GPUS_NAMED else f"{len(uuids)}, named in the cells' table",
         "host": f"{_listed(cells['cpu'])}; {_sizes(cells['memory_bytes'])}",
-        "software": ", ".join(f"{name} {versions}" for name, versions in _software(cells).items() if versions),
+        "software": ", ".join(f"{name} {versions}" for name, versions in software.items() if versions),
         "measured": f"{started.min():%Y-%m-%d %H:%M} to {started.max():%Y-%m-%d %H:%M} UTC",
-        "cells took": f"{seconds.sum() / 60:,.0f} minutes in all, {_share_measuring(cells):.0f}% of it measuring",
+        "cells took": f"{seconds.sum() / 60:,.0f} minutes in all, {share:.0f}% of it measuring",
     }
-    return pd.DataFrame([{"what": name, "is": words} for name, words in told.items() if words])
-
-
-def _gpus(cells: pd.DataFrame) -> str:
-    """Name the GPUs that cells ran on; of many, which are hard to read, only how many they are."""
-    uuids = sorted({uuid[:12] for uuid in " ".join(known(cells, "gpus").get("gpus", [])).split()})
-    return " / ".join(uuids) if len(uuids) <= MOST_GPUS_NAMED else f"{len(uuids)}, named in the cells' table"
-
-
-def _software(cells: pd.DataFrame) -> dict[str, str]:
-    return {name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in SOFTWARE}
-
-
-def _share_measuring(cells: pd.DataFrame) -> float:
-    every = cells[["start_up_s", "set_up_s", "measuring_s"]].sum()
-    return 100 * every["measuring_s"] / (every.sum() or 1.0)  # all may have failed
+    return {what: words for what, words in told.items() if words}
 
 
 def _listed(values: pd.Series) -> str:
@@ -64,27 +53,26 @@ def _sizes(bytes_: pd.Series) -> str:
 def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return one row per stage: cells, those with figures, times, unstable ones, repeats, and how far these lie apart.
 
-    typical_pct: the standard deviation between the medians of repeats, pooled over its whole steps, or all times where
-    it has none; most_pct: how far the furthest two of one such time lie apart; capped: times at a clock that a power
-    limit lowered.
+    std between repeats: of their medians, pooled over its whole steps, or all times where it has none; furthest two: of
+    one such time; at power limit: times at a clock that it lowered.
     """
     found = []
     for name, frame in frames.items():
         own, times = cells[cells["stage"] == name], known(frame, "median_ms")
-        steps = times[times["phase"] == "train_step"] if "phase" in times else times
+        steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
         repeated = known(steps if len(steps) else times, "spread_pct")
         repeated = repeated[repeated["repeats"] > 1] if len(repeated) else repeated
         found.append(
             {
                 "stage": name,
                 "cells": len(own),
-                "with_figures": int(own["status"].isin(WITH_FIGURES).sum()),
+                "with figures": int(own["status"].isin(WITH_FIGURES).sum()),
                 "times": len(times),
                 "unstable": int((times["status"] == "unstable").sum()),
-                "repeats": int(frame["repeats"].max()) if len(frame) else 0,
-                "typical_pct": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
-                "most_pct": repeated["spread_pct"].max() if len(repeated) else None,
-                "capped": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
+                "most repeats": int(frame["repeats"].max()) if len(frame) else 0,
+                "std between repeats": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
+                "furthest two": repeated["spread_pct"].max() if len(repeated) else None,
+                "at power limit": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
             }
         )
     return pd.DataFrame(found)
@@ -92,10 +80,10 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
 
 def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells without figures, those of one stage, outcome and reason in one row: `cells`, `example`."""
-    lacking = cells[~cells["status"].isin(WITH_FIGURES)]
+    lacking = cells[~cells["status"].isin(WITH_FIGURES)].rename(columns={"status": "outcome"})
     lacking = lacking.assign(reason=without_own_numbers(lacking["reason"].astype("string")).fillna(""))
-    groups = lacking.groupby(["stage", "status", "reason"], sort=False)
-    found = groups.agg(cells=("cell", "size"), example=("cell", "first"), log=("log", "first")).reset_index()
+    groups = lacking.groupby(["stage", "outcome", "reason"], sort=False)
+    found = groups.agg(cells=("cell", "size"), example=("cell", "first")).reset_index()
     return found.sort_values("cells", ascending=False, kind="stable")
 
 
@@ -104,21 +92,23 @@ def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     asked: their stages and cells.
     """
-    found = pd.DataFrame(list(asked), columns=["stage", "cell"])
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for each in asked:
+        found.setdefault(each["stage"], []).append(each["cell"])
     lines = [
         {
             "stage": stage,
-            "cells": len(group),
-            "shared": " ".join(f"{axis}={fields.text(value)}" for axis, value in _shared(list(group["cell"])).items()),
+            "cells": len(own),
+            "what they share": " ".join(
+                f"{axis}={fields.text(value)}"
+                for axis, value in own[0].items()
+                if all(cell.get(axis) == value for cell in own)
+            ),
             "command": f"snakemake results/{stage}/cells.csv",
         }
-        for stage, group in found.groupby("stage", sort=False)
+        for stage, own in found.items()
     ]
     return pd.DataFrame(lines)
-
-
-def _shared(cells: list[Mapping[str, Any]]) -> dict[str, Any]:
-    return {axis: value for axis, value in cells[0].items() if all(cell.get(axis) == value for cell in cells)}
 
 
 def busy(cells: pd.DataFrame) -> pd.DataFrame:
@@ -129,11 +119,3 @@ def busy(cells: pd.DataFrame) -> pd.DataFrame:
 def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> pd.Series:
     """Return, by stage, how many cells were measured by code that has changed since: its digests are `outdated`."""
     return cells[cells["digest"].isin(outdated)].groupby("stage", sort=False).size()
-
-
-def records_by_stage(records: Records) -> dict[str, list[Mapping[str, Any]]]:
-    """Group records by the name of their stage."""
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for record in records:
-        found.setdefault(record["stage"], []).append(record)
-    return found

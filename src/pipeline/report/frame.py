@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.cells.rows import WITH_FIGURES, RowTypes
+from pipeline.cells.rows import WITH_FIGURES
 from pipeline.cells.samples import NEGLIGIBLE_SHARE
-from pipeline.cells.stage import SETTING, Stage
+from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.cells.stage_rows import stage_rows
 from pipeline.cells.timed_rows import idle_columns
-from pipeline.report.intervals import pooled_repeat_spread
 from pipeline.report.markup import one_line
 from pipeline.report.reasons import brief
+from pipeline.report.versus import pooled_repeat_spread
 
 Records = Sequence[Mapping[str, Any]]
 # Rows with the same values here pool the spread of their repeats.
@@ -37,12 +37,20 @@ OF_STEP = ("size", "precision", "context_length", "batch_size", "world_size", "v
 LIMIT = f"{SETTING}unstable_rel_error"
 
 
+def by_stage(stages: Stages, records: Records) -> dict[str, pd.DataFrame]:
+    """Return the frame of each stage that there are records of, in the order of the stages."""
+    found = {name: [record for record in records if record["stage"] == name] for name in stages}
+    return {name: build(stages[name], own) for name, own in found.items() if own}
+
+
 def build(stage: Stage, records: Records) -> pd.DataFrame:
     """Return the frame of a stage, with every column that it declares; empty without records."""
     rows = stage_rows(stage, records)
     rows["cards"] = [card(record) for record in records for _ in record["rows"]]
     axes = [name for name in stage.axes if name != "repeat"]
-    return fold(_one_peak(_complete(readable(rows), stage.row_types)), [*axes, *stage.row_types.key_columns()])
+    shown = readable(rows)
+    shown = shown.reindex(columns=list(dict.fromkeys([*shown.columns, *stage.row_types.column_names()])))
+    return fold(_one_peak(shown), [*axes, *stage.row_types.key_columns()])
 
 
 def card(record: Mapping[str, Any]) -> str:
@@ -89,11 +97,10 @@ def _with_limit(first: pd.DataFrame) -> pd.DataFrame:
     """Say of folded steps what limits them by their own idle time: one repeat may wait for its host, another not."""
     if "gpu_idle_pct" not in first or "limited_by" not in first:
         return first
-    idle = known(first, "gpu_idle_pct", "median_ms")
-    busy = idle.assign(gpu_busy_ms=idle["median_ms"] * (1 - idle["gpu_idle_pct"] / 100))
+    busy_ms = first["median_ms"] * (1 - first["gpu_idle_pct"] / 100)
+    busy = first.assign(gpu_busy_ms=busy_ms)[busy_ms.notna()]
     limits = [idle_columns(row, row["median_ms"])["limited_by"] for row in busy.to_dict("records")]
-    told = pd.Series(limits, idle.index, dtype=object)
-    return first.assign(limited_by=told.reindex(first.index).fillna(first["limited_by"]))
+    return first.assign(limited_by=pd.Series(limits, busy.index, dtype=object).combine_first(first["limited_by"]))
 
 
 def _with_spread(first: pd.DataFrame, timed: pd.DataFrame, of: pd.Series) -> pd.DataFrame:
@@ -142,19 +149,12 @@ def _joined(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
 def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
     """Add how far repeats of the same kind lie apart, unstable ones too: a single process stands for them as well."""
     kinds = _joined(first, KIND)
-    pooled = {name: pooled_repeat_spread(group) for name, group in first["medians_ms"].dropna().groupby(kinds)}
-    known = {name: spread for name, spread in pooled.items() if spread is not None}
-    first = first.assign(
-        spread_log_std=kinds.map({name: spread.log_std for name, spread in known.items()}).astype(float),
-        spread_degrees=kinds.map({name: spread.degrees for name, spread in known.items()}).astype(float),
-    )
-    too_few = first["repeats"].lt(2) & first["spread_degrees"].lt(LEAST_DEGREES)
-    pooled_columns = ["spread_log_std", "spread_degrees"]
-    return first.assign(**{name: first[name].mask(too_few) for name in pooled_columns})
-
-
-def _complete(rows: pd.DataFrame, row_types: RowTypes) -> pd.DataFrame:
-    return rows.reindex(columns=list(dict.fromkeys([*rows.columns, *row_types.column_names()])))
+    pooled = first["medians_ms"].dropna().groupby(kinds).agg(pooled_repeat_spread)
+    spreads = kinds.map(pooled)
+    degrees = spreads.map(lambda spread: spread.degrees, na_action="ignore").astype(float)
+    too_few = first["repeats"].lt(2) & degrees.lt(LEAST_DEGREES)
+    log_std = spreads.map(lambda spread: spread.log_std, na_action="ignore").astype(float)
+    return first.assign(spread_log_std=log_std.mask(too_few), spread_degrees=degrees.mask(too_few))
 
 
 def _one_peak(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,9 +1,12 @@
 """Declare what a stage reports: an answer, tables, charts, changes to make; its note is in `report.md`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
+
+from pipeline.cells.stage import Stage
 from pipeline.report.chart import Chart
 from pipeline.report.markup import Markdown
 from pipeline.report.table import Table
@@ -64,6 +67,24 @@ class Section:
     compared: Sequence[Compared] = ()
     alarms: Sequence[Table] = ()
     trust: str = ""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a stage tells on the pages: its section, its parts in order with the user's own, its note, its rows."""
+
+    stage: Stage
+    section: Section | None
+    parts: Sequence[Part]
+    note: str
+    rows: pd.DataFrame = field(repr=False)
+
+    @property
+    def every(self) -> dict[str, Part]:
+        """All that would show something, by name: of the section, of the first screen, of the course's page."""
+        first = self.section.first_screen.chart if self.section and self.section.first_screen else None
+        found = [*self.parts, *([first] if first else []), *(self.section.for_course if self.section else ())]
+        return {part.name: part for part in found if not part.is_empty}
 
 
 def say(template: str, **values: Any) -> Markdown:

@@ -10,7 +10,7 @@ from jsonschema import validate
 from pipeline.cells.rows import STATUSES
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.asked import Asked
-from pipeline.report.told import Told
+from pipeline.report.section import Told
 from pipeline.report.writeup import changes
 
 VERSION = 2

@@ -35,6 +35,11 @@ class Table:
     all_rows: bool = False
     across: str | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing would be seen."""
+        return self.rows.empty
+
     def markdown(self) -> Markdown:
         """Write the table as Markdown under its caption."""
         shown = self.rows if self.all_rows else self.rows.head(MOST_ROWS)
@@ -45,7 +50,7 @@ class Table:
             place = [head for head, _, _ in self.columns].index(self.across)
             _, name, form = self.columns[place]
             order = shown[name].drop_duplicates()
-            order = order.sort_values() if is_numeric_dtype(order) else order
+            order = order.sort_values() if is_numeric_dtype(order) or order.dtype == "category" else order
             values: list[str] = [Markdown.escape(form(value)) for value in order]
             lines = _spread(lines, place, values)
             heads, rule = [*heads[:place], *(f"{heads[place]} {value}".strip() for value in values)], rule[:place]
@@ -59,6 +64,11 @@ class Table:
 def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
     """Keep the columns that have a value in any row: a machine without a GPU has no clock and no data sheet."""
     return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
+
+
+def same(form: Form, *names: str) -> Columns:
+    """Return columns that have their headers in `rows` too."""
+    return [(name, name, form) for name in names]
 
 
 def _spread(lines: list[list[str]], place: int, values: list[str]) -> list[list[str]]:

@@ -6,25 +6,41 @@ Beside the ratio stand its 95% interval and a verdict:
 - same: the interval lies within 2% of 1;
 - undecided: anything else; always where a side is unstable.
 
-With repeats the interval combines the spread between processes and within each (pipeline.report.intervals).
-Without any of the kind it is the range that the quartiles allow, and only a ratio off by 5% or more is called.
+With repeats the interval combines two spreads. Within a process it comes from a block bootstrap, since a sample is like
+those just before it. Between processes, which differ by more than their samples show, it is the spread of repeats,
+pooled over rows of the same kind: two processes alone say too little about it. Without any of the kind it is the range
+that the quartiles allow, and only a ratio off by 5% or more is called.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
-from pipeline.report.intervals import RepeatSpread, compare_samples
 
-FASTER, SLOWER, SAME, UNDECIDED = ("faster", "slower", "same", "undecided")
-LEAST_WITHOUT_REPEATS, SAMENESS = 1.05, 1.02
+FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
+CONFIDENCE = 0.95
+LEAST_DIFFERENCE, LARGEST_SAMENESS, LEAST_WITHOUT_REPEATS = 1.01, 1.02, 1.05
+# Fewer samples of a process say nothing of its spread.
+LEAST_SAMPLES = 5
+RESAMPLES, SEED = 500, 0
 COLUMNS = ("ratio", "low", "high", "verdict")
 # What of a row decides.
 JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
 Row = Mapping[str, Any]
+Repeats = Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class RepeatSpread:
+    """How far repeats lie apart: the standard deviation of the logs of their medians, and its degrees of freedom."""
+
+    log_std: float
+    degrees: int
 
 
 def versus(
@@ -52,40 +68,101 @@ def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, pe
 
 def judge(base: Row, other: Row) -> dict[str, Any]:
     """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, whether `other` is faster."""
-    found = _by_repeats(base, other) or _by_quartiles(base, other)
-    if "unstable" in (base["status"], other["status"]):
-        found["verdict"] = UNDECIDED
-    return found
+    a, b, spread = base.get("samples_of_repeats"), other.get("samples_of_repeats"), _widest_spread(base, other)
+    by_repeats = spread and isinstance(a, list) and isinstance(b, list) and compare_samples(a, b, spread)
+    found = by_repeats or _by_quartiles(base, other)
+    return found | ({"verdict": UNDECIDED} if "unstable" in (base["status"], other["status"]) else {})
+
+
+def median_interval(row: Row) -> tuple[float, float]:
+    """Return the 95% interval of a row's median in ms; the quartiles where nothing of its kind was repeated."""
+    spread, repeats = _widest_spread(row), row.get("samples_of_repeats")
+    if spread is None or not isinstance(repeats, list) or min(map(len, repeats)) < LEAST_SAMPLES:
+        return row["q1_ms"], row["q3_ms"]
+    middle, margin = _log_median(repeats), _margin([repeats], spread)
+    return math.exp(middle - margin), math.exp(middle + margin)
+
+
+def pooled_repeat_spread(medians: Iterable[Sequence[float]]) -> RepeatSpread | None:
+    """Pool the spread of repeats, given for each figure the medians of its repeats; None where no figure has two."""
+    logs = [np.log(each) for each in medians if len(each) > 1]
+    degrees = sum(len(each) - 1 for each in logs)
+    if degrees == 0:
+        return None
+    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in logs)
+    return RepeatSpread(math.sqrt(squares / degrees), degrees)
+
+
+def compare_samples(base: Repeats, other: Repeats, spread: RepeatSpread) -> dict[str, Any] | None:
+    """Return COLUMNS for two sides, each given as the samples of its repeats in the order taken.
+
+    spread: that of repeats of such figures. None with fewer than LEAST_SAMPLES in a repeat.
+    """
+    if min(map(len, [*base, *other])) < LEAST_SAMPLES:
+        return None
+    log_ratio, margin = _log_median(base) - _log_median(other), _margin([base, other], spread)
+    ratio, low, high = (math.exp(log_ratio + off) for off in (0.0, -margin, margin))
+    if low > 1 and ratio >= LEAST_DIFFERENCE:
+        word = FASTER
+    elif high < 1 and ratio <= 1 / LEAST_DIFFERENCE:
+        word = SLOWER
+    else:
+        word = SAME if low >= 1 / LARGEST_SAMENESS and high <= LARGEST_SAMENESS else UNDECIDED
+    return {"ratio": ratio, "low": low, "high": high, "verdict": word}
+
+
+def log_median_error(samples: Sequence[float]) -> tuple[float, float]:
+    """Return the standard error of the log of a median, and its degrees of freedom, for samples that depend on others.
+
+    Circular block bootstrap (Politis and Romano 1992), with blocks as long as is best for a lag-1 autocorrelation of
+    0.5: (√6 · 0.5 / (1 − 0.5²))^⅔ · n^⅓ samples (Carlstein 1986). Seeded, so that a verdict never changes.
+    """
+    values, count = np.asarray(samples, dtype=float), len(samples)
+    block = min(round((math.sqrt(6) * 0.5 / 0.75) ** (2 / 3) * count ** (1 / 3)), count // 2)
+    blocks = -(-count // block)
+    starts = np.random.default_rng(SEED).integers(count, size=(RESAMPLES, blocks, 1))
+    chosen = ((starts + np.arange(block)) % count).reshape(RESAMPLES, -1)[:, :count]
+    log_medians = np.log(np.median(values[chosen], axis=1))
+    # As many independent parts as blocks fit, of which the mean takes one.
+    return float(log_medians.std() * math.sqrt(count / (count - block))), count / block - 1
 
 
 def _sides(both: pd.DataFrame, suffix: str) -> list[dict[Any, Any]]:
     names = {f"{name}{suffix}": name for name in JUDGED}
-    present = [name for name in names if name in both]
-    return both[present].rename(columns=names).to_dict("records")
+    return both[[name for name in names if name in both]].rename(columns=names).to_dict("records")
 
 
-def _by_repeats(base: Row, other: Row) -> dict[str, Any] | None:
-    spreads = [
-        RepeatSpread(row["spread_log_std"], int(row["spread_degrees"]))
-        for row in (base, other)
-        if row.get("spread_degrees") is not None and not math.isnan(row["spread_degrees"])
-    ]
-    first, second = base.get("samples_of_repeats"), other.get("samples_of_repeats")
-    if not spreads or not isinstance(first, list) or not isinstance(second, list):
-        return None
-    verdict = compare_samples(first, second, max(spreads, key=lambda spread: spread.log_std))
-    if verdict.low is None or verdict.high is None:
-        return None
-    return {"ratio": 1 / verdict.ratio, "low": 1 / verdict.high, "high": 1 / verdict.low, "verdict": verdict.word}
+def _widest_spread(*rows: Row) -> RepeatSpread | None:
+    known = [row for row in rows if not math.isnan(row.get("spread_degrees") or math.nan)]
+    spreads = [RepeatSpread(row["spread_log_std"], int(row["spread_degrees"])) for row in known]
+    return max(spreads, key=lambda spread: spread.log_std, default=None)
 
 
 def _by_quartiles(base: Row, other: Row) -> dict[str, Any]:
     ratio = base["median_ms"] / other["median_ms"]
     low, high = base["q1_ms"] / other["q3_ms"], base["q3_ms"] / other["q1_ms"]
-    if max(ratio, 1 / ratio) <= SAMENESS and max(high, 1 / low) <= LEAST_WITHOUT_REPEATS:
+    if max(ratio, 1 / ratio) <= LARGEST_SAMENESS and max(high, 1 / low) <= LEAST_WITHOUT_REPEATS:
         word = SAME
     elif max(ratio, 1 / ratio) < LEAST_WITHOUT_REPEATS or low <= 1 <= high:
         word = UNDECIDED
     else:
         word = FASTER if ratio > 1 else SLOWER
     return {"ratio": ratio, "low": low, "high": high, "verdict": word}
+
+
+def _log_median(repeats: Repeats) -> float:
+    return float(np.mean([math.log(np.median(samples)) for samples in repeats]))
+
+
+def _margin(sides: Sequence[Repeats], spread: RepeatSpread) -> float:
+    """Return half the interval of the log ratio, with the degrees of freedom of a sum of variances (Welch 1947)."""
+    variances = [(spread.log_std**2 * sum(1 / len(side) for side in sides), float(spread.degrees))]
+    for side in sides:
+        variances += [((error / len(side)) ** 2, degrees) for error, degrees in map(log_median_error, side)]
+    total = sum(variance for variance, _ in variances)
+    if total == 0:
+        return 0.0
+    from scipy.special import stdtrit  # its import takes a quarter of a second, and without repeats nothing asks for it
+
+    degrees = total**2 / sum(variance**2 / degrees for variance, degrees in variances)
+    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) * math.sqrt(total)

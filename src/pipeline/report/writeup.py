@@ -1,21 +1,19 @@
 """Write the write-up: first screen, one section per stage, how far to trust it, how to reproduce it."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
-from pipeline.cells.stage import Stages
 from pipeline.report import facts, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count, interval, percent, text
 from pipeline.report.frame import known
 from pipeline.report.markup import Markdown, unwrapped
-from pipeline.report.section import Change, Part, say
-from pipeline.report.table import Columns, Table, filled
-from pipeline.report.told import Told
+from pipeline.report.section import Change, Part, Told, say
+from pipeline.report.table import Columns, Table, filled, same
 from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
 
 MOST_CHANGES = 8
@@ -23,44 +21,66 @@ MOST_CHANGES = 8
 WORTH_A_LOOK = 1.05
 # Tables of a stage of whose times so large a share is unstable would show noise.
 MOST_UNSTABLE = 0.5
-TRUST = "How far to trust it"
+TRUST_LINE = (
+    "{cells} cells, {times} times, {unstable} of them unstable (`~`), {lacking} cells without figures. "
+    "[How far to trust it](#how-far-to-trust-it)."
+)
+MOSTLY_NOISE = "{unstable} of {times} times are unstable here: a table of them would show noise. All rows: {links}."
 SEVERAL_COMMITS = "{command}. The records come from {commits} commits, the last of them {last}; each names its own. "
 EVERY_RECORD = (
     "Each record holds the command of its cell, `results/<stage>/cells.csv` all of them. Measured on and with: {facts}."
+)
+WHAT_TO_CHANGE = (
+    "What to change. Each row is measured by itself, and gains do not multiply. With one repeat the interval is that "
+    "of a single process:"
 )
 # What words such as unstable and faster mean: written by hand, true of every run.
 RULES = Path(__file__).parent / "trust.md"
 
 
-def writeup(
-    asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame], stages: Stages
-) -> Markdown:
+def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown:
     """Return the write-up as Markdown."""
+    by_stage = facts.by_stage(cells, {each.stage.name: each.rows for each in told})
     blocks = [
-        *first_screen(cells, told, frames, stages),
+        *first_screen(cells, told),
+        " ".join(
+            [
+                _trust_line(cells, by_stage),
+                *(each.section.trust for each in told if each.section and each.section.trust),
+            ]
+        ),
         *[block for each in told for block in section(each)],
-        *_trust(asked, cells, told, frames),
-        *_reproduce(asked, cells),
+        "## How far to trust it",
+        unwrapped(RULES.read_text(encoding="utf-8").strip()),
+        *_trust_tables(asked, cells, told, by_stage),
+        "## Reproduce",
+        _reproduce(asked, cells),
     ]
     return Markdown("\n\n".join(block for block in blocks if block) + "\n")
 
 
-def first_screen(
-    cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame], stages: Stages
-) -> list[str]:
+def first_screen(cells: pd.DataFrame, told: Sequence[Told]) -> list[str]:
     """Return the first screen's blocks: a line, a chart, the models, what to change, what to know first."""
     machines = " and ".join(sorted(cells["machine"].unique()))
-    screens = [(each, each.section.first_screen) for each in told if each.section and each.section.first_screen]
     blocks: list[str] = [say("# {machines}: how fast it trains language models", machines=machines)]
-    for each, screen in screens:
+    sections = [(each.stage.name, each.section) for each in told if each.section]
+    for name, screen in ((name, found.first_screen) for name, found in sections if found.first_screen):
         blocks += [f"**{Markdown.escape(screen.line)}**"]
-        blocks += [image(each.stage.name, screen.chart)] if screen.chart and not screen.chart.is_empty else []
-        blocks += [screen.models.markdown()] if len(screen.models.rows) else []
-    mine = own.first_rows(frames, stages)
-    blocks += [own.first_table(mine).markdown()] if len(mine) else []
-    rows = changes([change for each in told if each.section for change in each.section.changes])
-    blocks += [_changes_table(rows).markdown()] if len(rows) else []
-    return [*blocks, *_alarms(cells, told), " ".join([_trust_line(cells, frames), *_trusted(told)])]
+        blocks += [image(name, screen.chart)] if screen.chart and not screen.chart.is_empty else []
+        blocks += _written(screen.models)
+    rows = changes([change for _, found in sections for change in found.changes])
+    columns: Columns = [
+        ("change", "change", text),
+        ("times as fast (interval)", "gain", text),
+        *same(text, "verdict", "from", "to"),
+        ("measured on", "where", text),
+        ("repeats", "repeats", count),
+    ]
+    return [
+        *blocks,
+        *_written(own.first_table(told), Table("changes", WHAT_TO_CHANGE, rows, columns)),
+        *_alarms(cells, told),
+    ]
 
 
 def changes(found: Sequence[Change]) -> pd.DataFrame:
@@ -68,44 +88,18 @@ def changes(found: Sequence[Change]) -> pd.DataFrame:
 
     Of the same change by several stages the first stands.
     """
-    rows = pd.DataFrame(
-        [
-            {
-                "change": change.what,
-                "where": change.where,
-                "from": change.before,
-                "to": change.after,
-                **{name: change.judged.get(name) for name in ("ratio", "low", "high", "verdict", "repeats")},
-            }
-            for change in found
-            if change.judged.get("verdict") not in (SLOWER, SAME)
-        ]
-    )
-    if rows.empty:
-        return rows
-    rows = rows[(rows["verdict"] == FASTER) | (rows["ratio"] >= WORTH_A_LOOK)]
-    rows = rows.drop_duplicates("change")
+    judged = ("ratio", "low", "high", "verdict", "repeats")
+    lines = [
+        {"change": each.what, "where": each.where, "from": each.before, "to": each.after}
+        | {name: each.judged.get(name) for name in judged}
+        for each in found
+    ]
+    rows = pd.DataFrame(lines, columns=["change", "where", "from", "to", *judged])
+    rows = rows[~rows["verdict"].isin([SLOWER, SAME])]
+    rows = rows[(rows["verdict"] == FASTER) | (rows["ratio"] >= WORTH_A_LOOK)].drop_duplicates("change")
     rows = rows.assign(gain=[interval(row) for _, row in rows.iterrows()])
     order = rows["verdict"].map({FASTER: 0, UNDECIDED: 1}).fillna(2)
     return rows.assign(order=order).sort_values(["order", "ratio"], ascending=[True, False]).head(MOST_CHANGES)
-
-
-def _changes_table(rows: pd.DataFrame) -> Table:
-    """Return the first screen's table of changes."""
-    columns: Columns = [
-        ("change", "change", text),
-        ("times as fast (interval)", "gain", text),
-        ("verdict", "verdict", text),
-        ("from", "from", text),
-        ("to", "to", text),
-        ("measured on", "where", text),
-        ("repeats", "repeats", count),
-    ]
-    caption = (
-        "What to change. Each row is measured by itself, and gains do not multiply. With one repeat the interval is "
-        "that of a single process:"
-    )
-    return Table("changes", caption, rows, columns)
 
 
 def section(told: Told) -> list[str]:
@@ -114,29 +108,25 @@ def section(told: Told) -> list[str]:
     Where most times are unstable the answer stands alone with a link to all rows, and with the user's own.
     """
     answer = f"**{Markdown.escape(told.section.answer)}**" if told.section else _no_figures(told)
-    head = [f"## {Markdown.escape(told.stage.question)}", answer]
     times = known(told.rows, "median_ms")
     unstable = int((times["status"] == "unstable").sum())
+    parts, note = told.parts, told.note
     if len(times) and unstable >= MOST_UNSTABLE * len(times):
-        own_parts = [part_markdown(told.stage.name, part) for part in told.parts if part.name in own.PARTS]
-        return [*head, *own_parts, _mostly_noise(told, unstable, len(times))]
-    return [*head, *(part_markdown(told.stage.name, part) for part in told.parts), told.note]
-
-
-def _mostly_noise(told: Told, unstable: int, times: int) -> str:
-    return say(
-        "{unstable} of {times} times are unstable here: a table of them would show noise. All rows: {links}.",
-        unstable=count(unstable),
-        times=count(times),
-        links=row_links(told),
-    )
+        parts = [part for part in told.parts if part.name in own.PARTS]
+        note = say(MOSTLY_NOISE, unstable=count(unstable), times=count(len(times)), links=row_links(told))
+    return [
+        f"## {Markdown.escape(told.stage.question)}",
+        answer,
+        *(part_markdown(told.stage.name, part) for part in parts),
+        note,
+    ]
 
 
 def row_links(told: Told) -> Markdown:
     """Return links to the tables with all rows of a stage."""
-    return Markdown(", ").join(
-        say("[{name}](../results/{stage}/{name}.csv)", name=name, stage=told.stage.name) for name in told.tables
-    )
+    tables = told.rows[told.stage.split_axis].drop_duplicates().astype(str)
+    link = "[{name}](../results/{stage}/{name}.csv)"
+    return Markdown(", ").join(say(link, name=name, stage=told.stage.name) for name in tables)
 
 
 def part_markdown(stage: str, part: Part) -> str:
@@ -150,89 +140,70 @@ def image(stage: str, chart: Chart) -> str:
     return f"![{title}](figures/{stage}/{chart.name}.svg)"
 
 
+def _written(*tables: Table) -> list[str]:
+    return [table.markdown() for table in tables if not table.is_empty]
+
+
 def _no_figures(told: Told) -> str:
     outcomes = told.rows["status"].value_counts()
-    reason = told.rows["reason"].dropna()
     words = ", ".join(f"{count(number)} {outcome}" for outcome, number in outcomes.items())
-    return say("No figures: {words}. {reason}", words=words, reason=reason.iloc[0] if len(reason) else "")
+    return say("No figures: {words}. {reason}", words=words, reason=next(iter(told.rows["reason"].dropna()), ""))
 
 
-def _trust_line(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> str:
-    by_stage = facts.by_stage(cells, frames)
-    lacking = len(cells) - by_stage["with_figures"].sum()
-    return say(
-        "{cells} cells, {times} times, {unstable} of them unstable (`~`), {lacking} cells without figures. "
-        "[How far to trust it](#how-far-to-trust-it).",
-        cells=count(len(cells)),
-        times=count(by_stage["times"].sum()),
-        unstable=count(by_stage["unstable"].sum()),
-        lacking=count(lacking),
-    )
+def _trust_line(cells: pd.DataFrame, by_stage: pd.DataFrame) -> str:
+    sums = by_stage[["with figures", "times", "unstable"]].sum()
+    lacking = len(cells) - sums["with figures"]
+    numbers = {"cells": len(cells), "times": sums["times"], "unstable": sums["unstable"], "lacking": lacking}
+    return say(TRUST_LINE, **{name: count(number) for name, number in numbers.items()})
 
 
-def _trusted(told: Sequence[Told]) -> list[str]:
-    return [each.section.trust for each in told if each.section and each.section.trust]
-
-
-def _alarms(cells: pd.DataFrame, sections: Sequence[Told]) -> list[str]:
+def _alarms(cells: pd.DataFrame, told: Sequence[Told]) -> list[str]:
     """Return what a reader must see first: failed cells, cells measured beside other work, and what stages warn of."""
-    failed = cells[cells["status"] == "failed"]
-    columns: Columns = [
-        ("stage", "stage", text),
-        ("cell", "cell", code),
+    ended: Columns = [
+        *same(text, "stage"),
+        *same(code, "cell"),
         ("how it ended", "reason", code),
         ("its log", "log", code),
     ]
-    caption = "Failed, so missing here. The same command tries again:"
     busy = facts.busy(cells).groupby("stage", sort=False).size().rename("cells").reset_index()
-    told = "Measured while other processes kept more than half of the cores busy. Do not trust these times:"
-    tables = [
-        Table("failed", caption, failed, columns),
-        Table("busy", told, busy, [("stage", "stage", text), ("cells", "cells", count)]),
-        *(table for each in sections if each.section for table in each.section.alarms),
-    ]
-    return [table.markdown() for table in tables if len(table.rows)]
-
-
-def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapping[str, pd.DataFrame]) -> list[str]:
-    by_stage = facts.by_stage(cells, frames)
-    by_stage = by_stage.assign(
-        rows=by_stage["stage"].map({each.stage.name: row_links(each) for each in told}),
-        older=by_stage["stage"].map(facts.changed_since(cells, asked.outdated)),
+    return _written(
+        Table(
+            "failed",
+            "Failed, so missing here. The same command tries again:",
+            cells[cells["status"] == "failed"],
+            ended,
+        ),
+        Table(
+            "busy",
+            "Measured while other processes kept more than half of the cores busy. Do not trust these times:",
+            busy,
+            [*same(text, "stage"), *same(count, "cells")],
+        ),
+        *(table for each in told if each.section for table in each.section.alarms),
     )
-    stages: Columns = [
-        ("stage", "stage", text),
-        ("cells", "cells", count),
-        ("with figures", "with_figures", count),
-        ("times", "times", count),
-        ("unstable", "unstable", count),
-        ("most repeats", "repeats", count),
-        ("std between repeats", "typical_pct", percent),
-        ("furthest two", "most_pct", percent),
-        ("at power limit", "capped", count),
-        ("by code changed since", "older", count),
-        ("all rows", "rows", text),
-    ]
+
+
+def _trust_tables(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], by_stage: pd.DataFrame) -> list[str]:
+    links = pd.Series({each.stage.name: row_links(each) for each in told}, dtype=object)
+    older = by_stage["stage"].map(facts.changed_since(cells, asked.outdated))
+    by_stage = by_stage.assign(**{"by code changed since": older, "all rows": by_stage["stage"].map(links)})
+    counts = same(count, "cells", "with figures", "times", "unstable", "most repeats")
+    spread = same(percent, "std between repeats", "furthest two")
+    stages = [*same(text, "stage"), *counts, *spread, *same(count, "at power limit", "by code changed since")]
     lacking: Columns = [
-        ("stage", "stage", text),
-        ("outcome", "status", text),
-        ("cells", "cells", count),
-        ("reason", "reason", text),
-        ("example", "example", code),
+        *same(text, "stage", "outcome"),
+        *same(count, "cells"),
+        *same(text, "reason"),
+        *same(code, "example"),
     ]
-    missing: Columns = [
-        ("stage", "stage", text),
-        ("cells", "cells", count),
-        ("what they share", "shared", code),
-        ("command", "command", code),
-    ]
-    tables = [
+    missing: Columns = [*same(text, "stage"), *same(count, "cells"), *same(code, "what they share", "command")]
+    return _written(
         Table(
             "stages",
             "By stage; repeats are compared by whole steps where there are any:",
             by_stage,
-            filled(by_stage, stages),
-            True,
+            filled(by_stage, [*stages, *same(text, "all rows")]),
+            all_rows=True,
         ),
         Table("lacking", "Cells without figures:", facts.without_figures(cells), lacking),
         Table(
@@ -241,27 +212,17 @@ def _trust(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], frames: Mapp
             facts.missing(asked.missing),
             missing,
         ),
-    ]
-    return [
-        f"## {TRUST}",
-        unwrapped(RULES.read_text(encoding="utf-8").strip()),
-        *(table.markdown() for table in tables if len(table.rows)),
-    ]
+    )
 
 
-def _reproduce(asked: Asked, cells: pd.DataFrame) -> list[str]:
+def _reproduce(asked: Asked, cells: pd.DataFrame) -> str:
     words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
     commits = cells.sort_values("started_at")["commit"].dropna().astype(str).unique()
-    return [
-        "## Reproduce",
-        say(
-            ("{command} in a clone at commit {last}. " if len(commits) < 2 else SEVERAL_COMMITS) + EVERY_RECORD,
-            command=code(shlex.join(words)),
-            last=commits[-1] if len(commits) else "unknown",
-            commits=count(len(commits)),
-            facts=Markdown("; ").join(
-                say("{what}: {words}", what=each["what"], words=each["is"])
-                for each in facts.machine(cells).to_dict("records")
-            ),
-        ),
-    ]
+    machine = facts.machine(cells)
+    return say(
+        ("{command} in a clone at commit {last}. " if len(commits) < 2 else SEVERAL_COMMITS) + EVERY_RECORD,
+        command=code(shlex.join(words)),
+        last=commits[-1] if len(commits) else "unknown",
+        commits=count(len(commits)),
+        facts=Markdown("; ").join(say("{what}: {words}", what=what, words=words) for what, words in machine.items()),
+    )

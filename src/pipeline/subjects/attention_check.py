@@ -55,49 +55,40 @@ def attention_of(subject: Subject, way: str, is_causal: bool, group: int = 1) ->
         if not issubclass(function, torch.autograd.Function):
             raise Wrong(f"{function.__name__} is a class, but no torch.autograd.Function: name a function")
         function = function.apply
-    by_name = _takes_mask_by_name(function)
-    options = {"enable_gqa": True} if way == SHARED and _takes(function, "enable_gqa") else {}
+    mask, options = _options(function, is_causal)
+    if way != SHARED:
+        options.pop("enable_gqa", None)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if by_name:
-            return function(q, k, v, is_causal=is_causal, **options)
-        return function(q, k, v, is_causal, **options)
-
-    def attend_folded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        output = attend(q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1))
+        given = [q, k, v]
+        if group > 1 and way != SHARED:
+            given[1:] = (each.repeat_interleave(group, dim=1) for each in (k, v))
+        if way != "folded":
+            return function(*given, *mask, **options)
+        output = function(*(each.flatten(0, 1) for each in given), *mask, **options)
         return output.view_as(q) if isinstance(output, Tensor) else output
 
-    called = attend_folded if way == "folded" else attend
-
-    def attend_copies(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return called(q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
-
-    return called if group == 1 or way == SHARED else attend_copies
+    return attend
 
 
-def _takes(function: Callable[..., Tensor], argument: str) -> bool:
-    try:
-        return argument in inspect.signature(function).parameters
-    except (TypeError, ValueError):  # of builtins
-        return False
+def _options(function: Callable[..., Tensor], is_causal: bool) -> tuple[tuple[bool, ...], dict[str, bool]]:
+    """Return what a function takes behind q, k and v: the mask, by position or name, and `enable_gqa`, where it has it.
 
-
-def _takes_mask_by_name(function: Callable[..., Tensor]) -> bool:
-    """Tell whether is_causal is keyword-only, as in torch's own attention; not of functions that hide their arguments.
-
-    Raises Wrong where the function does not take (q, k, v, is_causal).
+    is_causal may be keyword-only, as in torch's own attention; not of functions that hide their arguments. Raises Wrong
+    where the function does not take (q, k, v, is_causal).
     """
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # of builtins
-        return False
-    argument = signature.parameters.get("is_causal")
-    by_name = argument is not None and argument.kind is inspect.Parameter.KEYWORD_ONLY
+        return (is_causal,), {}
+    taken = signature.parameters
+    by_name = "is_causal" in taken and taken["is_causal"].kind is inspect.Parameter.KEYWORD_ONLY
+    mask, options = ((), {"is_causal": is_causal}) if by_name else ((is_causal,), {})
     try:
-        signature.bind(*"qkv", is_causal=True) if by_name else signature.bind(*"qkv", True)
+        signature.bind(*"qkv", *mask, **options)
     except TypeError:
         raise Wrong(f"must take (q, k, v, is_causal), takes {signature}") from None
-    return by_name
+    return mask, options | ({"enable_gqa": True} if "enable_gqa" in taken else {})
 
 
 def check_attention(
@@ -188,8 +179,9 @@ def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -
         if isinstance(error, REFUSALS) or not (is_fp32 and is_power_of_two(length)):
             refused = "" if is_fp32 else f"{q.dtype}, ".removeprefix("torch.")
             raise Skipped(f"refuses {refused}length {length}: {_told(error)}") from error
-        what = f"raised {type(error).__name__} at length {length}: {_told(error)}{_place(error)}"
-        raise Wrong(what) from error
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        place = f"{Path(last.filename).name}:{last.lineno}"
+        raise Wrong(f"raised {type(error).__name__} at length {length}: {_told(error)} ({place})") from error
 
 
 class _Interpreted(BaseException):
@@ -354,12 +346,6 @@ def _told(error: Exception) -> str:
     """Return an error's words, or where there are none the line that raised it, as of a bare assert."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return str(error).partition("\n")[0] or f"{type(error).__name__} at `{last.line}`"
-
-
-def _place(error: Exception) -> str:
-    """Return the file and line that raised an error, in brackets."""
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f" ({Path(last.filename).name}:{last.lineno})"
 
 
 def is_of_triton(error: Exception) -> bool:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from pipeline.errors import Skipped, printable
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
 from pipeline.parallel.processes.starting import RankFailed, run_ranks
-from pipeline.subjects.marks import note_last, noted
 from pipeline.subjects.naming import Subject
+from pipeline.subjects.turns import note_last, noted
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")  # a subject, say

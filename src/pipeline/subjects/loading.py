@@ -9,8 +9,8 @@ from types import ModuleType
 from typing import Any
 
 from pipeline.subjects import global_state
-from pipeline.subjects.course import ATTENTION_GETTERS
 from pipeline.subjects.files import Source, find, split_place
+from pipeline.subjects.naming import ATTENTION_GETTERS
 
 
 def load(place: str) -> Any:

@@ -8,9 +8,8 @@ import torch
 
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.subjects.checking import Processes, Verdict, survivors, verdict
-from pipeline.subjects.marks import noted_changes
 from pipeline.subjects.naming import Subject
-from pipeline.subjects.turns import Turns
+from pipeline.subjects.turns import Turns, noted_changes
 
 Row = dict[str, Any]
 Verdicts = Mapping[Subject, Verdict]

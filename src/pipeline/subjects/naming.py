@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from pipeline.errors import UserError
-from pipeline.subjects import course
 from pipeline.subjects.files import check_location, defined_names, digest
 
 # Each kind with the functions that may go with an implementation of it.
@@ -28,6 +27,32 @@ OPERATIONS = ("rms_norm", "rotary", "swiglu", "linear_cross_entropy", "adamw")
 # What a name may be: it becomes part of tables, figures and pages.
 NAME = re.compile(r"[a-z0-9_]{1,32}")
 ALLOWED_NAME = "text of at most 32 of a-z, 0-9 and _"
+# The adapters by which assignment 2 of CS336 tests a student's work, in its editions of 2024 to 2026: tests/adapters.py
+# of github.com/stanford-cs336/assignment2-systems. A file of adapters has a function for each part of the assignment;
+# that of 2024 has others too, of RMSNorm, which are not read.
+# Functions without arguments that return the autograd function.
+ATTENTION_GETTERS = ("get_flashattention_autograd_function_pytorch", "get_flashattention_autograd_function_triton")
+# By kind and name: the function that makes it, and those to call beside it.
+ADAPTERS: dict[tuple[str, str], dict[str, str]] = {
+    ("attention", "my_pytorch"): {"use": ATTENTION_GETTERS[0]},
+    ("attention", "my_triton"): {"use": ATTENTION_GETTERS[1]},
+    ("ddp", "my_ddp_individual"): {
+        "use": "get_ddp_individual_parameters",
+        "after_backward": "ddp_individual_parameters_on_after_backward",
+    },
+    ("ddp", "my_ddp_bucketed"): {
+        "use": "get_ddp_bucketed",
+        "before_batch": "ddp_bucketed_on_train_batch_start",
+        "after_backward": "ddp_bucketed_on_after_backward",
+    },
+    ("ddp", "my_ddp"): {"use": "get_ddp", "after_backward": "ddp_on_after_backward"},
+    ("fsdp", "my_fsdp"): {
+        "use": "get_fsdp",
+        "after_backward": "fsdp_on_after_backward",
+        "gather": "fsdp_gather_full_params",
+    },
+    ("optimizer", "my_sharded_optimizer"): {"use": "get_sharded_optimizer"},
+}
 
 
 @dataclass(frozen=True)
@@ -84,7 +109,7 @@ def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Su
     Raises UserError, one line that names the key, its value and what is allowed.
     """
     if isinstance(asked, str):
-        asked = course.adapters(asked, defined_names(asked, where), where)
+        asked = _adapters(asked, where)
     if not isinstance(asked, Mapping):
         raise UserError(f"{where} must be a mapping of kinds or the path of a file of adapters, got {_brief(asked)}")
     subjects = [
@@ -98,7 +123,14 @@ def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Su
 
 def told(asked: Any, subjects: Iterable[Subject]) -> list[str]:
     """Return a line of which of the course's adapters a file has and which not, none where no file was asked for."""
-    return [course.told(asked, {(each.kind, each.name) for each in subjects})] if isinstance(asked, str) else []
+    if not isinstance(asked, str):
+        return []
+    names = {(each.kind, each.name) for each in subjects}
+    has, lacks = (
+        ", ".join(functions["use"] for key, functions in ADAPTERS.items() if (key in names) == is_there)
+        for is_there in (True, False)
+    )
+    return [f"{asked} has {has}" + (f"; it has no {lacks}" if lacks else "")]
 
 
 def words(subjects: Iterable[Subject]) -> list[str]:
@@ -116,6 +148,23 @@ def facts(subjects: Iterable[Subject]) -> list[dict[str, str]]:
     Raises UserError where a source is gone.
     """
     return [{**asdict(subject), "digest": digest(subject.locations)} for subject in subjects]
+
+
+def _adapters(file: str, where: str) -> dict[str, dict[str, dict[str, str]]]:
+    """Return the subjects of a file of adapters, as the configuration would spell them.
+
+    Raises UserError where the file has none of the course's adapters.
+    """
+    defined = defined_names(file, where)
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    for (kind, name), functions in ADAPTERS.items():
+        if functions["use"] in defined:
+            places = {key: f"{file}:{function}" for key, function in functions.items() if function in defined}
+            found.setdefault(kind, {})[name] = places
+    if not found:
+        known = ", ".join(functions["use"] for functions in ADAPTERS.values())
+        raise UserError(f"{where}: {file} has none of the course's adapters, which are {known}")
+    return found
 
 
 def _of_kind(kind: Any, named: Any, where: str, taken: set[str]) -> Iterable[Subject]:

@@ -1,30 +1,68 @@
-"""Let implementations of the user's own take turns in one process, each as if it were alone there with ours."""
+"""Let implementations of the user's own take turns in one process, each as if it were alone there with ours.
 
+Which ran last, and what it changed for all, stands in a file, the mark, which survives who wrote it: its first byte is
+a number, 0 for none; behind it come lines of changes.
+"""
+
+import json
+import mmap
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from pipeline.subjects import global_state
-from pipeline.subjects.apart import OwnModules
-from pipeline.subjects.files import find, split_place
-from pipeline.subjects.marks import NONE, note_changes, quick_mark
+from pipeline.subjects.files import INSTALLED, find, split_place
 from pipeline.subjects.naming import Subject
+
+NONE = 0
+
+
+def note_last(mark: Path, number: int | None) -> None:
+    """Note in a new mark that an implementation, by its number from 0, is about to run; None: that none did yet."""
+    mark.write_bytes(bytes([NONE if number is None else number + 1]))
+
+
+def noted(mark: Path) -> int | None:
+    """Return the number of the implementation that ran last; None where none did."""
+    number = mark.read_bytes()[0]
+    return None if number == NONE else number - 1
+
+
+def note_changes(mark: Path, number: int, changes: list[str]) -> None:
+    """Note what an implementation changed of the state that all share."""
+    with mark.open("a", encoding="utf-8") as file:
+        print(json.dumps([number, changes]), file=file)
+
+
+def noted_changes(mark: Path) -> dict[int, list[str]]:
+    """Return what implementations changed, by number."""
+    found: dict[int, list[str]] = {}
+    for line in mark.read_bytes()[1:].splitlines():
+        number, changes = json.loads(line)
+        found.setdefault(number, []).extend(changes)
+    return found
 
 
 class Turns:
     """Who runs now: it has its own modules, and what it changes of the state that all share is undone after its turn.
 
-    mark: the file in which to note who runs and what was undone, see `pipeline.subjects.marks`; None: not here.
+    mark: the file in which to note who runs and what was undone; None: not here.
     """
 
     def __init__(self, subjects: Sequence[Subject], mark: Path | None) -> None:
-        self._mark, self._note = mark, bytearray(1) if mark is None else quick_mark(mark)
+        self._mark, self._note = mark, bytearray(1)
+        if mark is not None:
+            with mark.open("r+b") as file:  # set without a system call, between two samples
+                self._note = mmap.mmap(file.fileno(), 1)  # type: ignore[assignment]
         self._numbers = {subject.name: number for number, subject in enumerate(subjects)}
         shared = {name.partition(".")[0] for name in sys.modules}
         sources = [tuple(find(split_place(place)[0]) for place in subject.locations) for subject in subjects]
-        homes = {_key(each): OwnModules(each, shared) for each in sources}
-        self._homes = [homes[_key(each)] for each in sources]
+        # Those that are imported from the same folders share their modules.
+        folders = [frozenset(folder for each in of_one for folder in (each.root, each.project)) for of_one in sources]
+        homes = {key: _OwnModules(key, shared) for key in folders}
+        self._homes = [homes[key] for key in folders]
         self._undone: list[set[str]] = [set() for _ in subjects]
         self._state = global_state.read()
         self._running: int | None = None
@@ -63,6 +101,40 @@ class Turns:
             self.end()
 
 
-def _key(sources: Sequence) -> frozenset:
-    """Return what two of the user's own must share to share their modules: where these are imported from."""
-    return frozenset((source.root, source.project) for source in sources)
+class _OwnModules:
+    """The modules that lie in some folders, and where to import from; in their place only in a turn.
+
+    Two checkouts have packages of one name. shared: names of packages that stay for all, whoever they are of; what is
+    installed stays for all, too.
+    """
+
+    def __init__(self, folders: Collection[Path], shared: Collection[str]) -> None:
+        self._folders, self._shared = {folder.resolve() for folder in folders}, shared
+        self._modules: dict[str, ModuleType] = {}
+        self._path: list[str] = []
+        self._outside: list[str] = []
+        self._size = 0
+
+    def put_in(self) -> None:
+        """Let imports find these modules, and import others as they would."""
+        self._outside, sys.path[:] = list(sys.path), self._path or sys.path
+        sys.modules.update(self._modules)
+        self._size = len(sys.modules)
+
+    def take_out(self) -> None:
+        """Forget these modules until the next turn, with those that were imported in this one."""
+        self._path, sys.path[:] = list(sys.path), self._outside
+        if len(sys.modules) != self._size:
+            self._modules |= {name: module for name, module in sys.modules.items() if self._has(name, module)}
+        for name in self._modules:
+            sys.modules.pop(name, None)
+
+    def _has(self, name: str, module: ModuleType) -> bool:
+        if name.partition(".")[0] in self._shared:
+            return False
+        places = [module.__file__] if getattr(module, "__file__", None) else getattr(module, "__path__", ())
+        return any(
+            path.is_relative_to(folder) and not INSTALLED & set(path.relative_to(folder).parts)
+            for path in (Path(place).resolve() for place in places if isinstance(place, str))
+            for folder in self._folders
+        )

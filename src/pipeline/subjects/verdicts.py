@@ -1,8 +1,9 @@
 """Check an implementation of any kind, without a cell that measures it."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -13,11 +14,11 @@ from pipeline.errors import Skipped
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.subjects.attention_check import EVEN, IGNORES_MASK, ODD, check_lengths
 from pipeline.subjects.checking import CHECK_LIMIT, Processes, Verdict, survivors, verdict
-from pipeline.subjects.marks import note_last
 from pipeline.subjects.model_check import check_model
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.operation_check import check_operation
-from pipeline.subjects.training_check import check_ddp, check_fsdp, check_optimizer
+from pipeline.subjects.training_check import CHECKS
+from pipeline.subjects.turns import note_last
 
 HEAD_DIMS = (64, 128)
 WORLD_SIZE = 2
@@ -41,6 +42,7 @@ PARTS = (
     Part("bf16", torch.bfloat16, BOTH, EVEN),
     Part(f"lengths like {ODD[0]}", torch.float32, BOTH, ODD),
 )
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def verdict_on(subject: Subject, timeout_s: float) -> Verdict:
@@ -51,21 +53,17 @@ def verdict_on(subject: Subject, timeout_s: float) -> Verdict:
     gpus = torch.cuda.device_count()
     alone = Processes(1, "gloo", "cuda" if gpus else "cpu", timeout_s)
     ranks = Processes(WORLD_SIZE, *(("nccl", "cuda") if gpus >= WORLD_SIZE else ("gloo", "cpu")), timeout_s)
-    match subject.kind:
-        case "attention":
-            return _verdict_on_attention(subject, alone)
-        case "model":
-            return verdict(check_model, subject, alone)
-        case "ddp":
-            return verdict(check_ddp, subject, ranks)
-        case "fsdp":
-            return verdict(check_fsdp, subject, ranks, torch.bfloat16)
-        case "optimizer":
-            return verdict(check_optimizer, subject, ranks)
-        case "op":
-            return _verdict_on_operation(subject, alone)
-        case _:
-            raise ValueError(f"no check for the kind {subject.kind}")
+    # An operation is right if it is so in one dtype and refuses, or lacks, the other.
+    checks: Mapping[str, Callable[[], Verdict]] = {
+        "attention": lambda: _summed_up(_verdicts_on_attention(subject, alone), [p.words for p in PARTS if p.is_asked]),
+        "op": lambda: _summed_up(
+            {word: verdict(check_operation, subject, alone, dtype) for word, dtype in DTYPES.items()}, DTYPES
+        ),
+        "model": partial(verdict, check_model, subject, alone),
+        "fsdp": partial(verdict, CHECKS["fsdp"], subject, ranks, torch.bfloat16),
+        **{kind: partial(verdict, CHECKS[kind], subject, ranks) for kind in ("ddp", "optimizer")},
+    }
+    return checks[subject.kind]()
 
 
 def check_parts(context: RankContext, subject: Subject, parts: Sequence[Part], mark: Path) -> dict[Part, Verdict]:
@@ -90,12 +88,8 @@ def _check_part(context: RankContext, subject: Subject, part: Part, masks: Seque
     return Verdict("ok")
 
 
-def _verdict_on_attention(subject: Subject, processes: Processes) -> Verdict:
-    """Check all parts, again without one that ends its process.
-
-    Wrong is what is wrong in a part that is asked for, but for a mask that is ignored, which the assignment allows. Of
-    one that is right in any part the others are limits.
-    """
+def _verdicts_on_attention(subject: Subject, processes: Processes) -> dict[str, Verdict]:
+    """Check all parts, again without one that ends its process; return a verdict on each, by its words."""
     until = time.monotonic() + processes.timeout_s
 
     def check(left: Sequence[Part], mark: Path) -> dict[Part, Verdict]:
@@ -105,34 +99,22 @@ def _verdict_on_attention(subject: Subject, processes: Processes) -> Verdict:
         return replace(processes, timeout_s=left_s).run(check_parts, subject, left, mark)
 
     checked, ended = survivors(check, PARTS, CHECK_LIMIT)
-    verdicts = {part: (checked | ended)[part] for part in PARTS}
-    failed = {part: found for part, found in verdicts.items() if found.status != "ok"}
-    for part, found in failed.items():
-        if part.is_asked and found.status == "wrong" and IGNORES_MASK not in found.reason:
-            return replace(found, reason=f"in {part.words} {found.reason}")
-    right = [part.words for part in PARTS if part not in failed]
-    if not right:
+    return {part.words: (checked | ended)[part] for part in PARTS}
+
+
+def _summed_up(verdicts: Mapping[str, Verdict], asked: Collection[str]) -> Verdict:
+    """Return one verdict on all parts.
+
+    Wrong is what is wrong in a part that is asked for, but for a mask that is ignored, which the assignment allows. Of
+    one that is right in any part the others are limits.
+    """
+    failed = {words: found for words, found in verdicts.items() if found.status != "ok"}
+    for words, found in failed.items():
+        if words in asked and found.status == "wrong" and IGNORES_MASK not in found.reason:
+            return replace(found, reason=f"in {words} {found.reason}")
+    *most, last = [words for words in verdicts if words not in failed] or [""]
+    if not last:
         return next(iter(failed.values()))
-    limits = tuple(f"{part.words}: {found.status}, {found.reason}" for part, found in failed.items())
-    return Verdict("ok", f"in {_listed(right)}" if failed else "", limits=limits)
-
-
-def _verdict_on_operation(subject: Subject, processes: Processes) -> Verdict:
-    """Check an operation in fp32 and in bf16; right is what is right in one and refuses, or lacks, the other."""
-    words = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    verdicts = {word: verdict(check_operation, subject, processes, dtype) for word, dtype in words.items()}
-    failed = {word: found for word, found in verdicts.items() if found.status != "ok"}
-    for word, found in failed.items():
-        if found.status == "wrong":
-            return replace(found, reason=f"in {word} {found.reason}")
-    if len(failed) == len(words):
-        return next(iter(failed.values()))
-    limits = tuple(f"{word}: {found.status}, {found.reason}" for word, found in failed.items())
-    return Verdict(
-        "ok", "" if not failed else f"in {_listed([word for word in words if word not in failed])}", limits=limits
-    )
-
-
-def _listed(words: Sequence[str]) -> str:
-    *most, last = words
-    return f"{', '.join(most)} and {last}" if most else last
+    right = f"{', '.join(most)} and {last}" if most else last
+    limits = tuple(f"{words}: {found.status}, {found.reason}" for words, found in failed.items())
+    return Verdict("ok", f"in {right}" if failed else "", limits=limits)

@@ -2,8 +2,10 @@
 
 import gc
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -37,7 +39,11 @@ def measure_in_turn(
     may be among these; mark: where to note which of them runs, see `pipeline.subjects.checking`; files: the folder for
     what is kept of captures.
     """
-    rank = _Rank(context, cell, settings, experiment, subjects, mark, files)
+    rank = _Rank(context, cell, settings, experiment, files if context.rank == 0 else None)
+    if subjects:
+        from pipeline.subjects.turns import Turns
+
+        rank.turns_of_own = Turns(subjects, mark if context.rank == 0 else None)
     dist.barrier()  # what the first collective starts is not pinned
     with pinned(context.device, context.rank, context.world_size) as core:
         results = [Result(pinned_core=core) for _ in ways]
@@ -45,31 +51,22 @@ def measure_in_turn(
             rank.take_turn(ways[number], results[number], is_first_turn)
         for way, result in zip(ways, results, strict=True):
             rank.profile(way, result)
-        rank.end()
+        if rank.turns_of_own is not None:
+            rank.turns_of_own.end()
     return results
 
 
+@dataclass
 class _Rank:
     """One rank on which ways take turns; each turn frees its model."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        cell: RanksCell,
-        settings: RanksSettings,
-        experiment: Experiment,
-        subjects: Sequence[Subject],
-        mark: Path | None,
-        files: Path | None,
-    ) -> None:
-        self.context, self.cell, self.settings, self.experiment = context, cell, settings, experiment
-        self.files = files if context.rank == 0 else None
-        self.comparison = Comparison()
-        self.turns_of_own = None
-        if subjects:
-            from pipeline.subjects.turns import Turns
-
-            self.turns_of_own = Turns(subjects, mark if context.rank == 0 else None)
+    context: RankContext
+    cell: RanksCell
+    settings: RanksSettings
+    experiment: Experiment
+    files: Path | None = None
+    comparison: Comparison = field(default_factory=Comparison)
+    turns_of_own: Any = None
 
     def take_turn(self, way: Way, result: Result, is_first_turn: bool) -> None:
         """Time training steps; in the first turn do also what else the stage asks for.
@@ -91,22 +88,16 @@ class _Rank:
         if device.type != "cuda" and not way.captured:
             return
         step = self._build(way)
-        for _ in range(self.settings.warmup_steps if self.experiment.profiles_warm else 1):
+        for _ in range(self.settings.warmup_steps):
             step.run()
         result.busy = profile_gpu_busy(step.run, device)
         if way.captured:
             file = self.files and self.files / f"{way.name}.perfetto.json.gz"
             result.lanes = capture_step(step.run, device, listen=self.context.rank == 0, file=file)
 
-    def end(self) -> None:
-        """End the turn of who ran last."""
-        if self.turns_of_own is not None:
-            self.turns_of_own.end()
-
     def _build(self, way: Way) -> TrainingStep:
         """Build a way's step: weights and tokens use the rank's own seed, so that to communicate makes a difference."""
-        if self.experiment.collects:
-            gc.collect()
+        gc.collect()  # hooks refer to the module that has them: counting references alone would keep the turn before
         if self.turns_of_own is not None:
             self.turns_of_own.begin(way.name)
         return way.build(

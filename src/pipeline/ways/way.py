@@ -106,8 +106,7 @@ class Experiment:
 
     weights: returns the weights of a step in full, which may be a collective. alike_up_to: on how many ranks all ways
     average gradients alike, so that their weights must agree, see `Differences.complaint`. make_room: what comes before
-    a first turn. collects: whether Python's garbage must be collected before a step is built. profiles_warm: profile
-    after as many steps as come before timed ones, not after one.
+    a first turn.
     """
 
     ways: Sequence[Way]
@@ -119,5 +118,3 @@ class Experiment:
     weights: Callable[[TrainingStep], Mapping[str, Tensor]] = weights_of_model
     alike_up_to: float = 0
     make_room: Callable[[torch.device], None] = begin_anew
-    collects: bool = False
-    profiles_warm: bool = False

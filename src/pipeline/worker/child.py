@@ -1,7 +1,7 @@
 """What a cell's process has of the worker that it was forked from: packages imported, its caller's environment.
 
 The worker imports third-party packages only and never touches CUDA. The child imports the project's own code, so that
-what it has imported of it is what its cell runs, as it is on disk. A worker ends where this file changes, see `client`.
+what it has imported of it is what its cell runs, as it is on disk.
 """
 
 import atexit
@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import tempfile
+from functools import cache
 from typing import Any
 
 # Compiling imports far more than `import torch` does, much of it only at the first call.
@@ -27,8 +28,9 @@ COMPILER = (
 PRELOADED = ("torch", "torch.distributed", *COMPILER, "pandas", "psutil", "pynvml")
 
 
+@cache
 def preload() -> None:
-    """Import what every child would import, for good."""
+    """Import what every child would import, for good, at the first call."""
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
@@ -55,14 +57,12 @@ def run(request: dict[str, Any]) -> int:
 
 
 def _take_over(request: dict[str, Any]) -> None:
-    """Put on the caller's environment, working directory, umask and cores, and forget the project's own modules."""
+    """Put on the caller's environment and working directory, and forget the project's own modules."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # they are files here
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
-    os.umask(request["umask"])
-    os.sched_setaffinity(0, request["affinity"])
     tempfile.tempdir = None  # an import may have asked for it
     sys.argv = ["pipeline", *request["argv"]]
     for name in [name for name in sys.modules if name.partition(".")[0] == "pipeline"]:

@@ -16,8 +16,6 @@ from pipeline.attention.triton.backward_plan import backward_plan
 from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
 from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, Chunking, TileConfig
-from pipeline.formulas.sizes import SIZES, ModelSize
-from pipeline.model.step import build_training_step
 
 from ..layouts import LAYOUTS, OFFSETS, PLACES, laid_out
 from ..reference import (
@@ -263,17 +261,6 @@ def test_nothing_is_read_or_written_beyond_the_tensors(head_dim):
         assert buffer[..., head_dim:].isnan().all()
 
 
-# One that is short, and one that is not.
-@pytest.mark.parametrize("n_queries", [40, IN_USE.longest_short_sequence + 1])
-def test_compiled_it_is_one_graph_and_gives_the_same(n_queries):
-    q, k, v, do = random_inputs((1, 1, n_queries, 16), 20, torch.float32)
-    expected = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
-    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
-    compiled = torch.compile(FlashAttentionTriton.apply, fullgraph=True, backend="aot_eager")
-    for a, b in zip(output_and_gradients(compiled, q, k, v, do, True), expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("offset", OFFSETS)
 def test_compiled_views_of_wider_tensors_give_the_same(offset):
     q, k, v, do = random_inputs((2, 2, 40, 32), 40, torch.float32)
@@ -290,24 +277,6 @@ def test_compiled_views_of_wider_tensors_give_the_same(offset):
     expected = output_and_gradients(FlashAttentionTriton.apply, *columns, True)
     for a, b in zip(given, expected, strict=True):
         torch.testing.assert_close(a[..., offset : offset + 16], b, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("n_queries", [40, IN_USE.longest_short_sequence + 1])
-def test_the_operators_for_compilation_describe_themselves_truly(n_queries):
-    q, k, v, do = random_inputs((1, 1, n_queries, 16), 20, torch.float32)
-    o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
-    torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_forward, (q, k, v, True))
-    arguments = (q, k, v, o, lse, do, True)
-    torch.library.opcheck(torch.ops.llm_systems_pipeline.flash_attention_backward, arguments)
-
-
-def test_a_model_of_the_largest_models_head_dimension_trains_as_with_the_plain_formula():
-    assert SIZES["2.7B"].d_model // SIZES["2.7B"].num_heads == 80
-    size = ModelSize(d_model=160, d_ff=64, num_layers=1, num_heads=2)
-    settings = {"vocab_size": 40, "context_length": 20, "batch_size": 2, "precision": "fp32", "device": "cpu"}
-    flash, eager = (build_training_step(size, **settings, attention=name) for name in ("flash", "eager"))
-    for _ in range(3):
-        torch.testing.assert_close(flash.run(), eager.run(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize(

@@ -31,9 +31,11 @@ from ..reference import (
     uncancelled_inputs,
 )
 
-pytestmark = [pytest.mark.gpu(shared=True), pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+pytestmark = pytest.mark.gpu(shared=True)
 
 LENGTHS = [(1, 1), (17, 17), (113, 203), (239, 1), (799, 3), (1023, 1024), (2048, 2048)]
+# One kernel for short sequences is not for them: the others load the few through pointers or descriptors.
+FEW_OF_MANY = [(33, 1500), (1500, 33), (600, 1500)]
 HEAD_DIMS = [8, 16, 32, 64, 80, 96, 128, 200, 256]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 REPEATS = 250
@@ -54,7 +56,8 @@ def _assert_exact(*inputs_and_is_causal):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_output_and_gradients_are_as_exact_as_the_dtype_allows(head_dim, dtype):
-    for (n_queries, n_keys), is_causal in itertools.product(LENGTHS, (False, True)):
+    lengths = [*LENGTHS, *(FEW_OF_MANY if head_dim in (32, 64, 128) else [])]
+    for (n_queries, n_keys), is_causal in itertools.product(lengths, (False, True)):
         inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, dtype, "cuda")
         _assert_exact(*inputs, is_causal)
 
@@ -75,15 +78,6 @@ def test_sums_over_many_tiles_are_kept_in_fp32(head_dim, dtype):
     assert_rounded_at_most(2, FlashAttentionTriton.apply, *inputs, False)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
-def test_few_queries_of_many_keys_and_the_reverse_are_as_exact(head_dim, dtype):
-    # One kernel for short sequences is not for them: the others load the few through pointers or descriptors.
-    for (n_queries, n_keys), is_causal in itertools.product([(33, 1500), (1500, 33), (600, 1500)], (False, True)):
-        inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, dtype, "cuda")
-        _assert_exact(*inputs, is_causal)
-
-
 @pytest.mark.parametrize(
     ("n_queries", "n_keys", "is_causal"),
     [(113, 203, False), (1023, 1024, False), (2048, 2048, False), (2048, 2048, True), (203, 203, True)],
@@ -95,17 +89,6 @@ def test_fp32_is_as_exact_as_torchs_own_kernel(head_dim, n_queries, n_keys, is_c
     inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, torch.float32, "cuda")
     factor = 1.1 if head_dim <= 128 else 2.0
     assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, is_causal, factor)
-
-
-@pytest.mark.parametrize("dtype", ALLOWED)
-@pytest.mark.parametrize(("shape", "n_keys"), PLACED_SHAPES)
-@pytest.mark.parametrize("operand", range(4), ids=["q", "k", "v", "do"])
-def test_every_tensor_may_lie_anyhow_at_any_address(operand, shape, n_keys, dtype):
-    inputs, exact = _inputs_and_exact_results(shape, n_keys, dtype)
-    for place in PLACES:
-        laid = [laid_out(tensor, *place) if index == operand else tensor for index, tensor in enumerate(inputs)]
-        found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *laid, True), exact)
-        assert (found <= ALLOWED[dtype]).all(), (place, found.tolist())
 
 
 @pytest.mark.parametrize("dtype", ALLOWED)
@@ -207,13 +190,6 @@ def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32(tf32_switch):
         assert (found > 1e-4).all()  # TF32 has 11 significant bits
     else:
         assert (found <= FP32_RELATIVE_ERROR).all()
-
-
-def test_the_switch_is_read_as_torchs_own_products_go_by_it(tf32_switch):
-    a, b = torch.randn(2, 512, 512, device="cuda", generator=torch.Generator("cuda").manual_seed(0))
-    exact = a.double() @ b.double()
-    (error,) = relative_errors([a @ b], [exact])
-    assert (error > 1e-4) == tf32_switch.allows_tf32
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="fewer than 2 GPUs")

@@ -11,7 +11,7 @@ from pipeline.attention.triton.kernel_sets import HOPPER, has_gluon, kernels_of
 from ..formula import MASKS, assert_as_exact_as_the_formula, by_formula, inputs_of, results
 from ..reference import FP32_RELATIVE_ERROR
 
-pytestmark = [pytest.mark.gpu(shared=True), pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")]
+pytestmark = pytest.mark.gpu(shared=True)
 on_hopper = pytest.mark.skipif(
     not (torch.cuda.is_available() and torch.cuda.get_device_capability() == HOPPER and has_gluon()),
     reason="no Hopper GPU, or no Gluon",

@@ -1,6 +1,6 @@
 """Which GPU gets which tables of tiles; an H200's tiles; the results by the others', in Triton's interpreter."""
 
-from dataclasses import astuple, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,55 +15,6 @@ from ..reference import assert_fp32_is_exact, assert_rounded_at_most, random_inp
 
 TABLES = {"99 KB": SMALL_TILES, "64 KB, AMD": AMD_TILES}
 WIDTHS = (16, 32, 64, 128, 256)
-# An H200's, timed there: width, number of keys, then block of queries, of keys, warps, stages and registers of the
-# forward kernel, of that of dk and dv, of that of dq, and of the one for short sequences.
-H200_BF16 = """
- 16   100  64,128,4,2      64,64,4,3      -             64,64,4,2
- 16   512  64,64,4,3       64,64,4,3      -             64,64,4,2
- 16  4096  64,128,4,3      64,64,4,3      -             64,64,4,2
- 32   100  64,128,4,2      64,64,4,2,128  -             64,64,4,2
- 32   512  64,64,4,3       64,64,4,2,128  -             64,64,4,2
- 32  4096  64,128,4,3      64,64,4,2,128  -             64,64,4,2
- 64   100  64,128,4,2      64,64,4,3,168  64,64,4,3     64,64,4,2
- 64   512  64,64,4,3       64,64,4,3,168  64,64,4,3     64,64,4,2
- 64  4096  64,128,4,2,168  64,64,4,3,168  64,64,4,3     64,64,4,2
- 64 16384  64,128,4,3,168  128,64,4,2     128,64,4,3    64,64,4,2
-128   100  64,128,4,2      64,64,4,2      128,64,8,3    64,64,8,2
-128   512  64,64,4,3       64,64,4,2      128,64,8,3    64,64,8,2
-128  4096  64,128,4,1,168  64,64,4,2      128,64,8,3    64,64,8,2
-128 16384  64,128,4,1,168  64,64,4,2      128,64,8,3    64,64,8,2
-256   100  128,64,8,2      32,64,8,2      64,32,8,2     32,64,8,1
-256  4096  128,64,8,2      32,64,8,2      64,32,8,2     32,64,8,1
-"""
-H200_FP32 = """
- 16  4096  64,64,4,2       64,64,4,2      -             32,32,4,1
- 32  4096  64,64,4,2       64,64,4,2      -             32,32,4,1
- 64   100  128,64,8,3      64,32,4,2      -             32,32,4,1
- 64 16384  128,64,8,3      64,32,4,2      -             32,32,4,1
-128  4096  128,64,8,1      32,32,4,1      -             32,32,8,1
-256  4096  64,32,4,1       32,16,8,1      16,32,8,1     16,16,8,1
-"""
-
-
-def written(tiles):
-    return "-" if tiles is None else ",".join(str(number) for number in astuple(tiles) if number is not None)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "table"), [(torch.bfloat16, H200_BF16), (torch.float16, H200_BF16), (torch.float32, H200_FP32)]
-)
-def test_an_h200_gets_the_tiles_that_were_timed_there(dtype, table):
-    tables = tables_for(GPUS["sm_90"])
-    for line in table.split("\n")[1:-1]:
-        width, n_keys, *expected = line.split()
-        backward = PLAIN.backward(dtype, int(width), int(n_keys), tables)
-        found = (
-            PLAIN.forward(dtype, int(width), int(n_keys), tables),
-            backward.key_value,
-            backward.query,
-            backward.short,
-        )
-        assert list(map(written, found)) == expected, line
 
 
 def test_the_tables_of_every_gpu_fit_into_its_shared_memory():

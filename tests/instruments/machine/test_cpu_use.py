@@ -2,11 +2,14 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from pipeline.instruments.machine import cgroups, cpu_use
 from pipeline.instruments.machine.cpu_use import CpuUse
+from pipeline.instruments.sampling.stopwatch import Stopwatch
 
 USER_HZ = os.sysconf("SC_CLK_TCK")
 # Columns: user nice system idle iowait irq softirq steal guest guest_nice.
@@ -20,62 +23,52 @@ intr 5
 
 
 @pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """Give a machine's files, to be written, and processes of one's own that do nothing."""
-    monkeypatch.setattr(cgroups, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(cgroups, "OWN_CGROUPS", tmp_path / "own")
+def busy(monkeypatch, tmp_path):
+    """Give a machine's counters of its cores, and processes of one's own that do nothing."""
     monkeypatch.setattr(cpu_use, "STATISTICS", tmp_path / "stat")
     monkeypatch.setattr(cpu_use, "_own_s", lambda: 0.0)
-    (tmp_path / "cgroup/pod/container").mkdir(parents=True)
-    (tmp_path / "own").write_text("2:cpu:/old\n0::/pod/container\n")
     (tmp_path / "stat").write_text(STATISTICS.format(busy=90))
     return tmp_path
 
 
-def limit(machine, cgroup, quota, used_s):
-    folder = machine / "cgroup" / cgroup
-    (folder / "cpu.max").write_text(f"{quota}\n")
-    (folder / "cpu.stat").write_text(f"usage_usec {used_s * 1_000_000}\nnr_throttled 3\n")
+POD = "2:cpu:/old\n0::/pod/container\n"
 
 
-def test_work_is_counted_on_the_cores_asked_for_and_waiting_and_stolen_time_are_none(machine):
+def limit(cgroup, quota, used_s):
+    return {f"{cgroup}/cpu.max": quota, f"{cgroup}/cpu.stat": f"usage_usec {used_s * 1_000_000}\nnr_throttled 3"}
+
+
+@pytest.mark.parametrize("quota", [None, "max 100000", "400000 100000"])
+def test_work_is_counted_on_the_cores_asked_for_unless_a_cgroup_allows_less(busy, write, quota):
+    """Waiting and stolen time are no work."""
+    write(POD, limit("pod/container", quota, used_s=7) if quota else {})
     use = cpu_use.cpu_use({0, 10})
     assert use.all_s * USER_HZ == pytest.approx(90 + 1 + 2 + 3 + 4 + 500)
     assert use.cores == 2
 
 
-@pytest.mark.parametrize("quota", ["max 100000", "400000 100000"])
-def test_a_cgroup_that_allows_every_core_limits_nothing(machine, quota):
-    limit(machine, "pod/container", quota, used_s=7)
-    use = cpu_use.cpu_use({0, 10})
-    assert use.cores == 2
-    assert use.all_s != 7
-
-
-def test_within_a_limit_its_cgroup_counts_and_not_the_host(machine):
-    limit(machine, "pod", "150000 100000", used_s=7)
-    limit(machine, "pod/container", "300000 100000", used_s=5)
+def test_within_a_limit_its_cgroup_counts_and_not_the_host(busy, write):
+    write(POD, limit("pod", "150000 100000", used_s=7) | limit("pod/container", "300000 100000", used_s=5))
     use = cpu_use.cpu_use({0, 1, 10, 11})
     assert (use.all_s, use.cores) == (7, 1.5)
 
 
-def test_a_limit_of_a_cgroup_of_version_1_counts_too(machine):
-    (machine / "own").write_text("3:cpuset:/\n2:cpu,cpuacct:/pod\n0::/pod\n")
-    folder = machine / "cgroup/cpu/pod"
-    folder.mkdir(parents=True)
-    for name, content in {"cpu.cfs_quota_us": 50_000, "cpu.cfs_period_us": 100_000, "cpuacct.usage": 7e9}.items():
-        (folder / name).write_text(f"{content:.0f}\n")
-    (folder / "cpu.stat").write_text("nr_throttled 3\nthrottled_time 2000000000\n")
+def test_a_limit_of_a_cgroup_of_version_1_counts_too(busy, write):
+    own, of_pod = "3:cpuset:/\n2:cpu,cpuacct:/pod\n0::/pod\n", "cpu/pod/"
+    files = {"cpu.cfs_quota_us": 50_000, "cpu.cfs_period_us": 100_000, "cpuacct.usage": 7 * 10**9}
+    files["cpu.stat"] = "nr_throttled 3\nthrottled_time 2000000000"
+    write(own, {of_pod + name: content for name, content in files.items()})
     use = cpu_use.cpu_use({0, 1})
     assert (use.all_s, use.cores) == (7, 0.5)
     assert cgroups.cpu_limit(2).throttled_s() == 2
-    (folder / "cpu.cfs_quota_us").write_text("-1\n")
+    write(None, {of_pod + "cpu.cfs_quota_us": -1})
     assert cgroups.cpu_limit(2) is None
 
 
 @pytest.mark.parametrize("hidden", ["own", "stat"])
-def test_a_container_that_hides_the_counters_is_no_error(machine, hidden):
-    (machine / hidden).unlink()
+def test_a_container_that_hides_the_counters_is_no_error(busy, write, hidden):
+    write(POD, {})
+    (busy / hidden).unlink()
     assert cpu_use.cpu_use({0}) is None
 
 
@@ -101,3 +94,40 @@ def test_what_this_process_its_ended_children_and_its_parents_use_is_its_own():
     found = subprocess.run([sys.executable, "-c", SPIN.format(tell=TELL)], capture_output=True, text=True, check=True)
     assert cpu_use._own_s() - before_s > 0.25
     assert float(found.stdout) > time.process_time() - 0.05  # the parent's, to the kernel's clock tick
+
+
+def counts(throttled_us):
+    return {"cpu.stat": f"usage_usec 9\nnr_throttled 3\nthrottled_usec {throttled_us}"}
+
+
+@pytest.fixture
+def stolen(monkeypatch):
+    """Give a machine's times, to be changed."""
+    times = SimpleNamespace(steal=100.0)
+    monkeypatch.setattr(cpu_use.psutil, "cpu_times", lambda: times)
+    return times
+
+
+def test_what_is_lost_while_measuring_is_in_the_seconds_and_what_is_lost_before_is_not(stolen, write):
+    write("0::/\n", {"cpu.max": "50000 100000"})
+    stopwatch = Stopwatch()
+    for stolen_s in (1.5, 2.0):
+        stolen.steal += 40
+        write(None, counts(500_000))
+        with stopwatch.measuring():
+            stolen.steal += stolen_s
+            write(None, counts(750_000))
+    seconds = stopwatch.seconds()
+    assert (seconds["cpu_stolen"], seconds["cpu_throttled"]) == (3.5, 0.5)
+
+
+def test_what_nothing_tells_of_lost_time_is_left_out_and_stops_no_measurement(stolen, write, monkeypatch):
+    assert cpu_use.lost_cpu_s() == {"cpu_stolen": 100.0}
+    write("0::/\n", {"cpu.max": "50000 100000", "cpu.stat": "usage_usec 9"})
+    del stolen.steal
+    assert cpu_use.lost_cpu_s() == {}
+    monkeypatch.setattr(cpu_use.psutil, "cpu_times", Mock(side_effect=PermissionError("/proc/stat")))
+    stopwatch = Stopwatch()
+    with stopwatch.measuring():
+        pass
+    assert set(stopwatch.seconds()) == {"set_up", "measuring"}

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pynvml
 import pytest
 
-from pipeline.instruments.machine import cgroups, gpus, identity
+from pipeline.instruments.machine import gpus, identity
 from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons
 
 H200 = "NVIDIA H200"
@@ -174,13 +174,10 @@ def test_facts_are_json_and_name_no_host(install):
     assert "GPU-000" not in text
 
 
-def test_what_a_process_may_use_of_the_host_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(cgroups, "CGROUPS", tmp_path)
-    monkeypatch.setattr(cgroups, "OWN_CGROUPS", tmp_path / "own")
+def test_what_a_process_may_use_of_the_host_is_told(monkeypatch, write):
     monkeypatch.setattr(identity.os, "sched_getaffinity", lambda _pid: {0, 3})
     assert identity.allowed() == {"cores": 2, "cpu_quota": None, "memory_limit_bytes": None}
-    for name, content in {"own": "0::/", "cpu.max": "50000 100000", "memory.max": 2**20}.items():
-        (tmp_path / name).write_text(f"{content}\n")
+    write("0::/\n", {"cpu.max": "50000 100000", "memory.max": 2**20})
     assert identity.allowed() == {"cores": 2, "cpu_quota": 0.5, "memory_limit_bytes": 2**20}
 
 

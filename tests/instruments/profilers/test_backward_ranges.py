@@ -1,24 +1,8 @@
-from contextlib import contextmanager
-
 import pytest
 import torch
 
 from pipeline.instruments.profilers.backward_ranges import ForwardRanges
 from pipeline.ranges import listener, listening, span
-
-
-@pytest.fixture
-def opened():
-    """Listen to ranges, and give the list of those opened."""
-    names = []
-
-    @contextmanager
-    def listen(name):
-        names.append(name)
-        yield
-
-    with listening(listen):
-        yield names
 
 
 @pytest.fixture
@@ -38,11 +22,15 @@ def forward(weight):
 def test_backward_opens_the_forward_ranges_of_its_nodes_in_reverse_and_none_for_others(opened, weight):
     with listening(noted := ForwardRanges(listener())):
         loss = forward(weight)
-    assert opened == ["block", "softmax"]  # forward ranges go on to the profiler
+    assert opened == [(0, "block"), (1, "softmax")]  # forward ranges go on to the profiler
     noted.mark_backward(loss * 2)
     opened.clear()
     loss.backward()
-    assert opened == ["block", "block/softmax", "block"]  # the product with 2; softmax; the matrix product
+    assert opened == [
+        (0, "block"),
+        (0, "block/softmax"),
+        (0, "block"),
+    ]  # product with 2; softmax; product
 
 
 def test_a_node_whose_result_two_others_used_opens_its_range_once(opened, weight):
@@ -52,33 +40,27 @@ def test_a_node_whose_result_two_others_used_opens_its_range_once(opened, weight
     noted.mark_backward(loss)
     opened.clear()
     loss.backward()
-    assert opened == ["block"] * 5  # the sum over all; that of two; sine; exponential; the product
+    assert opened == [(0, "block")] * 5  # the sum over all; that of two; sine; exponential; the product
 
 
-def test_work_of_a_node_runs_inside_its_range_and_the_gradient_is_the_same(weight):
-    depth, inside = [0], []
+class Probe(torch.autograd.Function):
+    """Passes its input on; its backward pass opens a range."""
 
-    @contextmanager
-    def listen(_name):
-        depth[0] += 1
-        yield
-        depth[0] -= 1
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
 
-    class Probe(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            inside.append(depth[0])
+    @staticmethod
+    def backward(ctx, gradient):
+        with span("inside"):
             return gradient
 
-    noted = ForwardRanges(listen)
-    with listening(noted), span("probe"):
+
+def test_work_of_a_node_runs_inside_its_range_and_the_gradient_is_the_same(opened, weight):
+    with listening(noted := ForwardRanges(listener())), span("probe"):
         loss = Probe.apply(weight).sum()
     noted.mark_backward(loss)
+    opened.clear()
     loss.backward()
-    assert inside == [1]
-    assert depth == [0]
+    assert opened == [(0, "probe"), (0, "probe"), (1, "inside")]  # the sum; the function
     assert torch.equal(weight.grad, torch.ones(2, 2))

@@ -1,12 +1,12 @@
-from types import SimpleNamespace
-
 import pandas as pd
 import pytest
 import torch
 
 from pipeline.instruments.profilers.lanes import Lanes, lanes
 
-CPU, CUDA = torch.autograd.DeviceType.CPU, torch.autograd.DeviceType.CUDA
+from .test_intervals import event
+
+CPU = torch.autograd.DeviceType.CPU
 
 
 def events(*intervals):
@@ -66,32 +66,15 @@ def test_collectives_are_told_apart_by_name_and_exposed_where_nothing_computes()
     assert row["scatter_busy_pct"] == parts((300, 0), (100, 100))
 
 
-START_NS = 1_800_000_000_000_000_000
-
-
-def event(name, device_type=CPU, is_user_annotation=False, start_ns=START_NS):
-    """An event as Kineto gives it."""
-    values = {"name": name, "start_ns": start_ns, "duration_ns": 5000, "device_type": device_type}
-    values["is_user_annotation"] = is_user_annotation
-    return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})
-
-
-def test_times_are_exact_to_the_nanosecond():
-    computation = lanes([event("aten::mm", start_ns=START_NS + late_ns) for late_ns in (0, 1, 1001)], "cpu").computation
-    assert list(computation["start_us"]) == [0, 0.001, 1.001]
-    assert list(computation["duration_us"]) == [5, 5, 5]
-
-
 def test_on_a_cpu_operators_compute_and_the_backend_communicates():
     names = ["aten::mm", "gloo:all_reduce", "c10d::allreduce_", "autograd::engine", "ProfilerStep#1"]
-    work = lanes([event(name, is_user_annotation=name.startswith(("gloo", "Prof"))) for name in names], "cpu")
+    work = lanes([event(name, device_type=CPU) for name in names], "cpu")
     assert list(work.computation.index) == [0]
     assert list(work.communication.index) == [1]
 
 
-def test_on_a_gpu_kernels_are_told_apart_by_name_and_neither_the_host_nor_a_projected_range_counts():
+def test_on_a_gpu_kernels_are_told_apart_by_name():
     kernels = ["ampere_sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "Memcpy DtoD (Device -> Device)"]
-    ranges = [event(name, CUDA, is_user_annotation=True) for name in ("ProfilerStep#1", "nccl:all_reduce")]
-    work = lanes([event("aten::mm"), *(event(name, CUDA) for name in kernels), *ranges], "cuda")
+    work = lanes([event(name) for name in kernels], "cuda")
     assert list(work.computation.index) == [0, 2]
     assert list(work.communication.index) == [1]

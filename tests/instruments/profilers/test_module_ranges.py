@@ -1,11 +1,8 @@
-from contextlib import contextmanager
-
 import pytest
 import torch
 from torch import nn
 
 from pipeline.instruments.profilers.module_ranges import module_ranges
-from pipeline.ranges import listening
 
 
 class Block(nn.Module):
@@ -32,33 +29,16 @@ class Model(nn.Module):
         return x
 
 
-@pytest.fixture
-def record():
-    """Listen to ranges, and return a function that tells each one's depth and name, in order."""
-    seen, depth = [], [0]
-
-    @contextmanager
-    def listen(name):
-        seen.append((depth[0], name))
-        depth[0] += 1
-        yield
-        depth[0] -= 1
-
-    with listening(listen):
-        yield lambda: (seen, depth[0])
-
-
-def test_parts_and_the_parts_of_layers_are_ranges_inside_each_other_and_nothing_is_left_on_the_model(record):
+def test_parts_and_the_parts_of_layers_are_ranges_inside_each_other_and_nothing_is_left_on_the_model(opened):
     model = Model()
     with module_ranges(model):
         model(torch.tensor([1, 2]))
     model(torch.tensor([1, 2]))
     block = [(1, "norm"), (1, "linear")]
-    assert record() == ([(0, "embedding"), (0, "layers.0"), *block, (0, "layers.1"), *block], 0)
+    assert opened == [(0, "embedding"), (0, "layers.0"), *block, (0, "layers.1"), *block]
 
 
-def test_a_forward_pass_that_raises_leaves_no_range_open(record):
-    model = Model(fails=True)
-    with module_ranges(model), pytest.raises(RuntimeError, match="no luck"):
+@pytest.mark.usefixtures("opened")  # which looks whether all are closed
+def test_a_forward_pass_that_raises_leaves_no_range_open():
+    with module_ranges(model := Model(fails=True)), pytest.raises(RuntimeError, match="no luck"):
         model(torch.tensor([1, 2]))
-    assert record()[1] == 0

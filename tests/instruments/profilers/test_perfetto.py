@@ -13,7 +13,6 @@ def test_ranges_and_device_work_are_complete_events_in_lanes_of_their_own(tmp_pa
         pd.DataFrame({"correlation": [3], "launch_us": [1.0], "thread": [11]}),
         pd.DataFrame({"name": ["forward"], "thread": [11], "start_us": [0.0], "duration_us": [4.0]}),
         "nsys",
-        lambda name, path: "matmul",
     )
     write_perfetto(trace, tmp_path / "trace.json.gz")
     with gzip.open(tmp_path / "trace.json.gz", "rt") as file:

@@ -7,8 +7,9 @@ import torch
 
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers import torch_profiler
+from pipeline.instruments.profilers.intervals import union_us
 from pipeline.instruments.profilers.nsys import CaptureFailed
-from pipeline.instruments.profilers.trace import events_of, range_times, union_us
+from pipeline.instruments.profilers.trace import events_of, range_times
 from pipeline.model.step import build_training_step
 from pipeline.ranges import span
 

@@ -1,5 +1,4 @@
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,91 +8,51 @@ from pipeline.instruments.sampling.interleaving import Work, interleave
 from pipeline.instruments.sampling.kernel_timing import KernelSampler, host_sampler, kernel_sampler, latency_sampler
 from pipeline.instruments.sampling.step_timing import StopRule
 
+from .simulated import Gpu
+
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FIVE = StopRule(min_samples=5, max_samples=5, rel_error=0.0, budget_s=60)
 
 
-class FakeQueue:
-    """A device and a host on one simulated clock: work runs in order, from the moment that it is queued."""
-
-    def __init__(self, clock):
-        self.clock, self.free_at, self.log = clock, 0.0, []
-
-    def queue(self, what, duration_ms):
-        self.log.append((what, duration_ms))
-        self.free_at = max(self.free_at, self.clock.now_ms) + duration_ms
-        return self.free_at
-
-    def flush_l2(self):
-        self.queue("flush", 0.02)
-
-    def keep_busy(self, duration_ms):
-        self.queue("busy", duration_ms)
-
-    def mark(self):
-        return FakeEvent(self, self.queue("mark", 0.0))
-
-    def synchronize(self):
-        self.clock.now_ms = max(self.clock.now_ms, self.free_at)
-
-
-class FakeEvent:
-    def __init__(self, queue, at_ms):
-        self.queue, self.at_ms = queue, at_ms
-
-    def query(self):
-        return self.queue.clock.now_ms >= self.at_ms
-
-    def elapsed_time(self, end):
-        return end.at_ms - self.at_ms
-
-
-class FakeClock:
-    now_ms = 0.0
-
-    def perf_counter(self):
-        return self.now_ms / 1e3
-
-
 @pytest.fixture
-def queue(monkeypatch):
-    clock = FakeClock()
-    monkeypatch.setattr(kernel_timing, "perf_counter", clock.perf_counter)
-    return FakeQueue(clock)
+def gpu(monkeypatch):
+    found = Gpu()
+    monkeypatch.setattr(kernel_timing, "perf_counter", found.perf_counter)
+    return found
 
 
-def launches(queue, count, kernel_ms, launch_ms):
+def launches(gpu, count, kernel_ms, launch_ms):
     """Return a call of so many kernels, each of which costs the host a launch."""
 
     def call(_argument):
         for _ in range(count):
-            queue.clock.now_ms += launch_ms
-            queue.queue("kernel", kernel_ms)
+            gpu.host_ms += launch_ms
+            gpu.queue("kernel", kernel_ms)
 
     return Work(call)
 
 
-def test_launch_gaps_are_seen_at_first_and_then_hidden_behind_a_busy_stream(queue):
-    sampler, work = KernelSampler(queue), launches(queue, count=10, kernel_ms=0.001, launch_ms=0.1)
+def test_launch_gaps_are_seen_at_first_and_then_hidden_behind_a_busy_stream(gpu):
+    sampler, work = KernelSampler(gpu), launches(gpu, count=10, kernel_ms=0.001, launch_ms=0.1)
     cold, warm = sampler(work), sampler(work)
     assert (cold.exposed, warm.exposed) == (True, False)
     assert cold.times_ms["device"] > 0.5
     assert warm.times_ms["device"] == pytest.approx(10 * 0.001)
-    busy_ms, least_ms = [duration for what, duration in queue.log if what == "busy"], kernel_timing.LEAST_BUSY_MS
+    busy_ms, least_ms = [duration for what, duration in gpu.log if what == "busy"], kernel_timing.LEAST_BUSY_MS
     assert busy_ms == [least_ms, pytest.approx(kernel_timing.BUSY_OVER_ENQUEUE * 10 * 0.1 + least_ms)]
 
 
-def test_a_call_that_takes_the_host_too_long_to_queue_stays_exposed_which_is_counted(queue):
-    works = {"slow": launches(queue, count=10, kernel_ms=0.001, launch_ms=kernel_timing.MOST_BUSY_MS)}
-    taken = interleave(works, KernelSampler(queue), {"slow": FIVE}, warmup=1).taken["slow"]
+def test_a_call_that_takes_the_host_too_long_to_queue_stays_exposed_which_is_counted(gpu):
+    works = {"slow": launches(gpu, count=10, kernel_ms=0.001, launch_ms=kernel_timing.MOST_BUSY_MS)}
+    taken = interleave(works, KernelSampler(gpu), {"slow": FIVE}, warmup=1).taken["slow"]
     assert (taken.exposed, len(taken.times_ms["device"])) == (5, 5)
-    assert max(duration for what, duration in queue.log if what == "busy") <= kernel_timing.MOST_BUSY_MS
+    assert max(duration for what, duration in gpu.log if what == "busy") <= kernel_timing.MOST_BUSY_MS
 
 
-def test_cache_is_flushed_and_stream_held_after_preparation_and_before_the_first_mark(queue):
-    work = Work(call=lambda _: queue.queue("kernel", 1.0), prepare=lambda: queue.queue("prepare", 5.0))
-    sample = KernelSampler(queue)(work)
-    assert [what for what, _ in queue.log] == ["prepare", "flush", "busy", "mark", "kernel", "mark"]
+def test_cache_is_flushed_and_stream_held_after_preparation_and_before_the_first_mark(gpu):
+    work = Work(call=lambda _: gpu.queue("kernel", 1.0), prepare=lambda: gpu.queue("prepare", 5.0))
+    sample = KernelSampler(gpu)(work)
+    assert [what for what, _ in gpu.log] == ["prepare", "flush", "busy", "mark", "kernel", "mark"]
     assert sample.times_ms["device"] == 1.0
 
 
@@ -117,15 +76,10 @@ def test_latency_is_that_of_a_device_with_nothing_else_to_do_after_calls_of_the_
     assert log == ["clock", "clock", *lone_call, "clock", *lone_call]
 
 
-def test_latency_is_that_of_the_last_call(monkeypatch):
+def test_latency_is_that_of_the_last_call(clock):
     durations_s = iter([0.6 * kernel_timing.SETTLING_MS / 1e3, 0.5 * kernel_timing.SETTLING_MS / 1e3, 0.004])
-    clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(kernel_timing, "perf_counter", lambda: clock.now_s)
-
-    def call(_argument):
-        clock.now_s += next(durations_s)
-
-    assert latency_sampler(CPU)(Work(call)).times_ms["call"] == pytest.approx(4)
+    work = Work(lambda _: clock.sleep(next(durations_s)))
+    assert latency_sampler(CPU)(work).times_ms["call"] == pytest.approx(4)
 
 
 @pytest.mark.parametrize("sampler", [host_sampler, latency_sampler])

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from pipeline.instruments.machine.power import Power
-from pipeline.instruments.sampling import rank_timing
+from pipeline.instruments.sampling import rank_timing, step_timing
 from pipeline.instruments.sampling.rank_timing import max_over_ranks, time_steps_over_ranks
 from pipeline.parallel.processes.starting import run_ranks
 
@@ -51,7 +51,7 @@ def seen():
 def a_clock_of_its_own():
     """Have this rank read a clock on which nothing takes time but what sleeps on it; give the function that does."""
     slept_s = []
-    with mock.patch.object(rank_timing, "perf_counter", partial(sum, slept_s)):
+    with mock.patch.object(step_timing, "perf_counter", partial(sum, slept_s)):
         yield slept_s.append
 
 
@@ -86,7 +86,7 @@ def come_late(context, folder):
         comings.append(len(list(folder.iterdir())))
         return 0.0
 
-    with mock.patch.object(rank_timing, "perf_counter", clock), mock.patch.object(dist, "barrier", barrier):
+    with mock.patch.object(step_timing, "perf_counter", clock), mock.patch.object(dist, "barrier", barrier):
         time_steps_over_ranks({"step": lambda: None}, context.device, warmup=0, steps=STEPS)
     return comings
 

@@ -95,7 +95,6 @@ def test_a_layer_computes_again_only_what_it_does_not_keep(model, batch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA GPU")
 def test_on_a_gpu_each_level_has_the_same_gradients_and_less_memory():
     torch.manual_seed(0)
     with torch.device("cuda"):

@@ -49,7 +49,6 @@ def test_loss_and_gradients_are_exact_whatever_the_chunks(operations, dtype, chu
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(DEVICE == "cpu", reason="no CUDA GPU")
 def test_chunks_of_a_gpu_s_size_add_up_to_gradients_as_good_as_torch_s_but_for_a_rounding_a_chunk():
     torch.manual_seed(0)
     x, weight = torch.randn(3000, 512, device="cuda").bfloat16(), torch.randn(50_257, 512, device="cuda").bfloat16() / 9

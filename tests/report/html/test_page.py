@@ -3,30 +3,30 @@ import gzip
 import json
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.report.all_rows import row_table
+from pipeline.registry import stages
+from pipeline.report.asked import Asked
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.html.markdown_page import to_html
-from pipeline.report.html.page import Page, render
-from pipeline.report.html.vega_lite import specification
+from pipeline.report.html.page import LONGEST_TEXT, page, row_table
+from pipeline.report.pages import meanings, write_pages
+
+from ..runs import GPU, levers_record, step, written
 
 HOSTILE = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
 COUNT = 5000
 STATUSES = ["ok", "unstable", "oom", "skipped"]
 
 
-def bars():
-    """Return the specification of a chart of two bars."""
+def example():
+    """Return a page with a chart of two bars, a wide table, and rows to explore."""
     rows = pd.DataFrame(
         {"name": [HOSTILE, "b"], "ms": [2.0, 1234.5678], "missing": [None, None], "status": ["ok", "ok"]}
     )
     axes = Axis("ms", "median (ms)"), Axis("name", "model")
-    return specification(Chart("bars", "Bars", rows, "bar", *axes, hover={"idle (%)": "missing"}))
-
-
-def page():
+    charts = {"a/bars": Chart("bars", "Bars", rows, "bar", *axes, hover={"idle (%)": "missing"})}
     wide = f"| {'wide ' * 60} | x |\n|---|---|\n| {'x' * 400} | y |\n"
     text = f"# A machine\n\nText.\n\n## One\n\nAnswer.\n\n![Bars](figures/a/bars.svg)\n\n{wide}"
     numbers = [(7 * place) % COUNT for place in range(COUNT)]
@@ -38,24 +38,34 @@ def page():
             "batch": 4,
         }
     )
-    charts = {"a/bars": bars()}
     tables = {"timing": row_table(table, {"ms": "median"}), "flash": row_table(table.head(3), {})}
-    return Page(to_html(text, charts), charts, tables)
+    return page(text, charts, tables)
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
+def file(tmp_path):
     path = tmp_path / "page.html"
-    path.write_text(render(page()))
-    browser.open(path)
+    path.write_text(example())
+    return path
+
+
+@pytest.fixture
+def opened(browser, file):
+    browser.open(file)
     return browser
 
 
-def shown(browser):
+def unpacked(html, name):
+    return json.loads(gzip.decompress(base64.b64decode(re.search(rf'id="data-{name}">([^<]*)<', html)[1])))
+
+
+def rows_of(browser):
     """Return the rows of the table that are in the document, as texts."""
-    return browser.run(
-        "[...document.querySelectorAll('#body tr:not(.space)')].map(r => [...r.cells].map(c => c.textContent))"
-    )
+    return browser.run("[...document.querySelectorAll('#body tr')].map(r => [...r.cells].map(c => c.textContent))")
+
+
+def count(browser):
+    return browser.run("document.getElementById('shown').textContent")
 
 
 def enter(browser, name, value):
@@ -66,21 +76,42 @@ def enter(browser, name, value):
     )
 
 
-def test_the_same_page_is_the_same_bytes():
-    assert render(page()) == render(page())
+def test_rows_to_explore_have_what_differs_and_say_what_is_the_same_in_all():
+    rows = pd.DataFrame({"batch": [4, 4], "median_ms": [1.23456789, np.nan], "samples_ms": [[1.0, 2.0], np.nan]})
+    rows = rows.assign(reason=np.nan, capped=[True, None], text=["x" * 1000, "y"])
+    table = row_table(rows, {"median_ms": "median", "samples_ms": "all samples"})
+    assert table["same"] == {"batch": 4}
+    assert table["meanings"] == {"median_ms": "median"}
+    assert [*table["columns"]] == ["median_ms", "capped", "text"]
+    assert (table["columns"]["median_ms"], table["columns"]["capped"]) == ([1.23457, None], [True, None])
+    assert len(table["columns"]["text"][0]) == LONGEST_TEXT + 1
+    assert row_table(rows.head(1), {})["columns"]["batch"] == [4]
 
 
 def test_what_a_record_holds_stands_in_the_page_escaped_or_packed():
-    html = render(page())
+    html = example()
+    assert html == example()
     assert "onerror" not in html.replace("&lt;img src=x onerror=alert(1)&gt;", "")
-    packed = re.search(r'id="data-charts">([^<]*)<', html)[1]
-    charts = json.loads(gzip.decompress(base64.b64decode(packed)))
-    assert charts["a/bars"]["data"]["values"][0]["name"] == HOSTILE
+    assert unpacked(html, "charts")["a/bars"]["data"]["values"][0]["name"] == HOSTILE
 
 
 def test_a_page_without_charts_carries_no_library():
-    plain = Page(to_html("# Plain\n"))
-    assert len(render(plain)) < 50_000
+    assert len(page("# Plain\n", {}, {})) < 50_000
+
+
+def test_the_report_has_every_chart_of_its_text_and_the_rows_of_all_repeats_with_what_they_mean(tmp_path):
+    rows = [step(levers, ms) for levers, ms in (("eager", 100.0), ("sdpa", 80.0), ("fused", 90.0))]
+    record = levers_record(*rows, machine=GPU)
+    records = [record, {**record, "cell": record["cell"] | {"repeat": 2}}]
+    write_pages(Asked(written(tmp_path, *records)), stages(), tmp_path / "reports")
+    html = (tmp_path / "reports/report.html").read_text()
+    charts = set(re.findall('data-chart="([^"]+)"', html))
+    assert charts == set(unpacked(html, "charts")) == {"levers/models", "levers/gains"}
+    tables = unpacked(html, "tables")
+    assert tables["levers"]["columns"]["repeat"] == [1] * 3 + [2] * 3
+    assert tables["cells"]["columns"]["cell"][1].endswith("repeat=2")
+    for stage in stages().values():
+        assert set(meanings(stage)) == set(stage.row_types.column_names()), stage.name
 
 
 @pytest.mark.browser
@@ -91,7 +122,7 @@ class TestInABrowser:
         assert opened.errors == []
         assert {request.split(":")[0] for request in opened.requests} <= {"file", "blob", "data"}
         assert sum(request.startswith("file") for request in opened.requests) == 1
-        assert opened.marks("a/bars")["bars"] == 2
+        assert opened.marks("a/bars") == 2
         assert opened.run("document.getElementById('failure').hidden")
 
     def test_a_mark_tells_texts_and_numbers_when_pointed_at(self, opened):
@@ -101,106 +132,70 @@ class TestInABrowser:
             {"model": "b", "median (ms)": "1,235", "idle (%)": "", "outcome": "ok"},
         ]
 
-    def test_a_script_that_is_not_the_page_s_does_not_run(self, opened):
+    def test_a_script_that_is_not_the_page_s_does_not_run_and_nothing_can_be_fetched(self, opened):
         opened.run(
             "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked = 1\">');"
             "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hacked = 1'}))"
         )
+        assert opened.run("fetch('https://example.com').then(() => 'fetched', () => 'refused')") == "refused"
         opened.run("new Promise(done => setTimeout(done, 100))")
         assert opened.run("window.hacked === undefined")
+        assert not [request for request in opened.requests if request.startswith("https")]
         assert opened.errors != []  # the browser says what its policy refused
 
-    def test_nothing_can_be_fetched(self, opened):
-        assert opened.run("fetch('https://example.com').then(() => 'fetched', () => 'refused')") == "refused"
-        assert not [request for request in opened.requests if request.startswith("https")]
-
-    def test_only_rows_that_are_seen_are_in_the_document(self, opened):
-        assert opened.run("document.getElementById('shown').textContent") == "5,000 of 5,000 rows"
-        assert 10 < len(shown(opened)) < 100
-        opened.run("document.getElementById('viewport').scrollTop = 1e9")
+    def test_rows_come_into_the_document_as_a_reader_scrolls(self, opened):
+        assert count(opened) == "5,000 of 5,000 rows"
+        assert 10 < len(rows_of(opened)) < 500
         opened.wait_for(
-            f"[...document.querySelectorAll('#body tr:not(.space)')].at(-1).textContent.includes(' {7 * 4999 % 5000}')"
+            "document.getElementById('viewport').scrollTop = 1e9,"
+            f" [...document.querySelectorAll('#body tr')].at(-1).textContent.includes(' {7 * 4999 % 5000}')"
         )
+        assert len(rows_of(opened)) == COUNT
 
     def test_a_column_sorts_up_down_and_not_with_what_is_missing_last(self, opened):
-        click = "[...document.querySelectorAll('#head button')].find(b => b.textContent === 'ms').click()"
         orders = []
         for _ in range(3):
-            opened.run(click)
-            orders.append([row[2] for row in shown(opened)][:3])
+            opened.run("[...document.querySelectorAll('#head button')].find(b => b.textContent === 'ms').click()")
+            orders.append([row[2] for row in rows_of(opened)][:3])
         assert orders == [["0.142857", "0.285714", "0.428571"], ["714.143", "714", "713.857"], ["", "1", "2"]]
-        opened.run(click + ";document.getElementById('viewport').scrollTop = 1e9")
-        opened.wait_for("[...document.querySelectorAll('#body tr:not(.space)')].at(-1).cells[2].textContent === ''")
 
-    def test_rows_are_filtered_by_status_and_by_words(self, opened):
-        enter(opened, "status", "oom")
-        assert opened.run("document.getElementById('shown').textContent") == "1,250 of 5,000 rows"
-        assert {row[0] for row in shown(opened)} == {"oom"}
-        enter(opened, "filter", "ALERT 1234")
-        assert [row[1] for row in shown(opened)] == [f"{HOSTILE} 1234"]
-
-    def test_another_table_keeps_the_words_and_the_status_if_it_has_that_one(self, opened):
-        enter(opened, "status", "unstable")
-        enter(opened, "filter", "1234")
-        enter(opened, "table", "flash")
-        chosen = "['status', 'filter'].map(id => document.getElementById(id).value)"
-        assert opened.run(chosen) == ["all", "1234"]
-        enter(opened, "table", "timing")
-        enter(opened, "status", "ok")
-        enter(opened, "table", "flash")
-        assert opened.run(chosen) == ["ok", "1234"]
-
-    def test_a_link_opens_the_table_of_its_stage(self, opened):
-        opened.run("location.hash = '#rows-flash'")
-        opened.wait_for("document.getElementById('shown').textContent !== '5,000 of 5,000 rows'")
-        assert opened.run("document.getElementById('shown').textContent") == "3 of 3 rows"
-
-    def test_a_link_to_one_of_its_tables_shows_the_rows_of_that_table(self, opened):
-        opened.run("location.hash = '#rows-timing/oom'")
-        opened.wait_for("document.getElementById('shown').textContent !== '5,000 of 5,000 rows'")
-        assert opened.run("document.getElementById('shown').textContent") == "1,250 of 5,000 rows"
-
-    def test_what_is_the_same_in_all_rows_stands_beside_them(self, opened):
+    def test_rows_are_filtered_by_words_downloaded_and_sought_in_another_table(self, opened):
         assert opened.run("document.getElementById('same').textContent") == "batch4"
-
-    def test_the_download_holds_the_chosen_rows(self, opened):
-        enter(opened, "filter", "4321")
+        enter(opened, "filter", "OOM")
+        assert count(opened) == "1,250 of 5,000 rows"
+        enter(opened, "filter", "ALERT 4321")
+        assert [row[1] for row in rows_of(opened)] == [f"{HOSTILE} 4321"]
         text = opened.run(
             "new Promise(done => { URL.createObjectURL = blob => (blob.text().then(done), '#');"
             " document.getElementById('download').click(); })"
         )
         assert text.splitlines() == ["status,name,ms", f"unstable,{HOSTILE} 4321,617.286"]
+        enter(opened, "table", "flash")
+        assert opened.run("document.getElementById('filter').value") == "ALERT 4321"
+        assert count(opened) == "0 of 3 rows"
+
+    @pytest.mark.parametrize(("link", "rows"), [("flash", "3 of 3 rows"), ("timing/oom", "1,250 of 5,000 rows")])
+    def test_a_link_opens_the_rows_of_a_stage_or_of_one_of_its_tables(self, opened, link, rows):
+        opened.run(f"location.hash = '#rows-{link}'")
+        opened.wait_for(f"document.getElementById('shown').textContent === '{rows}'")
 
     @pytest.mark.parametrize("dark", [False, True])
-    def test_a_phone_shows_it_without_scrolling_sideways(self, browser, tmp_path, dark):
+    def test_a_phone_shows_it_without_scrolling_sideways(self, browser, file, dark):
         browser.look(390, 844, dark)
-        path = tmp_path / "page.html"
-        path.write_text(render(page()))
-        browser.open(path)
+        browser.open(file)
         assert browser.run("document.documentElement.scrollWidth") <= 390
         assert browser.run("document.querySelector('[data-chart] svg').getBoundingClientRect().right") <= 390
         assert browser.run("parseFloat(getComputedStyle(document.querySelector('main > p:not(.note)')).fontSize)") >= 15
         assert browser.errors == []
 
-    @pytest.mark.parametrize("dark", [False, True])
-    def test_text_stands_out_from_its_ground_in_either_scheme(self, opened, dark):
-        opened.look(dark=dark)
-        opened.wait_for(
-            f"getComputedStyle(document.body).backgroundColor === 'rgb({'20, 24, 28' if dark else '255, 255, 255'})'"
-        )
-        for element in ("main > p:not(.note)", ".note", "#failure", "a", "th", "figcaption"):
-            assert contrast(opened, element) >= 4.5, element
-
-    def test_a_plot_exchanges_light_and_dark_with_the_page(self, opened):
-        shown = "getComputedStyle(document.querySelector('.chart-wrapper svg')).filter"
-        assert opened.run(shown) == "none"
-        opened.look(dark=True)
-        opened.wait_for(f"{shown} === 'invert(0.93) hue-rotate(180deg)'")
-
-    def test_a_plot_is_drawn_anew_for_a_phone(self, opened):
-        opened.look(390, 844)
-        opened.wait_for("document.querySelector('.plot svg').getBoundingClientRect().right <= 390")
-        assert opened.errors == []
+    def test_text_stands_out_from_its_ground_in_either_scheme_and_plots_change_with_it(self, opened):
+        for dark, ground in ((False, "255, 255, 255"), (True, "20, 24, 28")):
+            opened.look(dark=dark)
+            opened.wait_for(f"getComputedStyle(document.body).backgroundColor === 'rgb({ground})'")
+            for element in ("main > p:not(.note)", ".note", "#failure", "a", "th", "figcaption"):
+                assert contrast(opened, element) >= 4.5, element
+            plot = opened.run("getComputedStyle(document.querySelector('.chart-wrapper svg')).filter")
+            assert ("invert" in plot) == dark
 
 
 def contrast(browser, selector):

@@ -24,10 +24,6 @@ def test_fsdp_shows_the_least_number_of_devices_and_the_one_that_is_not_enough()
     assert by_devices[least] < 95e9 <= by_devices[least - 1]
 
 
-def test_fsdp_without_an_answer_says_none():
-    assert {row["least_devices"] for row in answers("fsdp", seq_lens=(100_000,), device_memory_gb=95)} == {None}
-
-
 def test_every_mesh_has_the_given_devices_and_is_compute_bound_at_its_whole_batch():
     rows = answers("mesh")
     assert {round(row["num_devices"], 6) for row in rows} == {64}
@@ -54,12 +50,6 @@ def test_gradients_and_scores_are_in_fp32():
     assert {row["gradient_bytes"] for row in answers("buckets", model)} == {4 * model.parameters}
     scores = {row["score_matrix_bytes"] for row in answers("attention", model, 2, (512,))}
     assert scores == {4 * 2 * 25 * 512**2}  # of 2 sequences, 25 heads each
-
-
-def test_activations_add_up_to_what_the_model_says():
-    model = model_named("2.7B", 10_000)
-    eager = next(row for row in answers("activations", model, 4, (512,)) if row["attention"] == "eager")
-    assert eager["activation_bytes"] == model.activation_bytes(4, 512)
 
 
 @pytest.mark.parametrize(

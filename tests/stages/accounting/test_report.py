@@ -3,7 +3,6 @@ import math
 import pandas as pd
 import pytest
 
-from pipeline.report.told import is_empty
 from pipeline.stages.accounting.cell import QUESTIONS, Cell
 from pipeline.stages.accounting.report import build
 
@@ -12,7 +11,7 @@ MESH_CHART = "mesh_times"
 
 def parts(rows):
     section = build(rows, {})
-    return {part.name: part for part in (*section.parts, *section.for_course) if not is_empty(part)}
+    return {part.name: part for part in (*section.parts, *section.for_course) if not part.is_empty}
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

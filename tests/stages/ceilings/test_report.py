@@ -1,7 +1,6 @@
 import pandas as pd
 import pytest
 
-from pipeline.report.told import is_empty
 from pipeline.stages.ceilings.cell import DTYPES, KINDS
 from pipeline.stages.ceilings.report import build, products
 
@@ -9,7 +8,7 @@ ALL = ("NVIDIA H200", "AMD EPYC")
 
 
 def parts(rows):
-    return {part.name: part for part in build(rows, {}).parts if not is_empty(part)}
+    return {part.name: part for part in build(rows, {}).parts if not part.is_empty}
 
 
 def headers(table):

@@ -1,7 +1,6 @@
 import pytest
 
 from pipeline.formulas.checkpointing import KINDS, blocks_run_again
-from pipeline.report.told import is_empty
 
 BF16 = {"precision": "bf16", "context_length": 1024}
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "other")
@@ -87,7 +86,7 @@ def test_the_residual_stream_by_formula_is_what_was_recorded(section_of, cell_of
 def test_a_forward_pass_alone_has_a_timeline_beside_the_step(section_of, cell_of):
     section = section_of(*(cell_of(**BF16, mode=mode) for mode in ("inference", "forward", "train_step")))
     assert len(part(section, "timeline_forward").drawn["panel"].unique()) == 2
-    assert is_empty(part(section_of(cell_of(**BF16)), "timeline_forward"))
+    assert part(section_of(cell_of(**BF16)), "timeline_forward").is_empty
 
 
 def test_checkpoints_by_depth_tell_what_runs_again_and_what_they_lower(section_of, cell_of):

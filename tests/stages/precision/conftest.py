@@ -14,6 +14,7 @@ from pipeline.stages.precision.measure import measure
 from ...records import as_recorded, derived, rows_read
 
 SETTINGS = Settings(d_model=256, input_rows=4)
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
 def record(cell, rows):

@@ -1,6 +1,5 @@
 import pytest
 
-from pipeline.report.told import is_empty
 from pipeline.stages.precision.cell import EXPERIMENTS, Cell
 from pipeline.stages.precision.report import build
 from pipeline.stages.precision.report_by_size import bf16_by_size, by_size_parts
@@ -21,7 +20,7 @@ KEYS = ("precision", "size", "context_length", "batch_size", "warmup_steps", "mo
 
 def parts(rows, beside=None):
     section = build(rows, beside or {})
-    return {part.name: part for part in (*section.parts, *section.for_course) if not is_empty(part)}
+    return {part.name: part for part in (*section.parts, *section.for_course) if not part.is_empty}
 
 
 def cell(precision, size="small", limited_by="gpu", context=1024, medians_ms=(10.0, 10.1, 9.9), **columns):

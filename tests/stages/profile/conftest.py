@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.trace import build_trace
 from pipeline.registry import stages
 from pipeline.report.frame import build
@@ -94,7 +93,6 @@ class Simulator:
             pd.DataFrame(self.launches, columns=["correlation", "launch_us", "thread"]),
             pd.DataFrame(self.ranges, columns=["name", "thread", "start_us", "duration_us"]),
             profiler,
-            category,
         )
 
 

@@ -27,7 +27,6 @@ def two_runs():
         pd.DataFrame(launches, columns=["correlation", "launch_us", "thread"]),
         pd.DataFrame(ranges, columns=["name", "thread", "start_us", "duration_us"]),
         "by hand",
-        lambda *_: "matmul",
     )
 
 

@@ -21,7 +21,9 @@ def get_ddp_individual_parameters(module: torch.nn.Module) -> torch.nn.Module:
 
 
 def ddp_individual_parameters_on_after_backward(ddp_model: torch.nn.Module, optimizer: torch.optim.Optimizer):
-    ddp_model.average()
+    from training import average
+
+    average(ddp_model, optimizer)
 
 
 def get_ddp_bucketed(module: torch.nn.Module, bucket_size_mb: float) -> torch.nn.Module:

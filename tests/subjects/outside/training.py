@@ -6,8 +6,14 @@ from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 
+def average(wrapper, optimizer):
+    wrapper.average_of(list(wrapper.module.parameters()))
+
+
 class Container:
     """Averages after backward; it is no module, and has a name of its own for what comes after backward."""
+
+    divides, parts = True, slice(None)
 
     def __init__(self, module):
         self.module = module
@@ -17,49 +23,40 @@ class Container:
     def __call__(self, *args):
         return self.module(*args)
 
-    def average(self):
-        self.average_of(list(self.module.parameters()))
-
     def average_of(self, parameters):
-        for parameter in parameters:
+        for parameter in parameters[self.parts]:
             dist.all_reduce(parameter.grad)
-            parameter.grad /= dist.get_world_size()
+            parameter.grad /= dist.get_world_size() if self.divides else 1
 
 
 class KeepsOneToItself(Container):
     """Leaks: one gradient of each rank is not averaged."""
 
+    parts = slice(1, None)
+
     def finish_gradient_synchronization(self):
-        self.average_of(list(self.module.parameters())[1:])
+        average(self, None)
 
 
-class AveragesTheFirst16(Container):
+class AveragesTheFirst16(KeepsOneToItself):
     """Holds no more than 16 parameters."""
 
-    def finish_gradient_synchronization(self):
-        self.average_of(list(self.module.parameters())[:16])
+    parts = slice(16)
 
 
-class Sums(Container):
+class Sums(KeepsOneToItself):
     """Forgets to divide by the number of ranks."""
 
-    def finish_gradient_synchronization(self):
-        for parameter in self.module.parameters():
-            dist.all_reduce(parameter.grad)
+    divides, parts = False, slice(None)
 
 
-class WithoutBroadcast(nn.Module):
+class WithoutBroadcast(KeepsOneToItself):
     """Averages, but ranks begin with weights of their own."""
 
+    parts = slice(None)
+
     def __init__(self, module):
-        super().__init__()
         self.module = module
-
-    def forward(self, *args):
-        return self.module(*args)
-
-    def finish_gradient_synchronization(self):
-        Container.average_of(self, list(self.module.parameters()))
 
 
 class Buckets(nn.Module):
@@ -108,6 +105,8 @@ class ForgetsTheLastBucket(Buckets):
 class Shards(torch.optim.Optimizer):
     """Each rank updates every second parameter and sends it to the others."""
 
+    sent = slice(None)
+
     def __init__(self, params, optimizer_cls, **kwargs):
         self.every = list(params)
         super().__init__(self.every, kwargs)
@@ -116,20 +115,14 @@ class Shards(torch.optim.Optimizer):
 
     def step(self):
         self.inner.step()
-        for number, parameter in enumerate(self.every):
+        for number, parameter in enumerate(self.every[self.sent]):
             dist.broadcast(parameter.data, src=number % dist.get_world_size())
-
-    def zero_grad(self):
-        super().zero_grad()
 
 
 class ForgetsTheLastParameter(Shards):
     """One parameter is never sent."""
 
-    def step(self):
-        self.inner.step()
-        for number, parameter in enumerate(self.every[:-1]):
-            dist.broadcast(parameter.data, src=number % dist.get_world_size())
+    sent = slice(-1)
 
 
 class DropsAShard(Shards):
@@ -146,6 +139,8 @@ class DropsAShard(Shards):
 
 class WholeFSDP(nn.Module):
     """Shards nothing, but trains as FSDP does."""
+
+    divides, parts = True, slice(None)
 
     def __init__(self, module, compute_dtype=None):
         super().__init__()
@@ -165,16 +160,7 @@ class SumsInBf16(WholeFSDP):
 
     def __init__(self, module, compute_dtype=None):
         super().__init__(module)
-        self.sums = compute_dtype is not None
-
-    def finish_gradient_synchronization(self):
-        super().finish_gradient_synchronization()
-        for parameter in self.module.parameters():
-            parameter.grad *= dist.get_world_size() if self.sums else 1
-
-
-def average(wrapper, optimizer):
-    wrapper.average()
+        self.divides = compute_dtype is None
 
 
 def by_torch(module, compute_dtype=None):

@@ -1,11 +1,15 @@
-"""The control groups that this process is in, which may allow less than the machine has."""
+"""What this process may take of the machine: the control groups that it is in may allow less than there is."""
 
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
+# Of version 2, and of version 1's controller.
+MEMORY_LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,17 @@ def cpu_limit(fewer_than: int) -> CpuLimit | None:
     found = {folder: _quota_cores(folder) for folder in (*own_cgroups(), *own_cgroups("cpu"))}
     limits = [CpuLimit(cores, folder) for folder, cores in found.items() if cores is not None and cores < fewer_than]
     return min(limits, key=lambda limit: limit.cores, default=None)
+
+
+def memory_limit_bytes() -> int:
+    """Return the bytes of memory that the machine has, or that a container or job around this process is allowed."""
+    limits = [psutil.virtual_memory().total]
+    for controller, name in MEMORY_LIMITS.items():
+        with suppress(OSError):  # not Linux
+            for folder in own_cgroups(controller):
+                with suppress(OSError, ValueError):  # not there to be read, or "max"
+                    limits.append(int((folder / name).read_text(encoding="utf-8")))
+    return min(limits)
 
 
 def _quota_cores(folder: Path) -> float | None:

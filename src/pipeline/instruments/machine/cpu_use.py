@@ -1,4 +1,4 @@
-"""How much of the CPU other processes use: in this process's cgroup where that is limited, else on given cores."""
+"""How much of the CPU others use, of this process's cgroup where that is limited, else of given cores."""
 
 import contextlib
 import os
@@ -60,3 +60,19 @@ def _own_s() -> float:
             times = ancestor.cpu_times()
             own_s += times.user + times.system
     return own_s
+
+
+def lost_cpu_s() -> dict[str, float]:
+    """Return the seconds of CPU lost to others so far, without what nothing tells.
+
+    cpu_stolen, over all cores: taken by other guests of a virtual machine's host; cpu_throttled: cut off by a
+    container's limit.
+    """
+    lost_s = {}
+    # Containers may hide either place.
+    with contextlib.suppress(OSError, AttributeError):  # only Linux knows of stolen time
+        lost_s["cpu_stolen"] = psutil.cpu_times().steal
+    with contextlib.suppress(OSError, LookupError, AttributeError):
+        if limit := cpu_limit(len(os.sched_getaffinity(0))):
+            lost_s["cpu_throttled"] = limit.throttled_s()
+    return lost_s

@@ -14,9 +14,8 @@ from typing import Any
 
 import psutil
 
-from pipeline.instruments.machine.cgroups import cpu_limit
+from pipeline.instruments.machine.cgroups import cpu_limit, memory_limit_bytes
 from pipeline.instruments.machine.gpus import ask, gpu_facts, nvml, torch_build, visible_gpus
-from pipeline.instruments.machine.memory_limit import memory_limit_bytes
 
 # What changes figures, by the names of `software_versions`.
 SOFTWARE = ("python", "torch", "triton", "cuda", "driver")

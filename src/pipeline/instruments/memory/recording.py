@@ -14,19 +14,20 @@ from __future__ import annotations
 
 import pickle
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from pipeline.compat.torch_private import ProfilerEvent, dump_memory_snapshot, profiler_tree, record_memory_history
-from pipeline.instruments.memory.snapshot import MemoryEvent, read_events
+from pipeline.instruments.memory.snapshot import ALLOC, FREE, MemoryEvent, read_events
 from pipeline.instruments.sampling.step_timing import collections_off
 
 # What one entry holds is small next to what a record of a training step needs: some 10⁵ events.
@@ -53,38 +54,26 @@ class Recording:
     identities: list[Identity] = field(default_factory=list)
 
 
-class _History(Protocol):
-    device_index: int
+class Recorder(ABC):
+    """Note phases and what tensors are, while their memory is being recorded; a position counts events before it."""
 
-    def start(self) -> None: ...
+    device_index = 0
 
-    def mark(self) -> None: ...
-
-    def stop(self, path: Path) -> None: ...
-
-    def positions(self) -> list[int]: ...
-
-    def event_count(self) -> int: ...
-
-
-class Recorder:
-    """Note phases and what tensors are, while their memory is being recorded."""
-
-    def __init__(self, history: _History, path: Path):
-        self._history = history
+    def __init__(self, path: Path) -> None:
         self._path = path
         self._notes: list[tuple[str, frozenset[int] | None]] = []
+        self._positions: list[int] = []
+        self._event_count = 0
 
     def phase(self, name: str) -> None:
         """Begin a phase; it lasts until the next begins."""
-        self._note(name, None)
+        self._mark()
+        self._notes.append((name, None))
 
     def identify(self, name: str, tensors: Iterable[Tensor]) -> None:
         """Say that the memory which these tensors occupy at this moment is `name`."""
-        self._note(name, frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors))
-
-    def _note(self, name: str, addresses: frozenset[int] | None) -> None:
-        self._history.mark()
+        addresses = frozenset(tensor.untyped_storage().data_ptr() for tensor in tensors)
+        self._mark()
         self._notes.append((name, addresses))
 
     def read(self) -> Recording:
@@ -93,13 +82,24 @@ class Recorder:
         Raises UserError, one line, where the snapshot cannot be read, or has not as many events as the allocator
         counted: its ring of entries was full and dropped the oldest.
         """
-        events = read_events(self._path, self._history.device_index, expected=self._history.event_count())
-        noted = list(zip(self._notes, self._history.positions(), strict=True))
+        events = read_events(self._path, self.device_index, expected=self._event_count)
+        noted = [(name, at, found) for (name, found), at in zip(self._notes, self._positions, strict=True)]
         return Recording(
             events,
-            [(name, position) for (name, addresses), position in noted if addresses is None],
-            [Identity(name, position, addresses) for (name, addresses), position in noted if addresses is not None],
+            [(name, position) for name, position, addresses in noted if addresses is None],
+            [Identity(name, position, addresses) for name, position, addresses in noted if addresses is not None],
         )
+
+    @abstractmethod
+    def start(self) -> None:
+        """Begin to record."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End recording and write the snapshot."""
+
+    @abstractmethod
+    def _mark(self) -> None: ...
 
 
 @contextmanager
@@ -108,22 +108,21 @@ def record_memory(device: torch.device, path: Path, max_entries: int = MAX_ENTRI
 
     On CUDA at most `max_entries` events are kept.
     """
-    history = _CudaHistory(device, max_entries) if device.type == "cuda" else _ProfilerHistory()
-    history.start()
+    recorder = _OfCuda(path, device, max_entries) if device.type == "cuda" else _OfProfiler(path)
+    recorder.start()
     try:
-        yield Recorder(history, path)
+        yield recorder
     finally:
-        history.stop(path)
+        recorder.stop()
 
 
-class _CudaHistory:
+class _OfCuda(Recorder):
     """The caching allocator's own history. A position is the number of its events so far, which it counts."""
 
-    def __init__(self, device: torch.device, max_entries: int):
-        self._device = device
+    def __init__(self, path: Path, device: torch.device, max_entries: int):
+        super().__init__(path)
+        self._device, self._max_entries = device, max_entries
         self.device_index = device.index or 0
-        self._max_entries = max_entries
-        self._counts: list[int] = []
 
     def start(self) -> None:
         torch.cuda.init()  # before that there are no statistics
@@ -135,20 +134,14 @@ class _CudaHistory:
             )
             self._before = self._count()
 
-    def mark(self) -> None:
-        self._counts.append(self._count() - self._before)
-
-    def stop(self, path: Path) -> None:
+    def stop(self) -> None:
         with collections_off():
-            self._events = self._count() - self._before
-            dump_memory_snapshot(str(path))
+            self._event_count = self._count() - self._before
+            dump_memory_snapshot(str(self._path))
         record_memory_history(None)
 
-    def positions(self) -> list[int]:
-        return self._counts
-
-    def event_count(self) -> int:
-        return self._events
+    def _mark(self) -> None:
+        self._positions.append(self._count() - self._before)
 
     def _count(self) -> int:
         """Count the allocations and the completed releases of the process so far."""
@@ -156,40 +149,31 @@ class _CudaHistory:
         return stats["active.all.allocated"] + stats["active.all.freed"]
 
 
-class _ProfilerHistory:
+class _OfProfiler(Recorder):
     """The CPU allocator's events as torch.profiler sees them. Its clock orders them and the marks.
 
     The profiler knows only memory that it saw allocated, in this recording or an earlier one, so other memory from
     before it started does not show at all.
     """
 
-    device_index = 0
-
     def start(self) -> None:
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, with_stack=True)
         self._profile.start()
 
-    def mark(self) -> None:
-        with record_function(_MARK):
-            pass
-
-    def stop(self, path: Path) -> None:
+    def stop(self) -> None:
         self._profile.stop()
-        nodes = sorted(self._nodes(), key=lambda node: node.start_time_ns)
-        trace, self._positions = [], []
-        for node in nodes:
+        trace: list[dict[str, Any]] = []
+        for node in sorted(self._nodes(), key=lambda node: node.start_time_ns):
             if node.tag == ProfilerEvent.Allocation:
                 trace.append(_trace_entry(node))
             else:
                 self._positions.append(len(trace))
-        self._events = len(trace)
-        path.write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}))
+        self._event_count = len(trace)
+        self._path.write_bytes(pickle.dumps({"segments": [], "device_traces": [trace]}))
 
-    def positions(self) -> list[int]:
-        return self._positions
-
-    def event_count(self) -> int:
-        return self._events
+    def _mark(self) -> None:
+        with record_function(_MARK):
+            pass
 
     def _nodes(self) -> Iterator[Any]:
         """Yield the memory events of the CPU and the marks."""
@@ -208,7 +192,7 @@ class _ProfilerHistory:
 def _trace_entry(node: Any) -> dict[str, Any]:
     size = node.extra_fields.alloc_size
     return {
-        "action": "alloc" if size > 0 else "free_completed",
+        "action": ALLOC if size > 0 else FREE,
         "addr": node.extra_fields.ptr,
         "size": abs(size),
         "stream": 0,

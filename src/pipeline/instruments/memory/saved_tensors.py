@@ -15,12 +15,12 @@ def saved_bytes(forward: Callable[[], Tensor], inputs: Iterable[Tensor]) -> int:
     A storage that is saved several times, or in parts, counts once and whole.
     """
     storages = {}
-    own = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+    own = set(map(_address, inputs))
 
     def pack(tensor: Tensor) -> None:
         # Kept until the end, so that no address is given away twice. The graph gets nothing to keep: an operation that
         # saves its own output would then hold itself alive for ever.
-        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage()
+        storages[_address(tensor)] = tensor.untyped_storage()
 
     with saved_tensors_hooks(pack, lambda nothing: nothing):
         output = forward()
@@ -64,12 +64,30 @@ def saved_by_operation(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Saved
         output = module(x)
     for handle in handles:
         handle.remove()
-    operations = _operations(output)
-    own = {_address(tensor) for tensor in [*module.parameters(), *module.buffers()]}
-    first = {_address(tensor): (name, tensor) for name, tensor in reversed(packed)}
-    ordered = dict.fromkeys(_address(tensor) for _, tensor in packed)
-    saved = [_described(*first[address], operations[address]) for address in ordered if address not in own]
-    return output, saved
+    # The first operation that saves a storage, `Silu.self`, comes last and stays.
+    operations = {
+        _address(tensor): f"{node.name().split('Backward')[0]}.{operand}"
+        for node in sorted(graph_of(output), key=node_number, reverse=True)
+        for operand, tensor in _saved_by(node)
+    }
+    first: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in packed:
+        first.setdefault(_address(tensor), (name, tensor))
+    for own in (*module.parameters(), *module.buffers()):
+        first.pop(_address(own), None)
+    return output, [_described(name, tensor, operations[_address(tensor)]) for name, tensor in first.values()]
+
+
+def graph_of(output: Tensor) -> list[Node]:
+    """Return all nodes of a tensor's graph."""
+    seen: dict[Node, None] = {}
+    waiting = [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen[node] = None
+            waiting += [following for following, _ in node.next_functions]
+    return list(seen)
 
 
 def _described(module: str, tensor: Tensor, operation: str) -> SavedTensor:
@@ -79,27 +97,6 @@ def _described(module: str, tensor: Tensor, operation: str) -> SavedTensor:
 
 def _address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _operations(output: Tensor) -> dict[int, str]:
-    """Return, for each saved storage, the first operation of the output's graph that saves it: `Silu.self`."""
-    nodes = sorted(_graph(output.grad_fn), key=node_number, reverse=True)
-    return {
-        _address(tensor): f"{node.name().split('Backward')[0]}.{operand}"
-        for node in nodes
-        for operand, tensor in _saved_by(node)
-    }
-
-
-def _graph(root: Node | None) -> set[Node]:
-    seen: set[Node] = set()
-    waiting = [root]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-    return seen
 
 
 def _saved_by(node: Node) -> Iterator[tuple[str, Tensor]]:

@@ -38,7 +38,7 @@ def read_events(path: Path, device_index: int = 0, expected: int | None = None) 
     snapshot = _load(path)
     try:
         entries = snapshot["device_traces"][device_index]
-        stacks = _Stacks()
+        stacks: dict[tuple[int, ...], tuple[Frame, ...]] = {}
         events = [_event(entry, stacks) for entry in entries if entry["action"] in (ALLOC, FREE)]
     except (KeyError, IndexError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is no memory snapshot: {type(error).__name__} {error}") from None
@@ -65,21 +65,12 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"holds {module}.{name}")
 
 
-class _Stacks:
-    """Read each way to an allocation once: a snapshot has few, and shares their frames among all events."""
-
-    def __init__(self) -> None:
-        self._known: dict[tuple[int, ...], tuple[Frame, ...]] = {}
-
-    def read(self, frames: list[dict[str, Any]]) -> tuple[Frame, ...]:
-        # By identity, for to compare what is in them takes as long as to read them; the snapshot keeps them alive.
-        key = tuple(map(id, frames))
-        if key not in self._known:
-            self._known[key] = tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in frames)
-        return self._known[key]
-
-
-def _event(entry: dict[str, Any], stacks: _Stacks) -> MemoryEvent:
+def _event(entry: dict[str, Any], stacks: dict[tuple[int, ...], tuple[Frame, ...]]) -> MemoryEvent:
+    """Read an event; of the ways to allocations, which are few and whose frames all events share, each once."""
     is_alloc = entry["action"] == ALLOC
-    frames = stacks.read(entry.get("frames", [])) if is_alloc else ()
-    return MemoryEvent(is_alloc, entry["addr"], entry["size"], frames)
+    frames = entry.get("frames", []) if is_alloc else []
+    # By identity, for to compare what is in them takes as long as to read them; the snapshot keeps them alive.
+    key = tuple(map(id, frames))
+    if key not in stacks:
+        stacks[key] = tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in frames)
+    return MemoryEvent(is_alloc, entry["addr"], entry["size"], stacks[key])

@@ -1,12 +1,12 @@
 """A rank's memory by kind at the moments of a training step."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from pipeline.compat.torch_private import tensors_in
 from pipeline.formulas.training_state import KINDS
 
 _ALLOCATOR_STATS = {
@@ -22,7 +22,8 @@ def kinds_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str,
     parameters = list(model.parameters())
     device = parameters[0].device
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    tensors: tuple[Sequence[Tensor], ...] = (parameters, gradients, _state_tensors(optimizer))
+    state = tensors_in([[*each.state.values()] for each in _local(optimizer)])
+    tensors: tuple[Sequence[Tensor], ...] = (parameters, gradients, state)
     return {kind: _storage_bytes(group, device) for kind, group in zip(KINDS, tensors, strict=True)}
 
 
@@ -40,24 +41,12 @@ def device_bytes(device: torch.device) -> dict[str, int]:
     return {name: stats[key] for name, key in _ALLOCATOR_STATS.items()}
 
 
-def _state_tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [tensor for each in _local(optimizer) for tensor in _tensors(each.state.values())]
-
-
 def _local(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """Return the optimizers that hold this rank's state: it and those among its attributes, in lists too."""
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         return [optimizer.optim]
     values = [each for value in vars(optimizer).values() for each in (value if isinstance(value, list) else [value])]
     return [optimizer, *(each for each in values if isinstance(each, torch.optim.Optimizer))]
-
-
-def _tensors(values: Iterable[Any]) -> Iterable[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, dict):
-            yield from _tensors(value.values())
 
 
 def _storage_bytes(tensors: Iterable[Tensor], device: torch.device) -> int:

@@ -5,13 +5,14 @@ in the order in which the forward pass makes them: the numbers at a range's begi
 and hooks on these nodes open a range of its name around what they launch.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from torch import Tensor
-from torch.autograd.graph import Node
 
 from pipeline.compat.torch_private import next_node_number, node_number
+from pipeline.instruments.memory.saved_tensors import graph_of
+from pipeline.instruments.profilers.module_ranges import opening
 from pipeline.ranges import RangeFactory
 
 
@@ -48,32 +49,9 @@ class ForwardRanges:
         """
         if output.grad_fn is None:
             raise ValueError("mark_backward needs an output with a graph")
-        for node in _graph(output.grad_fn):
+        for node in graph_of(output):
             # A leaf's node, which adds to its gradient, has the largest number there is.
             if name := self._made_in.get(node_number(node)):
-                _open_around(node, name, self._open_range)
-
-
-def _graph(root: Node) -> Iterator[Node]:
-    seen, waiting = {root}, [root]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        for parent, _ in node.next_functions:
-            if parent is not None and parent not in seen:
-                seen.add(parent)
-                waiting.append(parent)
-
-
-def _open_around(node: Node, name: str, open_range: Callable[[str], AbstractContextManager]) -> None:
-    opened: list[AbstractContextManager] = []
-
-    def enter(_gradients: tuple) -> None:
-        opened.append(open_range(name))
-        opened[-1].__enter__()
-
-    def leave(*_gradients: tuple) -> None:
-        opened.pop().__exit__(None, None, None)
-
-    node.register_prehook(enter)
-    node.register_hook(leave)
+                enter, leave = opening(self._open_range, name)
+                node.register_prehook(enter)
+                node.register_hook(leave)

@@ -2,8 +2,8 @@
 
 import pandas as pd
 
+from pipeline.instruments.profilers.intervals import union_us
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES, IDLE, category
-from pipeline.instruments.profilers.trace import union_us
 
 HIDDEN_BY_ALL = "communication"
 ORDER = (*(name for name in CATEGORIES if name != HIDDEN_BY_ALL), HIDDEN_BY_ALL)

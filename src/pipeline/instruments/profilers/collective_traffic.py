@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from pipeline.compat.torch_private import TorchDispatchMode, operator_name
+from pipeline.compat.torch_private import TorchDispatchMode, operator_name, tensors_in
 
 # By what DTensors are redistributed with, c10d's name of the same.
 FUNCTIONAL = {
@@ -47,8 +46,10 @@ class CollectiveLog(TorchDispatchMode):
             return NotImplemented
         result = function(*args, **(kwargs or {}))
         # What has no tensor, like a split of the group, moves no data.
-        if (name := _collective(function)) and (tensors := _tensors(args)):
-            self.calls.append(Collective(name, _payload_bytes((*args, result)), tensors[0].dtype))
+        if (name := _collective(function)) and (tensors := tensors_in(args)):
+            # The largest argument: a gather's output and a scatter's input hold all ranks' parts.
+            sizes = (sum(tensor.nbytes for tensor in tensors_in(argument)) for argument in (*args, result))
+            self.calls.append(Collective(name, max(sizes), tensors[0].dtype))
         return result
 
 
@@ -58,19 +59,6 @@ def _collective(function: Any) -> str | None:
         return None
     name = operator_name(function).partition("::")[2].strip("_")
     return name if function.namespace == "c10d" else FUNCTIONAL.get(name.removesuffix("_coalesced"))
-
-
-def _payload_bytes(arguments: Iterable[Any]) -> int:
-    """Return the bytes of the largest argument: a gather's output and a scatter's input hold all ranks' parts."""
-    return max(sum(tensor.nbytes for tensor in _tensors(argument)) for argument in arguments)
-
-
-def _tensors(argument: Any) -> list[Tensor]:
-    if isinstance(argument, Tensor):
-        return [argument]
-    if isinstance(argument, list | tuple):
-        return [tensor for item in argument for tensor in _tensors(item)]
-    return []
 
 
 def total_bytes(calls: Iterable[Collective]) -> int:

@@ -5,19 +5,18 @@ attached to the process afterwards and makes launches slower: profile after the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
 import pandas as pd
 import torch
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from pipeline.compat.torch_private import keep_gpu_busy, profiler_events
 from pipeline.instruments.machine.power import Power
+from pipeline.instruments.profilers.intervals import union_us, work_of
 from pipeline.instruments.profilers.kernel_categories import category
-from pipeline.instruments.profilers.trace import union_us
 from pipeline.instruments.sampling.step_timing import time_call_ms
 
 # The name of the kernel that `keep_gpu_busy` launches: between two of them lies a step, by the GPU's own clock.
@@ -27,26 +26,17 @@ MARK_CYCLES = 1000
 
 @dataclass(frozen=True)
 class GpuBusy:
-    """A step as the GPU saw it; medians over the profiled steps.
+    """A step as the GPU saw it, by the columns of its row; medians over the profiled steps.
 
-    busy_ms: the time in which at least one kernel or copy ran; launches: kernels, copies and fills, also those that a
-    CUDA graph replays; exposed_communication_ms: the part of busy_ms in which only collectives ran; profiled_ms: the
-    wall time of the step under the profiler, which shows what profiling costs.
+    gpu_busy_ms: the time in which at least one kernel or copy ran; launches: kernels, copies and fills, also those that
+    a CUDA graph replays; exposed_communication_ms: the part of gpu_busy_ms in which only collectives ran; profiled_ms:
+    the wall time of the step under the profiler, which shows what profiling costs.
     """
 
-    busy_ms: float
+    gpu_busy_ms: float
     launches: int
     exposed_communication_ms: float
     profiled_ms: float
-
-    def columns(self) -> dict[str, Any]:
-        """Return the columns of the row of the step that was profiled."""
-        return {
-            "gpu_busy_ms": self.busy_ms,
-            "launches": self.launches,
-            "exposed_communication_ms": self.exposed_communication_ms,
-            "profiled_ms": self.profiled_ms,
-        }
 
 
 def step_columns(busy: GpuBusy | None, power: Power) -> dict[str, Any]:
@@ -54,7 +44,7 @@ def step_columns(busy: GpuBusy | None, power: Power) -> dict[str, Any]:
 
     busy: None where nothing was profiled; power: over the timed steps.
     """
-    return {**(busy.columns() if busy else {}), "energy_j": power.energy_j}
+    return {**(asdict(busy) if busy else {}), "energy_j": power.energy_j}
 
 
 def profile_gpu_busy(step: Callable[[], object], device: torch.device, steps: int = 3) -> GpuBusy | None:
@@ -71,7 +61,7 @@ def profile_gpu_busy(step: Callable[[], object], device: torch.device, steps: in
 def profile_work(
     step: Callable[[], object], device: torch.device, steps: int
 ) -> tuple[list[pd.DataFrame], list[float]]:
-    """Profile so many steps on a GPU, after one more; return the work of each as `gpu_work` does, and the wall times.
+    """Profile so many steps on a GPU, after one more; return the work of each as `work_of` does, and the wall times.
 
     Work is empty where the driver tells nothing.
     """
@@ -81,24 +71,7 @@ def profile_work(
         for _ in range(1 + steps):
             keep_gpu_busy(MARK_CYCLES)
             walls_ms.append(time_call_ms(step, device))
-    return steps_between_marks(gpu_work(profiler))[1:], walls_ms[1:]
-
-
-def gpu_work(profiler: profile) -> pd.DataFrame:
-    """Return what ran on the GPU while a profile was taken: name, start_us from the first on, duration_us.
-
-    Named ranges, which the profiler projects onto the GPU, are no work.
-    """
-    # The raw events: torch makes objects of them for its own tables, which takes twenty times as long as reading them.
-    events = [
-        (event.name(), event.start_ns(), event.duration_ns() / 1e3)
-        for event in profiler_events(profiler)
-        if event.device_type() == DeviceType.CUDA and not event.is_user_annotation()
-    ]
-    work = pd.DataFrame(events, columns=["name", "start_ns", "duration_us"])
-    # Whole nanoseconds since 1970 are more than a float holds.
-    work["start_us"] = (work["start_ns"] - work["start_ns"].min()) / 1e3
-    return work[["name", "start_us", "duration_us"]]
+    return steps_between_marks(work_of(profiler_events(profiler), on_gpu=True))[1:], walls_ms[1:]
 
 
 def steps_between_marks(work: pd.DataFrame) -> list[pd.DataFrame]:
@@ -113,14 +86,10 @@ def summarise_work(works: list[pd.DataFrame], walls_ms: list[float]) -> GpuBusy:
     """Take medians over steps, given the work and the wall time of each."""
     busy_ms = [union_us(work) / 1e3 for work in works]
     # What else runs beside a collective hides it, so only the rest is exposed.
-    without_ms = [union_us(work[~_communicates(work)]) / 1e3 for work in works]
+    without_ms = [union_us(work[work["name"].map(category) != "communication"]) / 1e3 for work in works]
     return GpuBusy(
-        busy_ms=median(busy_ms),
+        gpu_busy_ms=median(busy_ms),
         launches=round(median(map(len, works))),
         exposed_communication_ms=median(busy - rest for busy, rest in zip(busy_ms, without_ms, strict=True)),
         profiled_ms=median(walls_ms),
     )
-
-
-def _communicates(work: pd.DataFrame) -> pd.Series:
-    return work["name"].map(category) == "communication"

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from pipeline.compat.torch_private import profiler_events
-from pipeline.instruments.profilers.trace import overlap_us, span_us, union_us
+from pipeline.instruments.profilers.intervals import overlap_us, span_us, union_us, united, work_of
 from pipeline.instruments.sampling.step_timing import synchronize
 
 # On a GPU every kernel and copy is an event, and NCCL's have telling names. On a CPU operators compute; a collective
@@ -38,39 +38,34 @@ class Lanes:
         which at least one event ran; hidden_ms is the time in which both ran: computation + communication − their
         union.
         """
-        # A difference of sums: rounding to nanoseconds, finer than any clock, removes its rounding errors.
-        hidden_us = max(0.0, round(overlap_us(self.computation, self.communication), 3))
-        both = pd.concat([self.computation, self.communication])
-        times: dict[str, Any] = {
-            "span_ms": span_us(both) / 1e3,
-            "computation_ms": union_us(self.computation) / 1e3,
-            "communication_ms": union_us(self.communication) / 1e3,
-            "hidden_ms": hidden_us / 1e3,
+        return {
+            **self._lane("computation", self.computation),
+            **self._lane("communication", self.communication),
+            "hidden_ms": overlap_us(self.computation, self.communication) / 1e3,
+            "waiting_busy_pct": self._waiting_pct(),
         }
-        begin_us, whole_us = both["start_us"].min(), span_us(both)
-        for name, events in (("computation", self.computation), ("communication", self.communication)):
-            times[f"{name}_busy_pct"] = _busy_pct(events, begin_us, whole_us)
-        busy = zip(_busy_pct(both, begin_us, whole_us), times["computation_busy_pct"], strict=True)
-        times["waiting_busy_pct"] = [max(0, either - computing) for either, computing in busy]
-        return times
 
     def columns_by_collective(self, patterns: Mapping[str, str]) -> dict[str, Any]:
         """Return the times and busy shares of the computation and of collectives by the pattern that their name has.
 
         For a pattern called gather: gather_ms, gather_exposed_ms (nothing computed meanwhile) and gather_busy_pct.
         """
-        whole = self.columns()
-        columns = {
-            name: whole[name] for name in ("span_ms", "computation_ms", "computation_busy_pct", "waiting_busy_pct")
-        }
-        both = pd.concat([self.computation, self.communication])
+        columns = {**self._lane("computation", self.computation), "waiting_busy_pct": self._waiting_pct()}
         for name, pattern in patterns.items():
             events = self.communication[self.communication["name"].str.contains(pattern, case=False)]
-            columns[f"{name}_ms"] = union_us(events) / 1e3
             exposed_us = union_us(events) - overlap_us(self.computation, events)
-            columns[f"{name}_exposed_ms"] = max(0.0, round(exposed_us, 3)) / 1e3
-            columns[f"{name}_busy_pct"] = _busy_pct(events, both["start_us"].min(), span_us(both))
+            columns |= {**self._lane(name, events), f"{name}_exposed_ms": max(0.0, round(exposed_us, 3)) / 1e3}
         return columns
+
+    def _waiting_pct(self) -> list[int]:
+        either = self._lane("either", pd.concat([self.computation, self.communication]))["either_busy_pct"]
+        computing = self._lane("computation", self.computation)["computation_busy_pct"]
+        return [max(0, busy - computes) for busy, computes in zip(either, computing, strict=True)]
+
+    def _lane(self, name: str, events: pd.DataFrame) -> dict[str, Any]:
+        both = pd.concat([self.computation, self.communication])
+        busy_pct = _busy_pct(events, both["start_us"].min(), span_us(both))
+        return {"span_ms": span_us(both) / 1e3, f"{name}_ms": union_us(events) / 1e3, f"{name}_busy_pct": busy_pct}
 
 
 def capture_step(
@@ -96,28 +91,16 @@ def capture_step(
         return None
     if file is not None:
         profiler.export_chrome_trace(str(file))
-    # Raw events: torch's own event objects take twenty times as long.
     return lanes(profiler_events(profiler), device.type)
 
 
 def lanes(events: Iterable[Any], device_type: str) -> Lanes:
     """Separate computation from communication by the names of Kineto's events.
 
-    Named ranges, which a profiler projects onto the GPU too, are not GPU work and are left out there; on a CPU, gloo's
-    collectives are such ranges.
+    On a CPU gloo's collectives are named ranges, which are no work on a GPU.
     """
     on_gpu = device_type == "cuda"
-    work = pd.DataFrame(
-        [
-            (event.name(), event.start_ns(), event.duration_ns() / 1e3)
-            for event in events
-            if (event.device_type() == torch.autograd.DeviceType.CUDA) == on_gpu
-            and not (on_gpu and event.is_user_annotation())
-        ],
-        columns=["name", "start_ns", "duration_us"],
-    )
-    # A float cannot hold nanoseconds since 1970 exactly.
-    work["start_us"] = (work["start_ns"] - work["start_ns"].min()) / 1e3
+    work = work_of(events, on_gpu)
     communicates = work["name"].str.match(COMMUNICATION).astype(bool)
     computes = ~communicates if on_gpu else work["name"].str.match(COMPUTATION_ON_CPU).astype(bool)
     return Lanes(work[computes], work[communicates])
@@ -127,18 +110,9 @@ def _busy_pct(events: pd.DataFrame, begin_us: float, span_us: float) -> list[int
     """Cut a span into `PARTS` and return, for each, the share (%) in which at least one event ran."""
     if events.empty:
         return [0] * PARTS
-    starts, ends = _union(events)
+    starts, ends = united(events)
     busy_after = np.cumsum(ends - starts)
     busy_before = busy_after - (ends - starts)
     edges = begin_us + span_us * np.arange(PARTS + 1) / PARTS
     busy_until = np.interp(edges, np.ravel([starts, ends], "F"), np.ravel([busy_before, busy_after], "F"))
     return [round(100 * share) for share in np.diff(busy_until) / (span_us / PARTS)]
-
-
-def _union(events: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Merge overlapping events; return the starts and ends of the merged intervals."""
-    events = events.sort_values("start_us")
-    starts = events["start_us"].to_numpy(dtype=float)
-    ends = np.maximum.accumulate(starts + events["duration_us"].to_numpy(dtype=float))
-    begins = np.append(True, starts[1:] > ends[:-1])
-    return starts[begins], ends[np.append(begins[1:], True)]

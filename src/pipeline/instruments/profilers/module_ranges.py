@@ -1,11 +1,11 @@
 """Ranges around the modules of a model, by hooks, so that the model need not be written for it."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from torch import nn
 
-from pipeline.ranges import span
+from pipeline.ranges import RangeFactory, span
 
 
 @contextmanager
@@ -15,7 +15,12 @@ def module_ranges(model: nn.Module) -> Iterator[None]:
     The layers are the items of a ModuleList. A range has the name of its module, of a layer with the list's before it:
     "layers.3", and inside it "feed_forward".
     """
-    handles = [handle for name, module in _parts(model) for handle in _hook(name, module)]
+    handles = []
+    for name, module in _parts(model):
+        enter, leave = opening(span, name)
+        handles.append(module.register_forward_pre_hook(enter))
+        # Also where the forward pass raises, so that a range is never left open.
+        handles.append(module.register_forward_hook(leave, always_call=True))
     try:
         yield
     finally:
@@ -33,16 +38,15 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield from layer.named_children()
 
 
-def _hook(name: str, module: nn.Module) -> tuple:
-    open_ranges: list[AbstractContextManager] = []
+def opening(open_range: RangeFactory, name: str) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Return two hooks, of which the first opens a range and the second closes it."""
+    opened: list[AbstractContextManager] = []
 
     def enter(*_arguments: object) -> None:
-        opened = span(name)
-        opened.__enter__()
-        open_ranges.append(opened)
+        opened.append(open_range(name))
+        opened[-1].__enter__()
 
     def leave(*_arguments: object) -> None:
-        open_ranges.pop().__exit__(None, None, None)
+        opened.pop().__exit__(None, None, None)
 
-    # Also where the forward pass raises, so that a range is never left open.
-    return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
+    return enter, leave

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.nsys import CaptureFailed
 from pipeline.instruments.profilers.trace import Trace, build_trace
 
@@ -18,16 +17,18 @@ _KERNELS = """
     FROM CUPTI_ACTIVITY_KIND_KERNEL JOIN StringIds AS names ON names.id = demangledName
 """
 # CUpti_ActivityMemcpyKind in words.
-_COPIES = """
+_OPTIONAL = {
+    "CUPTI_ACTIVITY_KIND_MEMCPY": """
     SELECT '[CUDA memcpy ' || CASE copyKind WHEN 1 THEN 'Host-to-Device' WHEN 2 THEN 'Device-to-Host'
         WHEN 8 THEN 'Device-to-Device' ELSE 'of kind ' || copyKind END || ']' AS name,
         streamId AS stream, start, "end", correlationId AS correlation
     FROM CUPTI_ACTIVITY_KIND_MEMCPY
-"""
-_FILLS = """
+    """,
+    "CUPTI_ACTIVITY_KIND_MEMSET": """
     SELECT '[CUDA memset]' AS name, streamId AS stream, start, "end", correlationId AS correlation
     FROM CUPTI_ACTIVITY_KIND_MEMSET
-"""
+    """,
+}
 # Calls of the runtime and of the driver; a global thread id is unique among all processes and threads.
 _LAUNCHES = """
     SELECT correlationId AS correlation, start / 1e3 AS launch_us, globalTid AS thread
@@ -53,25 +54,20 @@ def read_export(database: Path) -> Trace:
             return _read(connection, database)
     # pandas wraps sqlite3's errors; both say what is wrong in their first line.
     except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
-        raise CaptureFailed(f"{database.name} is no whole nsys export: {_reason(error)}") from None
-
-
-def _reason(error: Exception) -> str:
-    cause = error.__cause__ or error
-    return str(cause).splitlines()[0]
+        reason = str(error.__cause__ or error).splitlines()[0]
+        raise CaptureFailed(f"{database.name} is no whole nsys export: {reason}") from None
 
 
 def _read(connection: sqlite3.Connection, database: Path) -> Trace:
     # Tables of what did not occur are not written; kernels, launches and ranges must have occurred.
     present = set(pd.read_sql_query("SELECT name FROM sqlite_master WHERE type = 'table'", connection)["name"])
-    queries = {"CUPTI_ACTIVITY_KIND_MEMCPY": _COPIES, "CUPTI_ACTIVITY_KIND_MEMSET": _FILLS}
-    optional = [query for table, query in queries.items() if table in present]
+    optional = [query for table, query in _OPTIONAL.items() if table in present]
     work = pd.concat([_intervals(query, connection) for query in (_KERNELS, *optional)], ignore_index=True)
     ranges = _intervals(_RANGES, connection)
     if work.empty or ranges.empty:
         raise CaptureFailed(f"{database.name} holds no {'kernel' if work.empty else 'range'}")
     launches = pd.read_sql_query(_LAUNCHES, connection)
-    return build_trace(work, launches, ranges, "nsys", category)
+    return build_trace(work, launches, ranges, "nsys")
 
 
 def _intervals(query: str, connection: sqlite3.Connection) -> pd.DataFrame:

@@ -5,23 +5,23 @@ The trace is read back from the file that torch.profiler exports, which Perfetto
 
 import gzip
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.profilers.nsys import CaptureFailed
-from pipeline.instruments.profilers.trace import NOWHERE, Trace, build_trace, in_reading_order, nest
+from pipeline.instruments.profilers.trace import NOWHERE, Trace, build_trace, in_reading_order, nestings
 from pipeline.ranges import listening
 
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
+_READ = (*_DEVICE_WORK, *_LAUNCHES, "user_annotation", "cpu_op")
 # "aten::mm", "gloo:all_reduce"; not the nodes of autograd's graph, which call operators and compute nothing themselves.
-_OPERATOR = re.compile(r"(?!autograd::|torch::)\w+:")
+_OPERATOR = r"(?!autograd::|torch::)\w+:"
 
 
 def capture(program: Callable[[], object], device: torch.device, path: Path) -> Trace:
@@ -43,63 +43,54 @@ def read_trace(path: Path) -> Trace:
             found = json.load(file)["traceEvents"]
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise CaptureFailed(f"{path.name} is no whole trace of torch.profiler: {str(error) or 'cut short'}") from None
-    by_category: dict[str, list[dict]] = {}
-    for event in found:
-        if event.get("ph") == "X":
-            by_category.setdefault(event.get("cat", ""), []).append(event)
+    events = _table([event for event in found if event.get("ph") == "X" and event.get("cat") in _READ])
     # PyTorch's own ranges, like "Optimizer.step#AdamW.step", have a # in their names.
-    annotations = [event for event in by_category.get("user_annotation", []) if "#" not in event["name"]]
-    on_device = [event for name in _DEVICE_WORK for event in by_category.get(name, [])]
-    calls = [event for name in _LAUNCHES for event in by_category.get(name, [])]
-    work, launches = _device_work(on_device, calls) if on_device else _operators(by_category.get("cpu_op", []))
-    if work.empty or not annotations:
+    ranges = events[(events["category"] == "user_annotation") & ~events["name"].str.contains("#", regex=False)]
+    work, launches = events[events["category"].isin(_DEVICE_WORK)], events[events["category"].isin(_LAUNCHES)]
+    if work.empty:
+        work, launches = _operators(events[events["category"] == "cpu_op"])
+    if work.empty or ranges.empty:
         raise CaptureFailed(f"{path.name} holds no {'work' if work.empty else 'range'}")
-    return build_trace(work, launches, _intervals(annotations), "torch.profiler", category)
+    launches = launches[launches["correlation"] != NOWHERE].rename(columns={"start_us": "launch_us"})
+    launches = launches.sort_values("launch_us", kind="stable")[["correlation", "launch_us", "thread"]]
+    return build_trace(work.drop(columns=["thread", "category"]), launches, ranges, "torch.profiler")
 
 
-def _intervals(events: list[dict]) -> pd.DataFrame:
-    rows = [(event["name"], event["tid"], float(event["ts"]), float(event["dur"])) for event in events]
-    return pd.DataFrame(rows, columns=["name", "thread", "start_us", "duration_us"])
+def _table(events: list[dict]) -> pd.DataFrame:
+    arguments = [event.get("args", {}) for event in events]
+    return pd.DataFrame(
+        {
+            "name": pd.Series([event["name"] for event in events], dtype=str),
+            "category": [event["cat"] for event in events],
+            "thread": [event["tid"] for event in events],
+            "start_us": np.array([event["ts"] for event in events], dtype=float),
+            "duration_us": np.array([event["dur"] for event in events], dtype=float),
+            "stream": [found.get("stream", 0) for found in arguments],
+            "correlation": [found.get("correlation", NOWHERE) for found in arguments],
+        }
+    )
 
 
-def _device_work(on_device: list[dict], calls: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    arguments = [event.get("args", {}) for event in on_device]
-    work = _intervals(on_device).drop(columns="thread")
-    work["stream"] = [found.get("stream", 0) for found in arguments]
-    work["correlation"] = [found.get("correlation", NOWHERE) for found in arguments]
-    launches = _intervals(calls).rename(columns={"start_us": "launch_us"})[["launch_us", "thread"]]
-    launches["correlation"] = [event.get("args", {}).get("correlation", NOWHERE) for event in calls]
-    launches = launches[launches["correlation"] != NOWHERE]
-    return work, launches.sort_values("launch_us", kind="stable")
-
-
-def _operators(events: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Give each operator the pieces of time in which it ran itself, not an operator that it called.
+def _operators(operators: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Give each operator the pieces of time in which it ran itself, not an operator that it called; and the calls.
 
     So the durations add up to the time in operators, and no two pieces on a thread overlap. The pieces of one operator
     share a correlation id, and the first counts as the call.
     """
-    operators = in_reading_order(_intervals(events))
-    pieces = []
-    for rows in operators.groupby("thread").indices.values():
-        starts = operators["start_us"].to_numpy()[rows]
-        nesting = nest(starts, starts + operators["duration_us"].to_numpy()[rows])
-        moments, innermost = nesting.moments, nesting.innermost
-        inside = innermost[:-1] != NOWHERE
-        pieces.append(
-            pd.DataFrame(
-                {
-                    "correlation": rows[innermost[:-1][inside]],
-                    "start_us": moments[:-1][inside],
-                    "duration_us": (moments[1:] - moments[:-1])[inside],
-                }
-            )
+    operators = in_reading_order(operators)
+    operators["correlation"], operators["stream"] = operators.index, operators["thread"]
+    pieces = [
+        pd.DataFrame(
+            {
+                "correlation": nesting.innermost[:-1],
+                "start_us": nesting.moments[:-1],
+                "duration_us": np.diff(nesting.moments),
+            }
         )
-    if not pieces:
-        return pd.DataFrame(columns=["name"]), pd.DataFrame()
-    work = pd.concat(pieces, ignore_index=True)
+        for _, nesting in nestings(operators)
+    ]
+    found = pd.concat([pd.DataFrame(columns=["correlation"], dtype=int), *pieces], ignore_index=True)
+    found = found[found["correlation"] != NOWHERE]
+    work = found.merge(operators.drop(columns=["start_us", "duration_us"]), on="correlation")
     work["calls"] = (~work["correlation"].duplicated()).astype(int)
-    work["name"] = operators["name"].to_numpy()[work["correlation"]]
-    work["stream"] = operators["thread"].to_numpy()[work["correlation"]]
-    launches = operators.rename(columns={"start_us": "launch_us"})[["launch_us", "thread"]]
-    return work[[bool(_OPERATOR.match(name)) for name in work["name"]]], launches.assign(correlation=launches.index)
+    return work[work["name"].str.match(_OPERATOR).astype(bool)], operators

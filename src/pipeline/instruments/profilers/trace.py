@@ -5,12 +5,15 @@ nothing of the range it belongs to. Here it belongs to the range that was open w
 correlation id leads from the kernel to the launching call, that call's thread and host time lead to the range.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from pipeline.instruments.profilers.intervals import span_us, union_us
+from pipeline.instruments.profilers.kernel_categories import category
 
 # Device work, in order of its start.
 EVENT_COLUMNS = (
@@ -41,102 +44,89 @@ class Trace:
 
 @dataclass(frozen=True)
 class Nesting:
-    """Intervals that lie inside each other: each one's parent, and which is the innermost from each moment on.
+    """How intervals of one thread, rows of a table, lie inside each other.
 
     `parents` has an entry an interval; between `moments[i]` and `moments[i + 1]` the innermost is `innermost[i]`.
-    NOWHERE stands for none.
+    All are rows of the table; NOWHERE stands for none.
     """
 
+    rows: np.ndarray
     parents: np.ndarray
     moments: np.ndarray
     innermost: np.ndarray
 
     def at(self, times: np.ndarray) -> np.ndarray:
         """Give the innermost interval at each time."""
-        places = np.searchsorted(self.moments, times, side="right") - 1
-        return np.where(places >= 0, self.innermost[places], NOWHERE) if len(self.moments) else np.full(len(times), -1)
+        # Before the first moment the place is -1, which finds the last: there, as for no time, none is open any more.
+        return self.innermost[np.searchsorted(self.moments, times, side="right") - 1]
 
 
-def build_trace(
-    work: pd.DataFrame,
-    launches: pd.DataFrame,
-    ranges: pd.DataFrame,
-    profiler: str,
-    categorise: Callable[[str, str], str],
-) -> Trace:
+def build_trace(work: pd.DataFrame, launches: pd.DataFrame, ranges: pd.DataFrame, profiler: str) -> Trace:
     """Attribute device work to the ranges that launched it.
 
     work: name, stream, start_us, duration_us, correlation, and calls where not all 1; launches: correlation,
-    launch_us, thread; ranges: name, thread, start_us, duration_us. categorise(name, path) names the kind of work.
-    Work without a launch in the capture belongs to no range.
+    launch_us, thread; ranges: name, thread, start_us, duration_us. Work without a launch in the capture belongs to no
+    range.
     """
     ranges = _nested(ranges)
-    launches = launches.drop_duplicates("correlation")
-    events = work.merge(launches, on="correlation", how="left").sort_values("start_us", kind="stable")
-    events = events.reset_index(drop=True)
+    events = work.merge(launches.drop_duplicates("correlation"), on="correlation", how="left")
+    events = events.sort_values("start_us", kind="stable", ignore_index=True)
     if "calls" not in events:
         events["calls"] = 1
     events["range_id"] = _launching_range(events, ranges)
     paths = np.append(ranges["path"].to_numpy(dtype=object), "")  # NOWHERE, -1, finds the last
     events["path"] = paths[events["range_id"].to_numpy()]
-    events["category"] = [categorise(*pair) for pair in zip(events["name"], events["path"], strict=True)]
+    events["category"] = list(map(category, events["name"], events["path"]))
     origin_us = min((table["start_us"].min() for table in (events, ranges) if len(table)), default=0.0)
     events["start_us"] -= origin_us
     ranges["start_us"] -= origin_us
     return Trace(events[list(EVENT_COLUMNS)], ranges[list(RANGE_COLUMNS)], profiler)
 
 
-def nest(starts: np.ndarray, ends: np.ndarray) -> Nesting:
-    """Find how the intervals of one thread lie inside each other, given in order of their starts, outer ones first."""
-    parents, moments, innermost = np.full(len(starts), NOWHERE), [], []
-    ends = np.array(ends, dtype=float)
-    stack: list[int] = []
-
-    def close_until(time: float) -> None:
-        while stack and ends[stack[-1]] <= time:
-            moments.append(ends[stack.pop()])
-            innermost.append(stack[-1] if stack else NOWHERE)
-
-    for current, start in enumerate(starts):
-        close_until(start)
-        if stack:
-            parents[current] = stack[-1]
-            # Clocks are read to a finite digit: an inner interval may seem to outlast its outer one.
-            ends[current] = min(ends[current], ends[stack[-1]])
-        stack.append(current)
-        moments.append(start)
-        innermost.append(current)
-    close_until(np.inf)
-    return Nesting(parents, np.array(moments, dtype=float), np.array(innermost, dtype=int))
-
-
 def in_reading_order(intervals: pd.DataFrame) -> pd.DataFrame:
     """Sort intervals by start_us, outer ones (duration_us) before the inner ones that start with them."""
-    order = np.lexsort((-intervals["duration_us"], intervals["start_us"]))
-    return intervals.iloc[order].reset_index(drop=True)
+    return intervals.sort_values(["start_us", "duration_us"], ascending=[True, False], ignore_index=True)
+
+
+def nestings(intervals: pd.DataFrame) -> Iterator[tuple[Any, Nesting]]:
+    """Yield each thread with how its intervals, which stand in reading order, lie inside each other."""
+    starts = intervals["start_us"].to_numpy(dtype=float)
+    ends = starts + intervals["duration_us"].to_numpy(dtype=float)
+    for thread, rows in intervals.groupby("thread").indices.items():
+        yield thread, _nest(np.asarray(rows), starts, ends)
+
+
+def _nest(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Nesting:
+    parents: list[int] = []
+    changes: list[tuple[float, int]] = []
+    stack: list[tuple[int, float]] = []
+
+    def close_until(time: float) -> None:
+        while stack and stack[-1][1] <= time:
+            _, end = stack.pop()
+            changes.append((end, stack[-1][0] if stack else NOWHERE))
+
+    for row in rows:
+        close_until(starts[row])
+        parents.append(stack[-1][0] if stack else NOWHERE)
+        # Clocks are read to a finite digit: an inner interval may seem to outlast its outer one.
+        stack.append((row, min(ends[row], stack[-1][1]) if stack else ends[row]))
+        changes.append((starts[row], row))
+    close_until(np.inf)
+    moments, innermost = zip(*changes, strict=True)
+    return Nesting(rows, np.array(parents), np.array(moments), np.array(innermost))
 
 
 def _nested(ranges: pd.DataFrame) -> pd.DataFrame:
     """Add each range's parent and path."""
     ranges = in_reading_order(ranges)
     parents = np.full(len(ranges), NOWHERE)
-    for _, rows, nesting in _by_thread(ranges):
-        inside = nesting.parents != NOWHERE
-        parents[rows[inside]] = rows[nesting.parents[inside]]
+    for _, nesting in nestings(ranges):
+        parents[nesting.rows] = nesting.parents
     paths: list[str] = []
     for name, parent in zip(ranges["name"], parents, strict=True):
         paths.append(name if parent == NOWHERE else f"{paths[parent]}/{name}")
     return ranges.assign(parent=parents, path=pd.Series(paths, dtype=object))
-
-
-def _by_thread(ranges: pd.DataFrame) -> list[tuple[Any, np.ndarray, Nesting]]:
-    """Give, for each thread, the rows of its ranges and how these are nested."""
-    found = []
-    for thread, indices in ranges.groupby("thread").indices.items():
-        rows = np.asarray(indices)
-        starts = ranges["start_us"].to_numpy()[rows]
-        found.append((thread, rows, nest(starts, starts + ranges["duration_us"].to_numpy()[rows])))
-    return found
 
 
 def _launching_range(events: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
@@ -145,16 +135,12 @@ def _launching_range(events: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
     The second rule is for a thread that works for another one, as autograd's does for the thread that called
     `backward` and waits inside its range.
     """
-    found = np.full(len(events), NOWHERE)
+    found, elsewhere = np.full((2, len(events)), NOWHERE)
     times = events["launch_us"].to_numpy(dtype=float)
-    launched = np.isfinite(times)
     starts = np.append(ranges["start_us"].to_numpy(), -np.inf)
-    elsewhere = np.full(len(events), NOWHERE)
-    for thread, rows, nesting in _by_thread(ranges):
-        places = np.where(launched, nesting.at(times), NOWHERE)
-        here = np.where(places != NOWHERE, rows[places], NOWHERE)
-        own = (events["thread"] == thread).to_numpy()
-        found[own] = here[own]
+    for thread, nesting in nestings(ranges):
+        here = nesting.at(times)
+        found = np.where(events["thread"] == thread, here, found)
         elsewhere = np.where(starts[here] > starts[elsewhere], here, elsewhere)
     return np.where(found != NOWHERE, found, elsewhere)
 
@@ -180,36 +166,10 @@ def range_times(trace: Trace, path: str) -> pd.DataFrame:
     overlaps counted once; span_us: from the first start to the last end of it, the range as projected onto the
     device; range_us: the range itself, by the host clock. Without device work the first three are 0.
     """
-    occurrences = trace.ranges[trace.ranges["path"] == path]
-    by_occurrence = dict(list(events_of(trace, path).groupby("occurrence")))
-    nothing = trace.events.iloc[:0]
+    occurrences, launched = trace.ranges[trace.ranges["path"] == path], events_of(trace, path)
     times = []
     for number, range_us in enumerate(occurrences["duration_us"]):
-        events = by_occurrence.get(number, nothing)
+        events = launched[launched["occurrence"] == number]
         sums = {"kernel_sum_us": events["duration_us"].sum(), "busy_us": union_us(events), "span_us": span_us(events)}
         times.append({**sums, "range_us": range_us})
     return pd.DataFrame(times, columns=["kernel_sum_us", "busy_us", "span_us", "range_us"], dtype=float)
-
-
-def span_us(events: pd.DataFrame) -> float:
-    """Return the time from the first start to the last end."""
-    if events.empty:
-        return 0.0
-    return float((events["start_us"] + events["duration_us"]).max() - events["start_us"].min())
-
-
-def union_us(events: pd.DataFrame) -> float:
-    """Return the time in which at least one event ran, on whatever stream: what overlaps counts once."""
-    if events.empty:
-        return 0.0
-    starts = events["start_us"].to_numpy(dtype=float)
-    ends = starts + events["duration_us"].to_numpy(dtype=float)
-    order = np.argsort(starts, kind="stable")
-    starts, covered_until = starts[order], np.maximum.accumulate(ends[order])
-    gaps = np.maximum(starts[1:] - covered_until[:-1], 0).sum()
-    return float(covered_until[-1] - starts[0] - gaps)
-
-
-def overlap_us(events: pd.DataFrame, others: pd.DataFrame) -> float:
-    """Return the time in which at least one event of each table ran."""
-    return union_us(events) + union_us(others) - union_us(pd.concat([events, others]))

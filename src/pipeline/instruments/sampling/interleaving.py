@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Generic, TypeVar
 
-from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons, slowdowns_among
+from pipeline.instruments.machine.gpu_state import gpu_state
 from pipeline.instruments.machine.power import Power, PowerWatch
 from pipeline.instruments.memory.out_of_memory import attempt
-from pipeline.instruments.sampling.step_timing import StopRule
+from pipeline.instruments.sampling.step_timing import StopRule, Watched
 
 # What names a call.
 Key = TypeVar("Key", bound=Hashable)
@@ -53,17 +53,13 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Interleaving(Generic[Key]):
+class Interleaving(Watched, Generic[Key]):
     """What interleaved sampling gave, the state of the GPU before and after it, and its power meanwhile."""
 
     taken: dict[Key, Taken]
     state_before: list[dict]
     state_after: list[dict]
     power: Power = field(default_factory=Power)
-
-    def slowdowns(self) -> list[str]:
-        """Return the reasons, if any, for which the hardware held the clock down below its own choice."""
-        return slowdowns_among({*self.power.slowdowns, *slowdown_reasons(self.state_after)})
 
 
 def interleave(
@@ -83,7 +79,7 @@ def interleave(
     for _ in range(warmup):
         for name in works:
             if name not in warm and taken[name].out_of_memory is None:
-                _sampled(works[name], sampler, taken[name])
+                _, taken[name].out_of_memory = attempt(sampler, works[name])
     rotation = [name for name in works if taken[name].out_of_memory is None]
     state_before, watch, rounds = gpu_state(), PowerWatch(), 0
     while rotation:
@@ -93,15 +89,10 @@ def interleave(
     return Interleaving(taken, state_before, gpu_state(), watch.over(max(1, rounds)))
 
 
-def _sampled(work: Work, sampler: Sampler, taken: Taken) -> Sample | None:
-    sample, taken.out_of_memory = attempt(sampler, work)
-    return sample
-
-
 def _goes_on(work: Work, sampler: Sampler, taken: Taken, rule: StopRule) -> bool:
     """Take one sample; tell whether another is wanted."""
     started = perf_counter()
-    sample = _sampled(work, sampler, taken)
+    sample, taken.out_of_memory = attempt(sampler, work)
     if sample is None:
         return False
     taken.add(sample, perf_counter() - started)

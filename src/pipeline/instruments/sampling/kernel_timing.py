@@ -11,13 +11,12 @@ Three ways to take one sample (a `Sampler` of pipeline.instruments.sampling.inte
 """
 
 from time import perf_counter
-from typing import Any, Protocol
 
 import torch
 
 from pipeline.compat.torch_private import keep_gpu_busy
 from pipeline.instruments.sampling.interleaving import Sample, Sampler, Work
-from pipeline.instruments.sampling.step_timing import CudaEvent, Timings, cuda_synchronize, synchronize, time_once
+from pipeline.instruments.sampling.step_timing import Timings, recorded_event, synchronize, time_once
 
 # Twice the cache: lines that the hardware keeps, or spreads over two halves, go too.
 FLUSHED_OVER_L2 = 2
@@ -29,34 +28,8 @@ CALIBRATION_CYCLES = 2_000_000
 SETTLING_MS = 1.0
 
 
-class Event(Protocol):
-    """A moment of the device's work."""
-
-    def query(self) -> bool:
-        """Tell whether the device has come to it."""
-
-    def elapsed_time(self, end: Any) -> float:
-        """Return the milliseconds from this moment to a later one of the same kind."""
-
-
-class Queue(Protocol):
-    """What a device has yet to do, in order."""
-
-    def flush_l2(self) -> None:
-        """Queue a write over the whole L2 cache."""
-
-    def keep_busy(self, duration_ms: float) -> None:
-        """Queue something that takes so long."""
-
-    def mark(self) -> Event:
-        """Queue a moment to be read later."""
-
-    def synchronize(self) -> None:
-        """Wait until all that is queued is done."""
-
-
 class CudaQueue:
-    """The current stream of a CUDA device."""
+    """What the current stream of a CUDA device has yet to do, in order."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -73,14 +46,12 @@ class CudaQueue:
         keep_gpu_busy(int(duration_ms * self._cycles_per_ms))
 
     def mark(self) -> torch.cuda.Event:
-        """Record an event."""
-        event = CudaEvent(enable_timing=True)
-        event.record()
-        return event
+        """Queue a moment to be read later."""
+        return recorded_event()
 
     def synchronize(self) -> None:
         """Wait for the device."""
-        cuda_synchronize(self._device)
+        synchronize(self._device)
 
     def _measure_cycles_per_ms(self) -> float:
         keep_gpu_busy(CALIBRATION_CYCLES)  # the first loads the kernel
@@ -94,7 +65,7 @@ class CudaQueue:
 class KernelSampler:
     """Sample device times: L2 flushed, the stream kept busy until the host has queued the whole call."""
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: CudaQueue) -> None:
         self._queue = queue
         self._enqueue_ms: dict[Work, float] = {}
 

@@ -5,8 +5,6 @@ told apart by CUDA events on the stream that computes, on a CPU by the host cloc
 is, so that each sample is the maximum over the ranks.
 """
 
-from itertools import pairwise
-from time import perf_counter
 from typing import TypeVar
 
 import torch
@@ -14,7 +12,7 @@ import torch.distributed as dist
 
 from pipeline.instruments.machine import gpu_state
 from pipeline.instruments.machine.power import Power, PowerWatch, power_of_ranks
-from pipeline.instruments.sampling.step_timing import CudaEvent, Phases, Sampling, Timings, collections_off, synchronize
+from pipeline.instruments.sampling.step_timing import Phases, Sampling, Timings, time_in_a_row, warm_up
 
 STEP = "train_step"
 
@@ -28,10 +26,7 @@ def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, ste
     barrier before; on a GPU by CUDA events too. Every rank of the default process group calls it alike, and all get
     the same samples.
     """
-    for _ in range(warmup):
-        for phase in phases.values():
-            phase()
-    synchronize(device)
+    warm_up(phases, device, warmup)
     state_before = gpu_state.gpu_state()
     timings = {name: Timings() for name in (*phases, STEP)}
     watch = PowerWatch(device.index)
@@ -41,32 +36,18 @@ def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, ste
             samples = timings[name].host_ms if clock == "host" else timings[name].cuda_events_ms
             samples.append(sample_ms)
         watch.poll()
-    return Sampling(timings, state_before, gpu_state.gpu_state(), _power_over_ranks(watch.over(steps)))
+    ranks: list[Power] = [Power()] * dist.get_world_size()
+    dist.all_gather_object(ranks, watch.over(steps))
+    return Sampling(timings, state_before, gpu_state.gpu_state(), power_of_ranks(ranks))
 
 
 def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], float]:
     """Time one step on this rank: the milliseconds by phase and clock."""
-    clock = _CudaEvents() if device.type == "cuda" else _HostClock()
-    synchronize(device)
-    with collections_off():
-        started = perf_counter()
-        clock.mark()
-        for phase in phases.values():
-            phase()
-            clock.mark()
-        synchronize(device)
-        host_ms = (perf_counter() - started) * 1e3
-    phases_ms = clock.between_marks_ms()
-    times_ms = {(name, clock.name): ms for name, ms in zip(phases, phases_ms, strict=True)}
-    if clock.name != "host":
-        times_ms[STEP, clock.name] = sum(phases_ms)
-    return times_ms | {(STEP, "host"): host_ms}
-
-
-def _power_over_ranks(power: Power) -> Power:
-    ranks: list[Power] = [power] * dist.get_world_size()
-    dist.all_gather_object(ranks, power)
-    return power_of_ranks(ranks)
+    whole_ms, phases_ms, events_ms = time_in_a_row(phases.values(), device)
+    if not events_ms:
+        return {(name, "host"): ms for name, ms in zip(phases, phases_ms, strict=True)} | {(STEP, "host"): whole_ms}
+    times_ms = {(name, "cuda_events"): ms for name, ms in zip(phases, events_ms, strict=True)}
+    return times_ms | {(STEP, "cuda_events"): sum(events_ms), (STEP, "host"): whole_ms}
 
 
 def max_over_ranks(values: dict[Key, float], device: torch.device) -> dict[Key, float]:
@@ -74,30 +55,3 @@ def max_over_ranks(values: dict[Key, float], device: torch.device) -> dict[Key, 
     largest = torch.tensor(list(values.values()), dtype=torch.float64, device=device)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
     return dict(zip(values, largest.tolist(), strict=True))
-
-
-class _HostClock:
-    name = "host"
-
-    def __init__(self) -> None:
-        self.moments_s: list[float] = []
-
-    def mark(self) -> None:
-        self.moments_s.append(perf_counter())
-
-    def between_marks_ms(self) -> list[float]:
-        return [(end - begin) * 1e3 for begin, end in pairwise(self.moments_s)]
-
-
-class _CudaEvents:
-    name = "cuda_events"
-
-    def __init__(self) -> None:
-        self.events: list[torch.cuda.Event] = []
-
-    def mark(self) -> None:
-        self.events.append(CudaEvent(enable_timing=True))
-        self.events[-1].record()
-
-    def between_marks_ms(self) -> list[float]:
-        return [begin.elapsed_time(end) for begin, end in pairwise(self.events)]

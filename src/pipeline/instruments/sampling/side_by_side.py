@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -78,16 +78,6 @@ class Problem(ABC):
         return peer_errors_as_skipped(name)
 
 
-class Rule(Protocol):
-    """The settings of sampling."""
-
-    min_samples: int
-    max_samples: int
-    rel_error: float
-    budget_s: float
-    call_limit_s: float
-
-
 @dataclass
 class Trial:
     """The result of trying an implementation, by phase.
@@ -114,12 +104,13 @@ class SideBySide:
         self,
         problem: Problem,
         builds: Mapping[str, Callable[[], Any]],
-        settings: Rule,
+        settings: Any,
         own: Mapping[str, Callable[[], AbstractContextManager]],
     ) -> None:
         """Try each implementation; own: those of the user's own, with the context in which each has its turn.
 
-        Before each timed call of these the numbers change: those of calls before are of no use to it.
+        Before each timed call of these the numbers change: those of calls before are of no use to it. settings: those
+        of a `StopRule`, and `call_limit_s`.
         """
         self.problem, self.builds, self.settings, self.own = problem, builds, settings, own
         problem.draw(SEED)
@@ -231,10 +222,10 @@ class SideBySide:
         found: dict[str, tuple[float, float]] = {}
         built = self.builds[name]()
         works, _reason = attempt(self._works, name, built)
-        for phase in self.trials[name].works if works else ():
-            if phase == self.problem.phases[-1] and found:
+        for phase, work in (works or {}).items():
+            if phase not in self.trials[name].works or (phase == self.problem.phases[-1] and found):
                 continue
-            called, _reason = attempt(timed_call, works[phase], self.problem.device)
+            called, _reason = attempt(timed_call, work, self.problem.device)
             found |= {} if called is None else self.problem.errors(built, phase, called.result)
         return found
 

@@ -1,9 +1,10 @@
 """The instrument `timing`: phases of a repeated step by the host clock, with CUDA events beside it."""
 
 import gc
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from time import perf_counter
 
 import torch
@@ -15,7 +16,7 @@ from pipeline.instruments.sampling.summary import rel_error
 Phases = Mapping[str, Callable[[], object]]
 
 # Like perf_counter bound here, before anything of the user's own is imported, which may put others in their place.
-CudaEvent, cuda_synchronize = torch.cuda.Event, torch.cuda.synchronize
+_CudaEvent, _cuda_synchronize = torch.cuda.Event, torch.cuda.synchronize
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,19 @@ class Timings:
         return {clock: samples for clock, samples in clocks.items() if samples}
 
 
+class Watched:
+    """Sampling with the state of the GPU before and after it, and its power meanwhile."""
+
+    state_after: list[dict]
+    power: Power
+
+    def slowdowns(self) -> list[str]:
+        """Return the reasons, if any, for which the hardware held the clock down below its own choice."""
+        return gpu_state.slowdowns_among({*self.power.slowdowns, *gpu_state.slowdown_reasons(self.state_after)})
+
+
 @dataclass(frozen=True)
-class Sampling:
+class Sampling(Watched):
     """What sampling a set of phases gave, the state of the GPU just before and just after it, and its power meanwhile.
 
     The power's step is a round of all phases.
@@ -67,10 +79,6 @@ class Sampling:
     state_after: list[dict]
     power: Power = field(default_factory=Power)
 
-    def slowdowns(self) -> list[str]:
-        """Return the reasons, if any, for which the hardware held the clock down below its own choice."""
-        return gpu_state.slowdowns_among({*self.power.slowdowns, *gpu_state.slowdown_reasons(self.state_after)})
-
 
 def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRule) -> Sampling:
     """Repeat phases in turn and time each from one synchronised moment to the next.
@@ -78,10 +86,7 @@ def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRul
     Every round runs all phases in their order. The first `warmup` rounds are not counted; with 0 the cold
     first round is a sample like any other.
     """
-    for _ in range(warmup):
-        for phase in phases.values():
-            phase()
-    synchronize(device)
+    warm_up(phases, device, warmup)
     state_before = gpu_state.gpu_state()
     timings = {name: Timings() for name in phases}
     watch, started = PowerWatch(), perf_counter()
@@ -95,6 +100,14 @@ def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRul
             return Sampling(timings, state_before, gpu_state.gpu_state(), power)
 
 
+def warm_up(phases: Phases, device: torch.device, rounds: int) -> None:
+    """Run phases in turn, untimed, and wait for the device."""
+    for _ in range(rounds):
+        for phase in phases.values():
+            phase()
+    synchronize(device)
+
+
 def time_call_ms(call: Callable[[], object], device: torch.device) -> float:
     """Return the milliseconds of one call by the host clock, with a synchronize on both sides."""
     timings = Timings()
@@ -102,10 +115,47 @@ def time_call_ms(call: Callable[[], object], device: torch.device) -> float:
     return timings.host_ms[0]
 
 
+def time_once(phase: Callable[[], object], device: torch.device, timings: Timings) -> None:
+    """Run a phase from one synchronised moment to the next and add what each clock says."""
+    host_ms, _, events_ms = time_in_a_row([phase], device)
+    timings.host_ms.append(host_ms)
+    timings.cuda_events_ms += events_ms
+
+
+def time_in_a_row(
+    calls: Iterable[Callable[[], object]], device: torch.device
+) -> tuple[float, list[float], list[float]]:
+    """Run calls one after the other, with nothing that waits between them, from one synchronised moment to the next.
+
+    Returns milliseconds: of all by the host clock; of each until it returned, by the host clock; and of each by CUDA
+    events on the stream that computes, on a CPU none.
+    """
+    on_gpu = device.type == "cuda"
+    synchronize(device)
+    with collections_off():
+        events = [recorded_event()] if on_gpu else []
+        moments_s = [perf_counter()]
+        for call in calls:
+            call()
+            events += [recorded_event()] if on_gpu else []
+            moments_s.append(perf_counter())
+        synchronize(device)
+        ended_s = perf_counter()
+    calls_ms = [(end - begin) * 1e3 for begin, end in pairwise(moments_s)]
+    return (ended_s - moments_s[0]) * 1e3, calls_ms, [begin.elapsed_time(end) for begin, end in pairwise(events)]
+
+
+def recorded_event() -> torch.cuda.Event:
+    """Record an event in the current stream."""
+    event = _CudaEvent(enable_timing=True)
+    event.record()
+    return event
+
+
 def synchronize(device: torch.device) -> None:
     """Wait until the device has done all that it was given; on a CPU there is nothing to wait for."""
     if device.type == "cuda":
-        cuda_synchronize(device)
+        _cuda_synchronize(device)
 
 
 @contextmanager
@@ -121,21 +171,3 @@ def collections_off() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def time_once(phase: Callable[[], object], device: torch.device, timings: Timings) -> None:
-    """Run a phase from one synchronised moment to the next and add what each clock says."""
-    on_gpu = device.type == "cuda"
-    synchronize(device)
-    with collections_off():
-        if on_gpu:
-            begin, end = CudaEvent(enable_timing=True), CudaEvent(enable_timing=True)
-            begin.record()
-        started = perf_counter()
-        phase()
-        if on_gpu:
-            end.record()
-        synchronize(device)
-        timings.host_ms.append((perf_counter() - started) * 1e3)
-    if on_gpu:
-        timings.cuda_events_ms.append(begin.elapsed_time(end))

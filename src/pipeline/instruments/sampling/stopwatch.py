@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 from time import perf_counter
 
-from pipeline.instruments.machine.lost_cpu import lost_cpu_s
+from pipeline.instruments.machine.cpu_use import lost_cpu_s
 
 
 class Stopwatch:

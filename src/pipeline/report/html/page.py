@@ -1,58 +1,133 @@
-"""Render a page as one HTML file that needs no network: text, charts, tables of rows."""
+"""Make a page of Markdown: one HTML file that needs no network, with charts and with tables of rows to filter."""
 
 import base64
 import gzip
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
 from markupsafe import Markup
 
-from pipeline.report.all_rows import RowTable
-from pipeline.report.html.markdown_page import Body
-from pipeline.report.html.vega import library
+from pipeline.report import drawing
+from pipeline.report.chart import Chart
+from pipeline.report.markup import anchor
 
 HERE = Path(__file__).parent
-TEMPLATE, STYLE, SCRIPT = "page.html.j2", "page.css", "page.js"
+DIGITS, LONGEST_TEXT = 6, 400
+RowTable = Mapping[str, Mapping[str, Any]]
+# Where the Markdown links to a stage's table, be it beside the page or in a snapshot.
+TABLE_LINK = re.compile(r"(?:\.\./results|tables)/([\w-]+)/([^/]+)\.csv")
+FIGURE_LINK = re.compile(r"figures/([\w-]+/[\w-]+)\.svg")
+CHART = Markup(
+    '<figure class="chart" data-chart="{key}"><figcaption>{title}</figcaption>'
+    '<div class="pickers"></div><div class="plot" role="img" aria-label="{title}"></div></figure>\n'
+)
+LONE_CHART = re.compile(r"<p>(<figure .*?</figure>\n)</p>")
 
 
 @dataclass(frozen=True)
-class Page:
-    """What a page holds: charts (Vega-Lite) by their keys in the body, tables of rows by name."""
+class Body:
+    """Rendered Markdown: its title, its HTML, its second-level headings by anchor."""
 
-    body: Body
-    charts: Mapping[str, Any] = field(default_factory=dict)
-    tables: Mapping[str, RowTable] = field(default_factory=dict)
+    title: str
+    html: Markup
+    contents: Sequence[tuple[str, str]]
 
 
-def render(page: Page) -> str:
-    """Return the page as HTML, the same bytes for the same page.
+def page(text: str, charts: Mapping[str, Chart], tables: Mapping[str, RowTable]) -> str:
+    """Return the page of a Markdown text as HTML, the same bytes for the same page.
 
-    Its content security policy lets run only the page's own scripts, told by their digests, and load nothing.
+    charts: by key, `stage/name`, those that take the place of their drawings. tables: by name, those of `row_table`.
+    The page's content security policy lets run only its own scripts, told by their digests, and load nothing.
     """
-    vega, script = library.script() if page.charts else "", (HERE / SCRIPT).read_text(encoding="utf-8")
-    data = {
-        "vega": vega,
-        "charts": json.dumps(page.charts, allow_nan=False),
-        "tables": json.dumps({name: asdict(table) for name, table in page.tables.items()}, allow_nan=False),
-    }
+    style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    library = _library() if charts else ""
+    specifications = {key: drawing.specification(chart) for key, chart in charts.items()}
+    packed = {"library": library, "charts": _json(specifications), "tables": _json(tables)}
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
-    return environment.get_template(TEMPLATE).render(
-        page=page,
-        style=Markup((HERE / STYLE).read_text(encoding="utf-8")),
+    return environment.get_template("page.html.j2").render(
+        body=to_html(text, charts),
+        tables=[*tables],
+        style=Markup(style),
         script=Markup(script),
-        digests=[_digest(text) for text in (script, vega)],
-        data={name: _packed(text) for name, text in data.items()},
+        digests=[_base64(hashlib.sha256(each.encode()).digest()) for each in (script, library)],
+        data={name: _base64(gzip.compress(each.encode(), mtime=0)) for name, each in packed.items()},
     )
 
 
-def _packed(text: str) -> str:
-    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
+def row_table(rows: pd.DataFrame, meanings: Mapping[str, str]) -> RowTable:
+    """Return rows as plain data: `columns` with their values, what is the `same` in all rows, `meanings` of columns.
+
+    Numbers have DIGITS; lists, such as samples, and empty columns are left out.
+    """
+    is_list = rows.map(lambda value: isinstance(value, list)).any()
+    short = rows.loc[:, ~is_list].map(_short, na_action="ignore").dropna(axis="columns", how="all")
+    values = {name: json.loads(short[name].to_json(orient="values")) for name in short}
+    same = [name for name in short if len(short) > 1 and short[name].nunique(dropna=False) == 1]
+    return {
+        "columns": {name: found for name, found in values.items() if name not in same},
+        "same": {name: values[name][0] for name in same},
+        "meanings": {name: text for name, text in meanings.items() if name in short},
+    }
 
 
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def to_html(text: str, charts: Collection[str] = ()) -> Body:
+    """Render Markdown in which HTML is text. A chart takes the place of the drawing with its key, `stage/name`.
+
+    Links to tables become links to the rows of that stage in this page.
+    """
+
+    def image(self: RendererHTML, tokens: Sequence[Token], place: int, options: Any, env: Any) -> str:
+        link = FIGURE_LINK.fullmatch(str(tokens[place].attrGet("src")))
+        if link is None or link[1] not in charts:
+            return self.image(tokens, place, options, env)
+        return str(CHART.format(key=link[1], title=_plain(tokens[place])))
+
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table")
+    parser.add_render_rule("table_open", lambda *_: '<div class="scroll"><table>\n')
+    parser.add_render_rule("table_close", lambda *_: "</table></div>\n")
+    parser.add_render_rule("image", image)
+    tokens = parser.parse(text)
+    headings = [(token, inline) for token, inline in pairwise(tokens) if token.type == "heading_open"]
+    for token, inline in headings:
+        token.attrSet("id", anchor(inline.content))
+    for part in (part for token in tokens for part in token.children or ()):
+        if part.type == "link_open" and (table := TABLE_LINK.fullmatch(str(part.attrGet("href")))):
+            part.attrSet("href", f"#rows-{table[1]}/{table[2]}")
+    html = LONE_CHART.sub(r"\1", parser.renderer.render(tokens, parser.options, {}))
+    title = next((_plain(inline) for token, inline in headings if token.tag == "h1"), "")
+    contents = [(anchor(inline.content), _plain(inline)) for token, inline in headings if token.tag == "h2"]
+    return Body(title, Markup(html), contents)
+
+
+_library = cache(drawing.library)  # to bundle it takes two seconds
+
+
+def _plain(token: Token) -> str:
+    """Return text without its markup."""
+    return "".join(part.content for part in token.children or ())
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    return f"{value[:LONGEST_TEXT]}…" if isinstance(value, str) and len(value) > LONGEST_TEXT else value
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False)
+
+
+def _base64(content: bytes) -> str:
+    return base64.b64encode(content).decode()

@@ -166,6 +166,4 @@ EXPERIMENT = Experiment(
     check_arguments=check_arguments,
     own_ways=own_ways,
     weights=full_weights,
-    collects=True,  # hooks refer to the module that has them: counting references alone would keep the turn before
-    profiles_warm=True,
 )

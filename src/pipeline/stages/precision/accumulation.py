@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from pipeline.stages.precision import roundoff
 from pipeline.stages.precision.cases import SUMS, Sum
@@ -18,15 +19,33 @@ APPROACH_STEPS = 50
 
 
 def measure_accumulation(device: torch.device) -> list[dict[str, Any]]:
-    """Return a row for each case of `SUMS`: its value, its stall and its curve."""
-    return [{**case.keys(), "status": "ok", **_row(case, device)} for case in SUMS]
+    """Return a row for each case of `SUMS`: its value, its stall and its curve, thinned out for a figure."""
+    rows = []
+    for case in SUMS:
+        sums, start = running_sums(case, 0.0, case.steps, device), _just_below_the_stall(case)
+        near_stall = running_sums(case, start, APPROACH_STEPS, device)
+        curve_steps = torch.linspace(1, len(sums), CURVE_POINTS).round().long().unique()
+        rows.append(
+            {
+                **case.keys(),
+                "status": "ok",
+                "result": sums[-1].item(),
+                "stored_addend": _addend(case, device).double().item(),
+                # The step after which the sum no longer changes; none if the last step still changes it.
+                "stalled_at_step": int((sums == sums[-1]).nonzero()[0].item()) + 1 if sums[-1] == sums[-2] else None,
+                "stall": near_stall[-1].item() if near_stall[-1] == near_stall[-2] else None,
+                "stall_approached_from": start,
+                "curve_steps": curve_steps.tolist(),
+                "curve_sums": sums[curve_steps - 1].tolist(),
+            }
+        )
+    return rows
 
 
-def running_sums(case: Sum, start: float, steps: int, device: torch.device) -> torch.Tensor:
+def running_sums(case: Sum, start: float, steps: int, device: torch.device) -> Tensor:
     """Add the case's addend to `start` step by step; return the sum after every step, fp64 on the CPU, (steps,)."""
     accumulator = TORCH_DTYPES[case.accumulator]
-    total = torch.tensor(start, dtype=accumulator, device=device)
-    addend = torch.tensor(case.addend, dtype=TORCH_DTYPES[case.addend_dtype], device=device)
+    total, addend = torch.tensor(start, dtype=accumulator, device=device), _addend(case, device)
     sums = torch.empty(steps, dtype=accumulator, device=device)
     for step in range(steps):
         total += addend.type(accumulator) if case.cast == "explicit" else addend
@@ -34,36 +53,11 @@ def running_sums(case: Sum, start: float, steps: int, device: torch.device) -> t
     return sums.double().cpu()
 
 
-def _row(case: Sum, device: torch.device) -> dict[str, Any]:
-    sums = running_sums(case, 0.0, case.steps, device)
-    return {
-        "result": sums[-1].item(),
-        "stored_addend": torch.tensor(case.addend, dtype=TORCH_DTYPES[case.addend_dtype], device=device)
-        .double()
-        .item(),
-        "stalled_at_step": _stalled_at_step(sums),
-        **_stall(case, device),
-        **_curve(sums),
-    }
+def _addend(case: Sum, device: torch.device) -> Tensor:
+    return torch.tensor(case.addend, dtype=TORCH_DTYPES[case.addend_dtype], device=device)
 
 
-def _stalled_at_step(sums: torch.Tensor) -> int | None:
-    """Return the step after which the sum no longer changes; None if the last step still changes it."""
-    if sums[-1] != sums[-2]:
-        return None
-    return int((sums == sums[-1]).nonzero()[0].item()) + 1
-
-
-def _stall(case: Sum, device: torch.device) -> dict[str, float | None]:
-    """Start a sum just below its predicted stall; the measured stall is None if the sum does not stop changing."""
+def _just_below_the_stall(case: Sum) -> float:
     accumulator = FORMATS[case.accumulator]
     predicted = roundoff.stall(FORMATS[case.addend_dtype].rounded(case.addend), accumulator)
-    start = predicted - APPROACH_SPACINGS * roundoff.spacing_below(predicted, accumulator)
-    sums = running_sums(case, start, APPROACH_STEPS, device)
-    return {"stall": sums[-1].item() if sums[-1] == sums[-2] else None, "stall_approached_from": start}
-
-
-def _curve(sums: torch.Tensor) -> dict[str, list]:
-    """Thin out the running sums for a figure, keeping the first and the last step."""
-    steps = torch.linspace(1, len(sums), CURVE_POINTS).round().long().unique()
-    return {"curve_steps": steps.tolist(), "curve_sums": sums[steps - 1].tolist()}
+    return predicted - APPROACH_SPACINGS * roundoff.spacing_below(predicted, accumulator)

@@ -10,8 +10,7 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.precision.accumulation import measure_accumulation
 from pipeline.stages.precision.autocast import measure_autocast
 from pipeline.stages.precision.cell import Cell, Settings
-from pipeline.stages.precision.epsilon import measure_eps
-from pipeline.stages.precision.sensitivity import measure_layer_norm
+from pipeline.stages.precision.layer_norm import measure_eps, measure_layer_norm
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[dict[str, Any]]:

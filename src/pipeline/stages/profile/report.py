@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.formulas.size_order import BY_SIZE
+from pipeline.formulas.parameters import BY_SIZE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import code, count, ms, number, percent, text, times

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pipeline.formulas.training_state import ADAMW_MOMENTS
 from pipeline.parallel.partition import least_loaded
-from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, MOMENTS, PEAKS
+from pipeline.stages.sharding.cell import ALLOCATOR_KINDS, MOMENTS
 
 STEP_COUNTER_BYTES = 4
 
@@ -49,8 +49,8 @@ def memory_bytes(total: int, share: Share, first_peaks: Mapping[str, int] | None
         }
         totals = dict.fromkeys(ALLOCATOR_KINDS, sum(kinds.values()))
         found |= {(moment, kind): size for kind, size in (kinds | totals).items()}
-    for peak in PEAKS if first_peaks else ():
+    for peak, first_bytes in (first_peaks or {}).items():
         found["initialised", peak] = total
-        found["before_step", peak] = first_peaks[peak] + state
+        found["before_step", peak] = first_bytes + state
         found["first_after_step", peak] = found["after_step", peak] = 2 * total + state + share.bytes
     return found

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.formulas.flops import train_step_flops
-from pipeline.formulas.size_order import BY_SIZE
+from pipeline.formulas.parameters import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import count, interval, ms, number, percent, text

@@ -11,7 +11,7 @@ from pipeline.attention import FlashAttentionTriton
 from pipeline.attention.reference import exact_attention
 from pipeline.attention.triton.autograd import planned_by
 from pipeline.attention.triton.gluon.tiles import backward_tiles
-from pipeline.attention.triton.kernel_sets import VARIABLE, has_gluon, kernels_of
+from pipeline.attention.triton.kernel_sets import has_gluon, kernels_of
 from pipeline.attention.triton.tiles import PLAIN
 
 from ...layouts import LAYOUTS, OFFSETS, laid_out
@@ -129,12 +129,6 @@ def test_where_all_must_be_repeatable_so_is_dq(head_dim, kernels):
         assert all(torch.equal(results(q, k, v, do, True)["dq"], first["dq"]) for _ in range(20))
     finally:
         torch.use_deterministic_algorithms(False)
-
-
-def test_the_environment_has_every_problem_get_the_plain_kernels(monkeypatch):
-    q, k, v, _ = inputs_of(1040, 1040, 128)
-    monkeypatch.setenv(VARIABLE, "tl")
-    assert {found.name for found in vars(kernels_of(q, k, v, True)).values()} == {"plain"}
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -59,23 +59,22 @@ def shares_when_asked(q, k, v, is_causal, enable_gqa=False):
     return shares_keys(q, k, v, is_causal)
 
 
+def _masked(q, k, v, mask):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    return (scores if mask is None else scores.masked_fill(mask, -math.inf)).softmax(-1) @ v
+
+
 def off_by_one(q, k, v, is_causal):
     """Each query of a block on the diagonal also sees the next key of that block."""
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    if is_causal:
-        length = q.shape[-2]
-        mask = future(length, length)
-        block = torch.arange(length) // BLOCK
-        next_of_block = (torch.arange(length)[:, None] + 1 == torch.arange(length)) & (block[:, None] == block)
-        scores = scores.masked_fill(mask & ~next_of_block, -math.inf)
-    return scores.softmax(-1) @ v
+    length = q.shape[-2]
+    block = torch.arange(length) // BLOCK
+    next_of_block = (torch.arange(length)[:, None] + 1 == torch.arange(length)) & (block[:, None] == block)
+    return _masked(q, k, v, future(length, length) & ~next_of_block if is_causal else None)
 
 
 def sees_the_past_alone(q, k, v, is_causal):
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    if is_causal:
-        scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool).tril(-1), -math.inf)
-    return scores.softmax(-1) @ v
+    length = q.shape[-2]
+    return _masked(q, k, v, ~torch.ones(length, length, dtype=torch.bool).tril(-1) if is_causal else None)
 
 
 def raises_at_length_64(q, k, v, is_causal):
@@ -112,21 +111,22 @@ def hangs(q, k, v, is_causal):
     time.sleep(600)
 
 
-def crashes(q, k, v, is_causal):
+def crashes(*_inputs):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
-def crashes_at_length_32(q, k, v, is_causal):
-    """Passes the check, which takes other lengths."""
-    if q.shape[-2] == 32:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return Right.apply(q, k, v, is_causal)
+def _at_length(length, change):
+    """Right at the lengths that a check takes, if this is none of them."""
+
+    def attention(q, k, v, is_causal):
+        output = Right.apply(q, k, v, is_causal)
+        return change(output) if q.shape[-2] == length else output
+
+    return attention
 
 
-def crashes_at_length_113(q, k, v, is_causal):
-    if q.shape[-2] == 113:
-        os.kill(os.getpid(), signal.SIGSEGV)
-    return Right.apply(q, k, v, is_causal)
+crashes_at_length_32, crashes_at_length_113 = (_at_length(length, crashes) for length in (32, 113))
+nan_at_length_32, doubled_at_length_32 = _at_length(32, lambda out: out * math.nan), _at_length(32, lambda out: out * 2)
 
 
 def unfinished(q, k, v, is_causal):
@@ -161,16 +161,6 @@ class Module(torch.nn.Module):
 
     def forward(self, q, k, v, is_causal):
         return Right.apply(q, k, v, is_causal)
-
-
-def nan_at_length_32(q, k, v, is_causal):
-    """Passes the check, which takes other lengths."""
-    return Right.apply(q, k, v, is_causal) * (math.nan if q.shape[-2] == 32 else 1)
-
-
-def doubled_at_length_32(q, k, v, is_causal):
-    """Passes the check, which takes other lengths."""
-    return Right.apply(q, k, v, is_causal) * (2 if q.shape[-2] == 32 else 1)
 
 
 def right_at_any_length(q, k, v, is_causal):

@@ -11,23 +11,9 @@ def leave_a_trace():
     late.leave_a_trace()
 
 
-class Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v, is_causal=False):
-        leave_a_trace()
-        scores = q @ k.mT / q.shape[-1] ** 0.5
-        if is_causal:
-            scores = scores.masked_fill(torch.ones_like(scores[0], dtype=torch.bool).triu(1), float("-inf"))
-        weights = scores.softmax(-1)
-        ctx.save_for_backward(q, k, v, weights)
-        return weights @ v
-
-    @staticmethod
-    def backward(ctx, do):
-        q, k, v, weights = ctx.saved_tensors
-        products = do @ v.mT
-        ds = weights * (products - (products * weights).sum(-1, keepdim=True)) / q.shape[-1] ** 0.5
-        return ds @ k, ds.mT @ q, weights.mT @ do, None
+def attention(q, k, v, is_causal=False):
+    leave_a_trace()
+    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
 class Wrapper(nn.Module):

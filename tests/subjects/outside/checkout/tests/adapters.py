@@ -4,7 +4,7 @@ from course_systems import own
 
 
 def get_flashattention_autograd_function_pytorch():
-    return own.Attention
+    return own.attention
 
 
 def get_ddp(module):

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from pipeline.report.html.markdown_page import to_html
+from pipeline.report.html.page import to_html
 from pipeline.report.markup import Markdown
 
 HOSTILE = (

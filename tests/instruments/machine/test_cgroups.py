@@ -1,26 +1,9 @@
 import psutil
 import pytest
 
-from pipeline.instruments.machine import cgroups
-from pipeline.instruments.machine.memory_limit import memory_limit_bytes
+from pipeline.instruments.machine.cgroups import memory_limit_bytes
 
 TOTAL = psutil.virtual_memory().total
-
-
-@pytest.fixture
-def limit(monkeypatch, tmp_path):
-    """Return a function that writes a file of the machine's cgroups."""
-    monkeypatch.setattr(cgroups, "CGROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(cgroups, "OWN_CGROUPS", tmp_path / "own")
-
-    def write(own, files):
-        if own is not None:
-            (tmp_path / "own").write_text(own)
-        for name, content in files.items():
-            (tmp_path / "cgroup" / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / "cgroup" / name).write_text(f"{content}\n")
-
-    return write
 
 
 @pytest.mark.parametrize(
@@ -38,6 +21,6 @@ def limit(monkeypatch, tmp_path):
         (None, {}, TOTAL),  # no cgroups
     ],
 )
-def test_the_tightest_limit_around_this_process_holds(limit, own, files, expected):
-    limit(own, files)
+def test_the_tightest_limit_around_this_process_holds(write, own, files, expected):
+    write(own, files)
     assert memory_limit_bytes() == expected

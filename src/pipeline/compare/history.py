@@ -1,0 +1,158 @@
+"""Follow one row over runs in the order of their time, and name the runs at which its time changed by a step.
+
+Steps are sought by a permutation test of the largest split. Values are the logs of the medians of processes: repeats
+count one by one, pooled over runs. Splits lie between runs; the largest difference of means on either side, weighted by
+√(n₁·n₂/n), stands against that of PERMUTATIONS random orders of the values. Of histories whose runs do not differ at
+most ALARM_RATE have a step. One of less than 1% is none. Beside a step others are sought on either side of it.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from pipeline.cells import fields
+from pipeline.cells.stage import Stage
+from pipeline.compare.figures import words
+from pipeline.compare.runs import Run
+from pipeline.errors import UserError
+from pipeline.report.chart import Axis, Chart
+from pipeline.report.formats import count, ms, text, times
+from pipeline.report.frame import known
+from pipeline.report.table import Columns, Table, same
+from pipeline.report.versus import FASTER, LEAST_DIFFERENCE, SLOWER, median_interval
+
+ALARM_RATE, PERMUTATIONS, SEED = 0.01, 1999, 0
+CAPTION = (
+    "Runs in the order of their time. Steps are by a permutation test of the largest split, repeats pooled; of "
+    f"histories whose runs do not differ at most {ALARM_RATE:.0%} have one:"
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step: the number of runs before it, the time from it to the next over that before, how likely chance is."""
+
+    place: int
+    ratio: float
+    p_value: float
+
+
+def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataFrame:
+    """Return the times of one row, a line a run that has it: `row`, its words, and what `table` and `chart` show.
+
+    given: words `axis=value` and `key=value` that name the row, as many as it takes.
+    Raises UserError, one line, for words that name no row or several, and where fewer than two runs have a time.
+    """
+    what, said = (
+        f"compare: --history {' '.join([stage.name, *given])}",
+        dict(word.partition("=")[::2] for word in given),
+    )
+    allowed = [name for name in (*stage.axes, *stage.row_types.key_columns()) if name != "repeat"]
+    unknown = [name for name in said if name not in allowed]
+    if unknown:
+        raise UserError(f"{what}: {unknown[0]} must be one of {', '.join(allowed)}")
+    found = [line for run in runs if stage.name in run.frames for line in _lines(run, stage, said)]
+    named = pd.DataFrame([line.pop("words") for line in found])
+    several = [
+        f"{name}={'|'.join(map(str, each.unique()))}" for name, each in named.items() if each.nunique(dropna=False) > 1
+    ]
+    if several:
+        raise UserError(f"{what} names several rows; they differ in {', '.join(several)}")
+    if len(found) < 2:
+        raise UserError(f"{what} has a time in {len(found)} of {len(runs)} runs: a history needs two")
+    rows = pd.DataFrame(found).sort_values("measured", kind="stable", ignore_index=True)
+    found_steps = {step.place: step for step in steps(rows["medians_ms"].tolist())}
+    since = [rows["run"][max(place for place in (0, *found_steps) if place <= number)] for number in rows.index]
+    return rows.assign(
+        number=rows.index + 1,
+        since=[f"since {run}" for run in since],
+        step=[_told(found_steps[number]) if number in found_steps else None for number in rows.index],
+        row=" ".join([stage.name, *(f"{name}={word}" for name, word in named.iloc[0].items())]),
+    )
+
+
+def steps(medians_ms: Sequence[Sequence[float]]) -> list[Step]:
+    """Return the steps in the times of runs in order, each given as the medians of its repeats."""
+    logs = [np.log(each) for each in medians_ms]
+    found = dict(_splits(logs))
+    levels = [float(np.concatenate(logs[first:end]).mean()) for first, end in pairwise([0, *found, len(logs)])]
+    ratios = [math.exp(after - before) for before, after in pairwise(levels)]
+    return [Step(place, ratio, p_value) for (place, p_value), ratio in zip(found.items(), ratios, strict=True)]
+
+
+def table(rows: pd.DataFrame) -> Table:
+    """Write a history as a line a run."""
+    columns: Columns = [
+        *same(text, "run", "measured", "commit", "cards"),
+        ("median", "median_ms", ms),
+        ("from", "low_ms", ms),
+        ("to", "high_ms", ms),
+        *same(count, "repeats"),
+        *same(text, "step"),
+    ]
+    return Table("history", CAPTION, rows, columns, all_rows=True)
+
+
+def chart(rows: pd.DataFrame) -> Chart:
+    """Draw a history with its intervals, in a colour of its own what lies between two steps."""
+    hover = {name: name for name in ("run", "measured", "commit", "cards", "step")}
+    axes = Axis("number", "run, in the order of their time"), Axis("median_ms", "ms, median", zero=False)
+    return Chart(
+        "history", rows["row"].iloc[0], rows, "line", *axes, "since", low="low_ms", high="high_ms", hover=hover
+    )
+
+
+def _lines(run: Run, stage: Stage, said: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a run that have a time and these words among those that name them."""
+    for row in known(run.frames[stage.name], "median_ms").to_dict("records"):
+        axes, keys = words(row, stage)
+        if said.items() <= (axes | keys).items():
+            records = [
+                record for record in run.records if record["stage"] == stage.name and _is_of(record["cell"], axes)
+            ]
+            yield {
+                **{name: row[name] for name in ("median_ms", "medians_ms", "status", "repeats", "cards")},
+                **dict(zip(("low_ms", "high_ms"), median_interval(row), strict=True)),
+                "words": axes | keys,
+                "run": run.name,
+                "measured": min(record["started_at"] for record in records),
+                "commit": records[0]["code"]["commit"],
+            }
+
+
+def _is_of(cell: Mapping[str, Any], axes: Mapping[str, str]) -> bool:
+    return all(fields.text(cell[name]) == word for name, word in axes.items())
+
+
+def _splits(logs: Sequence[np.ndarray], first: int = 0) -> Iterator[tuple[int, float]]:
+    """Yield the places of steps and their p-values; first: the place of the first of these runs."""
+    if len(logs) < 2:
+        return
+    values, borders = np.concatenate(logs), np.cumsum([len(each) for each in logs])[:-1]
+    behind = len(values) - borders
+
+    def differences(orders: np.ndarray) -> np.ndarray:
+        sums = orders.cumsum(axis=-1)
+        before, every = sums[..., borders - 1], sums[..., -1:]
+        return np.abs((every - before) / behind - before / borders)
+
+    weights = np.sqrt(borders * behind / len(values))
+    seen = differences(values)
+    split = int(np.argmax(seen * weights))
+    random = np.random.default_rng(SEED).permuted(np.tile(values, (PERMUTATIONS, 1)), axis=1)
+    as_large = (differences(random) * weights).max(axis=1) >= seen[split] * weights[split] * (1 - 1e-9)
+    p_value = (1 + int(as_large.sum())) / (1 + PERMUTATIONS)
+    if p_value <= ALARM_RATE and seen[split] >= math.log(LEAST_DIFFERENCE):
+        yield from _splits(logs[: split + 1], first)
+        yield first + split + 1, p_value
+        yield from _splits(logs[split + 1 :], first + split + 1)
+
+
+def _told(step: Step) -> str:
+    word = SLOWER if step.ratio > 1 else FASTER
+    return f"{times(max(step.ratio, 1 / step.ratio))} {word} (p = {step.p_value:.2g})"

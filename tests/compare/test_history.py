@@ -1,0 +1,111 @@
+import math
+
+import numpy as np
+import pytest
+
+from pipeline.compare import page
+from pipeline.compare.history import ALARM_RATE, chart, history, steps, table
+from pipeline.compare.runs import load_runs
+from pipeline.errors import UserError
+from pipeline.registry import stages
+
+from .test_runs import ROOT
+
+LEVERS = stages()["levers"]
+SEEDS = 200
+
+
+@pytest.fixture(scope="module")
+def noise():
+    """How far published repeats lie from the mean of their cell, as logs: hundreds of processes."""
+    [run] = load_runs([ROOT / "docs/earlier-h200"], stages())
+    medians = run.frames["timing"]["medians_ms"].dropna()
+    logs = [np.log(each) for each in medians if len(each) > 1]
+    # Of n repeats the mean is their own, which they lie closer to than to the true one.
+    apart = np.concatenate([(each - each.mean()) * math.sqrt(len(each) / (len(each) - 1)) for each in logs])
+    assert len(apart) > 100
+    return apart
+
+
+def times(noise, seed, factors, repeats):
+    """Draw runs with noise like that of published repeats, each as many times as slow as its factor."""
+    generator = np.random.default_rng(seed)
+    return [list(factor * np.exp(generator.choice(noise, repeats))) for factor in factors]
+
+
+@pytest.mark.parametrize("repeats", [1, 3])
+def test_runs_that_do_not_differ_have_steps_no_more_often_than_is_said(noise, repeats):
+    alarms = sum(bool(steps(times(noise, seed, [1.0] * 20, repeats))) for seed in range(SEEDS))
+    assert alarms <= ALARM_RATE * SEEDS
+
+
+@pytest.mark.parametrize(("place", "repeats"), [(10, 1), (4, 3), (18, 3)])
+def test_a_step_of_ten_percent_is_found_at_its_run(noise, place, repeats):
+    for seed in range(20):
+        factors = [1.0] * place + [1.1] * (20 - place)
+        found = max(steps(times(noise, seed, factors, repeats)), key=lambda step: abs(math.log(step.ratio)))
+        assert found.place == place
+        assert found.ratio == pytest.approx(1.1, rel=0.03)
+
+
+def test_a_time_that_became_longer_and_then_short_again_has_two_steps_each_beside_its_neighbours():
+    waves = (1.0, 1.001, 0.999, 1.0, 1.002, 0.998)
+    found = steps([[level * wave] * 3 for level in (10.0, 12.0, 10.0) for wave in waves])
+    assert [(step.place, step.ratio) for step in found] == [(6, pytest.approx(1.2)), (12, pytest.approx(1 / 1.2))]
+
+
+def test_a_step_below_one_percent_a_single_slow_run_and_too_few_runs_are_none():
+    assert steps([[10.0] * 3] * 4 + [[10.05] * 3] * 4) == []
+    assert steps([[10.0 + 0.001 * place] for place in range(5)] + [[20.0]] + [[10.0]] * 5) == []
+    assert steps([[10.0]]) == steps([[10.0], [20.0]]) == []
+
+
+@pytest.fixture
+def runs(make_run):
+    """Six runs, three repeats each, handed over in another order than that of their time."""
+
+    def made(day, factor):
+        medians = {"eager": [100.0] * 3, "sdpa": [factor * each for each in (50.0, 50.1, 49.9)]}
+        return make_run(
+            f"day{day}", medians, started_at=f"2026-01-0{day}T00:00:00Z", code={"digest": "a", "commit": f"c{day}"}
+        )
+
+    return [made(day, 1.0 if day < 4 else 1.1) for day in (5, 1, 6, 3, 2, 4)]
+
+
+def test_a_row_is_followed_in_the_order_of_time_and_its_step_named_at_its_run(runs):
+    rows = history(runs, LEVERS, ["size=medium", "levers=sdpa"])
+    assert list(rows["run"]) == [f"day{day}" for day in range(1, 7)]
+    assert list(rows["step"].notna()) == [False] * 3 + [True] + [False] * 2
+    assert "1.10× slower" in rows["step"][3]
+    assert (rows["low_ms"] < rows["median_ms"]).all()
+    assert (rows["median_ms"] < rows["high_ms"]).all()
+    assert "c4" in table(rows).markdown()
+    assert list(chart(rows).rows["since"].unique()) == ["since day1", "since day4"]
+
+
+def test_text_and_page_show_it(runs):
+    parts = page.one_row(history(runs, LEVERS, ["levers=sdpa"]))
+    assert "levers size=medium" in page.markdown(parts)
+    assert "| day4 |" in page.markdown(parts)
+    html = page.html(runs, parts, {})
+    assert 'data-chart="compare/history"' in html
+    assert "day4" in html
+
+
+def test_a_run_without_the_row_is_left_out(runs, make_run):
+    rows = history([*runs, make_run("other", {"eager": [1.0]})], LEVERS, ["levers=sdpa"])
+    assert "other" not in set(rows["run"])
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (["lever=sdpa"], "lever must be one of .*size, .*levers"),
+        (["size=medium"], r"names several rows; they differ in levers=eager\|sdpa"),
+        (["levers=mine"], "has a time in 0 of 6 runs: a history needs two"),
+    ],
+)
+def test_words_that_name_no_row_or_several_are_one_line(runs, given, complaint):
+    with pytest.raises(UserError, match=complaint):
+        history(runs, LEVERS, given)

@@ -1,0 +1,98 @@
+import json
+import re
+
+import pandas as pd
+import pytest
+
+from pipeline.report.chart import Axis, Chart, Limit
+from pipeline.report.drawing import draw, specification
+
+MARKS = ("bar", "stack", "strip", "line", "point")
+WORDS = re.compile(r"<text ([^>]*)>([^<]+)</text>")
+
+
+def rows():
+    return pd.DataFrame(
+        [
+            {"shape": f"shape {n}", "n": n, "who": who, "rate": rate, "words": f"{rate:g} TFLOP/s", "status": status}
+            for n in (512, 1024)
+            for who, rate, status in (("ours", 2.0 * n, "ok"), ("torch", 1.5 * n, "unstable"))
+        ]
+    )
+
+
+def chart(mark="bar", table=None, **more):
+    table = rows() if table is None else table
+    if mark in ("bar", "stack", "strip"):
+        axes = {"x": Axis("rate", "TFLOP/s"), "y": Axis("shape")}
+    else:
+        axes = {"x": Axis("n", "length", log=True), "y": Axis("rate", "TFLOP/s")}
+    return Chart("rates", "Rates", table, mark, **axes, colour="who", **more)
+
+
+def drawn(chart, tmp_path):
+    draw(chart, tmp_path / "a.svg")
+    return (tmp_path / "a.svg").read_text()
+
+
+def texts(drawing):
+    return [text for _, text in WORDS.findall(drawing)]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_both_drawings_have_its_names_and_titles_and_one_colour_a_name_and_the_same_bytes_again(mark, tmp_path):
+    both = chart(mark, label="words" if mark in ("bar", "point") else "", hover={"how fast": "words"})
+    drawing, specified = drawn(both, tmp_path), specification(both)
+    assert {"ours", "torch", "TFLOP/s"} <= {*texts(drawing)}
+    assert all(word in json.dumps(specified, allow_nan=False) for word in ("ours", "torch", "TFLOP/s", "how fast"))
+    colours = specified["layer"][0]["encoding"]["color"]["scale"]["range"]
+    assert len({*colours}) == 2
+    assert all(colour in drawing for colour in colours)
+    assert drawn(both, tmp_path) == drawing
+
+
+def test_a_bar_without_a_value_tells_its_outcome(tmp_path):
+    table = rows()
+    table.loc[0, ["rate", "status"]] = [float("nan"), "oom"]
+    found = texts(drawn(chart(table=table, label="words"), tmp_path))
+    assert "OOM" in found
+    assert "1024 TFLOP/s" not in found
+
+
+def test_each_panel_is_drawn_and_can_be_chosen(tmp_path):
+    both = chart("line", panel="status")
+    assert {"ok", "unstable"} <= {*texts(drawn(both, tmp_path))}
+    assert specification(both)["params"][0]["bind"]["options"] == ["ok", "unstable"]
+
+
+def test_a_limit_is_named_and_lengths_that_are_powers_of_two_have_a_tick_each(tmp_path):
+    limits = [Limit(3000.0, "the peak")]
+    assert "the peak" in texts(drawn(chart(limits=limits), tmp_path))
+    assert {"the peak", "512", "1,024"} <= {*texts(drawn(chart("line", limits=limits), tmp_path))}
+
+
+def test_a_line_behind_points_carries_its_label(tmp_path):
+    behind = chart("point", lines={"as the copy of memory": [(512.0, 600.0), (1024.0, 1200.0)]})
+    drawing = drawn(behind, tmp_path)
+    assert "as the copy of memory" in texts(drawing)
+    assert len(re.findall("mark-line", drawing)) == 1
+
+
+def test_what_is_unstable_is_faint(tmp_path):
+    assert len(re.findall(r'opacity="0\.45"', drawn(chart(), tmp_path))) == 2
+
+
+def test_points_carry_their_names(tmp_path):
+    assert {"1024 TFLOP/s", "768 TFLOP/s"} <= {*texts(drawn(chart("point", label="words"), tmp_path))}
+
+
+def test_a_chart_without_values_is_empty():
+    assert chart(table=rows().assign(rate=float("nan"), status="oom")).is_empty
+    assert chart("line", rows().head(0)).is_empty
+    assert not chart().is_empty
+
+
+def test_what_a_record_holds_is_text_in_a_drawing(tmp_path):
+    drawing = drawn(chart(table=rows().assign(who="<script>$x$")), tmp_path)
+    assert "<script>" not in drawing
+    assert "&lt;script&gt;$x$" in drawing
