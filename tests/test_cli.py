@@ -122,7 +122,7 @@ def test_a_cell_too_large_for_this_machine_is_refused_in_one_line_at_once(tmp_pa
     ended = pipeline(*words, "--out", tmp_path / "cell.json")
     assert ended.returncode == 0, ended.stderr
     (said,) = ended.stdout.splitlines()
-    assert said.startswith("status=skipped reason=takes 9999000.0 GB of memory or more, this machine has ")
+    assert said.startswith("status=skipped reason=takes 9999.0 GB of memory or more, this machine has ")
     record = json.loads((tmp_path / "cell.json").read_text())
     assert {row["status"] for row in record["rows"]} == {"skipped"}
     assert "--force" not in record["command"]

@@ -15,7 +15,7 @@ from ...records import rows_read
 
 FILE = Path(__file__).parents[2] / "subjects/outside/training.py"
 CELL = Cell(size="tiny", context_length=16)
-SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
+SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=600)
 
 
 def test_a_wrapper_whose_ranks_come_apart_in_the_timed_steps_has_no_times():

@@ -24,7 +24,7 @@ from ...records import rows_read
 KERNELS = Path(__file__).parents[2] / "subjects/outside/kernels"
 FILE = KERNELS / "attention.py"
 CELL = Cell(dtype="fp32", head_dim=16, seq_len=32)
-SETTINGS = Settings(min_samples=3, max_samples=3, budget_s=0.1, check_timeout_s=300, timeout_s=600)
+SETTINGS = Settings(min_samples=3, max_samples=3, budget_s=0.1, call_limit_s=60, check_timeout_s=300, timeout_s=600)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from ...records import rows_read
 FILE = Path(__file__).parents[2] / "subjects/outside/training.py"
 COURSE = FILE.with_name("course") / "sharded.py"
 CELL = Cell(size="tiny", context_length=16, batch_size_per_rank=1)
-SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
+SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=600)
 
 
 def test_weights_are_gathered_and_compared_after_the_timed_steps():

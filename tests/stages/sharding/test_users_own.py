@@ -13,7 +13,7 @@ from pipeline.ways.measure import measure_ways
 from ...records import rows_read
 
 FILE = Path(__file__).parents[2] / "subjects/outside/training.py"
-SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=120)
+SETTINGS = Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, timeout_s=600)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
