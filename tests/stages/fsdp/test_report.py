@@ -70,5 +70,5 @@ def test_the_capture_shows_when_each_way_gathers_and_how_much_of_it_is_exposed(h
     captures = found["captures"].rows
     assert (captures["exposed_pct"] == 100 * captures["gather_exposed_ms"] / captures["gather_ms"]).all()
     drawn = found["capture"].rows
-    assert set(drawn["kind"]) == {"computation", "gather", "scatter"}
+    assert set(drawn["kind"]) == {"computation", "gather", "scatter", "waiting"}
     assert set(drawn["way"]) == {OURS, TORCHS}

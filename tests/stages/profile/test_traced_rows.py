@@ -104,10 +104,11 @@ def test_the_layers_timeline_is_one_layer_of_one_run(rows):
         json.loads(layer["events"]), columns=["name", "category", "path", "stream", "start_us", "duration_us"]
     )
     assert layer["layer"] == "layers.1"
-    assert len(events) == 13
-    assert list(events["path"][[0, 4, 7, 9, 10]]) == [
+    assert len(events) == 14
+    assert list(events["path"][[0, 4, 7, 8, 10, 11]]) == [
         "attention_norm",
         "attention",
+        "attention/attention/mask",
         "attention/attention/softmax",
         "",
         "feed_forward",
