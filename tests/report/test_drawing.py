@@ -96,3 +96,8 @@ def test_what_a_record_holds_is_text_in_a_drawing(tmp_path):
     drawing = drawn(chart(table=rows().assign(who="<script>$x$")), tmp_path)
     assert "<script>" not in drawing
     assert "&lt;script&gt;$x$" in drawing
+
+
+def test_a_label_stands_half_way_along_its_line_as_it_is_drawn():
+    x, y = chart("point").middle([(10, 1.0), (1000, 3.0)])
+    assert (x, y) == (pytest.approx(100), 2.0)  # a logarithmic and a linear axis

@@ -15,8 +15,10 @@ from pipeline.report.versus import (
     log_median_error,
     median_interval,
     pooled_repeat_spread,
+    shaded,
     versus,
 )
+from pipeline.report.versus import beside as beside_base
 
 from .frames import failed, folded, repeated, timed
 
@@ -42,6 +44,18 @@ def test_with_repeats_the_interval_decides(ours_ms, word):
     row = verdict(*repeated("ours", ours_ms), *repeated("torch", [100.0, 100.4]))
     assert row["verdict"] == word
     assert row["low"] <= row["ratio"] <= row["high"]
+
+
+def test_the_ratio_is_how_many_times_as_fast_ours_is():
+    row = verdict(timed("ours", 50.0), timed("torch", 100.0))
+    assert row["ratio"] == pytest.approx(2.0)
+    assert row["gain"].startswith("2.00× (")
+
+
+def test_a_chart_draws_undecided_ratios_faint():
+    rows = [timed("ours", 50.0, shape="x"), timed("torch", 100.0, shape="x")]
+    more = [timed("ours", 97.0, shape="y"), timed("torch", 100.0, shape="y")]
+    assert shaded(beside(*rows, *more))["status"].tolist() == ["ok", "unstable"]
 
 
 @pytest.mark.parametrize(
@@ -72,6 +86,21 @@ def test_the_fastest_peer_with_figures_is_the_peer_and_problems_without_one_are_
 def test_an_unstable_side_leaves_the_ratio_and_takes_the_verdict():
     found = judge({**timed("a", 100.0), "status": "unstable"}, timed("b", 50.0))
     assert (found["ratio"], found["verdict"]) == (pytest.approx(2.0), UNDECIDED)
+
+
+def test_each_row_stands_beside_the_first_base_of_its_own_group_that_has_figures():
+    rows = folded(
+        failed("a", case="x"),
+        timed("a", 100.0, case="y"),
+        timed("b", 50.0, case="x"),
+        timed("c", 25.0, case="x"),
+        timed("b", 40.0, case="y"),
+        keys=("name", "case"),
+    )
+    found = beside_base(rows, ["case"], rows["name"] != "c").set_index(["name", "case"])
+    assert found["ratio"].round(3).dropna().to_dict() == {("c", "x"): 2.0, ("b", "y"): 2.5}
+    assert found.loc[("c", "x"), "base"] == found.index.get_loc(("b", "x"))
+    assert found["verdict"].isna().tolist() == found["gain"].isna().tolist()
 
 
 def test_the_interval_of_a_median_is_that_of_its_repeats_and_of_a_single_process_its_quartiles():

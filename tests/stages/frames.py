@@ -25,6 +25,13 @@ def failed(status="oom", **columns):
     return {"status": status, "reason": "why", "cards": "a GPU", **columns}
 
 
+def step(impl, median_ms, **columns):
+    """Return a whole step on two ranks."""
+    cell = {"size": "xl", "precision": "bf16", "world_size": 2, "batch_size_per_rank": 4, "context_length": 1024}
+    whole = {"measures": "time", "phase": "train_step", "clock": "host", "limited_by": "gpu", "weight_tolerance": 0.01}
+    return timed(median_ms, **{**cell, **whole, "impl": impl, **columns})
+
+
 def frame_of(name, rows):
     """Fold rows as a stage's frame is, with every column that the stage declares."""
     stage, table = stages()[name], pd.DataFrame(list(rows))

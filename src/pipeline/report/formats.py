@@ -1,7 +1,10 @@
 """Write values for tables, labels and answers: three significant figures, units as the field writes them."""
 
 import math
-from collections.abc import Callable
+import numbers
+import string
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import pandas as pd
 
@@ -19,9 +22,11 @@ __all__ = [
     "ms",
     "number",
     "percent",
+    "plain",
     "significant",
     "text",
     "times",
+    "written",
 ]
 
 # What writes one value of a column.
@@ -54,6 +59,13 @@ def number(value: float) -> str:
 def count(value: float) -> str:
     """Write a whole number, thousands separated."""
     return f"{value:,.0f}"
+
+
+def plain(value: Any) -> str:
+    """Write whole numbers as counts, other numbers to three significant figures, all else as it is."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
+        return str(value)
+    return count(float(value)) if float(value).is_integer() else number(float(value))
 
 
 def ms(value: float) -> str:
@@ -91,7 +103,7 @@ def data_size(value: float) -> str:
     return f"{value:.0f} B"
 
 
-def interval(row: pd.Series) -> str:
+def interval(row: Mapping[Any, Any] | pd.Series) -> str:
     """Write a ratio of `versus` with its interval: `1.41× (1.38 to 1.44)`; the ratio alone where none is known."""
     if pd.isna(row["low"]):
         return times(row["ratio"])
@@ -106,3 +118,17 @@ def _end(value: float) -> str:
 def intervals(rows: pd.DataFrame) -> list[str | None]:
     """Write the ratios of rows of `versus` with their intervals; nothing where there is no ratio."""
     return [None if pd.isna(row["ratio"]) else interval(row) for _, row in rows.iterrows()]
+
+
+class _Filling(string.Formatter):
+    def format_field(self, value: Any, form: str) -> str:
+        return str(globals()[form](value)) if form in __all__ else str(super().format_field(value, form))
+
+
+def written(rows: pd.DataFrame, template: str) -> list[str | None]:
+    """Fill a template such as `{size}, {median_ms:ms}` with each of the rows; nothing where a value is missing."""
+    filling = _Filling()
+    fields = [name for _, name, _, _ in filling.parse(template) if name]
+    complete = rows[fields].notna().all(axis=1)
+    lines = zip(rows.to_dict("records"), complete, strict=True)
+    return [filling.format(template, **line) if is_complete else None for line, is_complete in lines]

@@ -1,5 +1,6 @@
 """Declare what a stage reports: an answer, tables, charts, changes to make; its note is in `report.md`."""
 
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells.stage import Stage
+from pipeline.report import formats
 from pipeline.report.chart import Chart
 from pipeline.report.markup import Markdown
 from pipeline.report.table import Table
@@ -27,6 +29,17 @@ class Change:
     before: str
     after: str
     judged: Mapping[str, Any]
+
+    @classmethod
+    def between(
+        cls, what: str, where: str, before: pd.Series, after: pd.Series, memory: str = "peak_bytes"
+    ) -> "Change":
+        """Make a change of two steps, `after` judged beside `before`; memory: the column of their bytes, if known."""
+        old, new = (
+            formats.ms(step["median_ms"]) + (f", {formats.data_size(step[memory])}" if pd.notna(step[memory]) else "")
+            for step in (before, after)
+        )
+        return cls(what, where, old, new, after.to_dict())
 
 
 @dataclass(frozen=True)
@@ -88,5 +101,13 @@ class Told:
 
 
 def say(template: str, **values: Any) -> Markdown:
-    """Fill a sentence that is Markdown with values, which are escaped unless they are Markdown too."""
-    return Markdown(template).format(**{name: Markdown.escape(value) for name, value in values.items()})
+    """Fill a sentence that is Markdown with values, which are escaped unless they are Markdown too.
+
+    A field may name what writes it in pipeline.report.formats: `{step[median_ms]:ms}`.
+    """
+    return Markdown(_Sentence().vformat(template, (), values))
+
+
+class _Sentence(string.Formatter):
+    def format_field(self, value: Any, form: str) -> str:
+        return Markdown.escape(getattr(formats, form)(value) if form else value)

@@ -1,5 +1,6 @@
 """Write tables: a header, a column and a format each; an outcome stands in for a missing value."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from pipeline.report.formats import Form, code, text
+from pipeline.report.formats import Form, code, data_size, percent, plain, text
 from pipeline.report.markup import Markdown
 
 MOST_ROWS, MOST_COLUMNS = 12, 10
@@ -16,6 +17,28 @@ NOTHING = "–"
 TO_THE_LEFT: tuple[Form, ...] = (text, code)
 Column = tuple[str, str, Form]
 Columns = list[Column]
+# Headings of columns, by how their names begin; others are headed by their names.
+HEADS = {
+    "size": "model",
+    "part": "",
+    "who": "",
+    "who_peer": "beside",
+    "context_length": "context",
+    "batch_size": "batch",
+    "seq_len": "length",
+    "median_ms": "ms",
+    "median_ms_peer": "its ms",
+    "gain": "times as fast (interval)",
+    "tokens_per_s": "tokens/s",
+    "tflops_per_s": "TFLOP/s",
+    "mfu_pct": "MFU",
+    "gpu_idle_pct": "GPU idle",
+    "gpus": "GPUs",
+    "repeats": "repeats",
+    "limited_by": "limited by",
+}
+# What `versus` says of a row.
+GAIN: Columns = [(HEADS["gain"], "gain", text), ("verdict", "verdict", text)]
 
 
 @dataclass(frozen=True)
@@ -59,6 +82,26 @@ class Table:
         more = len(self.rows) - len(shown)
         rest = f"\n\n… and {more:,} more rows in the tables below." if more else ""
         return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
+
+
+def named(rows: pd.DataFrame, names: str, **heads: str) -> Columns:
+    """Return columns of rows, named in one string; what the names say of units decides how values are written.
+
+    heads: of some columns the heading in place of HEADS and of the name itself.
+    """
+    return [(heads.get(name, _head(name)), name, _form(name, rows[name])) for name in names.split()]
+
+
+def _head(name: str) -> str:
+    known = max((each for each in HEADS if f"{name}_".startswith(f"{each}_")), key=len, default="")
+    return HEADS[known] if known else re.sub(r"_(bytes|pct)\b", "", name).replace("_ms", ", ms").replace("_", " ")
+
+
+def _form(name: str, values: pd.Series) -> Form:
+    if values.map(lambda value: isinstance(value, str)).any():
+        return text
+    units = {"_pct": percent, "_bytes": data_size}
+    return next((form for unit, form in units.items() if f"{unit}_" in f"{name}_"), plain)
 
 
 def filled(rows: pd.DataFrame, columns: Columns) -> Columns:

@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
+from pipeline.report.formats import interval
 
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
 CONFIDENCE = 0.95
@@ -28,7 +29,7 @@ LEAST_DIFFERENCE, LARGEST_SAMENESS, LEAST_WITHOUT_REPEATS = 1.01, 1.02, 1.05
 # Fewer samples of a process say nothing of its spread.
 LEAST_SAMPLES = 5
 RESAMPLES, SEED = 500, 0
-COLUMNS = ("ratio", "low", "high", "verdict")
+COLUMNS = ("ratio", "low", "high", "verdict", "gain")
 # What of a row decides.
 JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
 Row = Mapping[str, Any]
@@ -49,7 +50,7 @@ def versus(
     """Put `ours` beside the fastest of `peers`: one row per `on` and name in `ours`, where both have figures.
 
     who: the column that names them. Columns are those of ours, with `_peer` those of the other, and COLUMNS: ratio is
-    the peer's time over ours, so above 1 ours is faster.
+    the peer's time over ours, so above 1 ours is faster; gain is the ratio with its interval, as text.
     """
     names = [ours] if isinstance(ours, str) else list(ours)
     timed = frame[frame["status"].isin(WITH_FIGURES)]
@@ -66,12 +67,34 @@ def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, pe
     return both.merge(versus(frame, on, who, ours, [peer])[[*on, *COLUMNS]], "left", list(on))
 
 
+def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.DataFrame:
+    """Put each row beside the first of its `on` that is a base and has figures.
+
+    Added: COLUMNS, empty for that row itself and where a side has no figures; `base`, that row's index.
+    """
+    timed = rows["status"].isin(WITH_FIGURES)
+    groups = rows.groupby(list(on), sort=False, dropna=False).ngroup()
+    bases = groups.map({group: place for place, group in reversed([*groups[timed & is_base].items()])})
+    judged = [
+        judge(rows.loc[base], row) if timed[place] and pd.notna(base) and base != place else {}
+        for (place, row), base in zip(rows.iterrows(), bases, strict=True)
+    ]
+    found = rows.drop(columns=list(COLUMNS), errors="ignore").join(pd.DataFrame(judged, rows.index, COLUMNS))
+    return found.assign(base=bases)
+
+
 def judge(base: Row, other: Row) -> dict[str, Any]:
     """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, whether `other` is faster."""
     a, b, spread = base.get("samples_of_repeats"), other.get("samples_of_repeats"), _widest_spread(base, other)
     by_repeats = spread and isinstance(a, list) and isinstance(b, list) and compare_samples(a, b, spread)
     found = by_repeats or _by_quartiles(base, other)
-    return found | ({"verdict": UNDECIDED} if "unstable" in (base["status"], other["status"]) else {})
+    unsure = {"verdict": UNDECIDED} if "unstable" in (base["status"], other["status"]) else {}
+    return found | unsure | {"gain": interval(found)}
+
+
+def shaded(both: pd.DataFrame) -> pd.DataFrame:
+    """Give rows of `versus` the outcome by which a chart draws undecided ratios faint."""
+    return both.assign(status=both["verdict"].map({UNDECIDED: "unstable"}).fillna("ok"))
 
 
 def median_interval(row: Row) -> tuple[float, float]:

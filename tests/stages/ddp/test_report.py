@@ -1,112 +1,100 @@
-import pandas as pd
 import pytest
 
 from pipeline.formulas.buckets import best_bucket_bytes
 from pipeline.formulas.collectives import LinearCost
-from pipeline.stages.ddp.report import NONE, TORCH, build
+from pipeline.stages.ddp.report import NAIVE, NONE, TORCH, build
 
-from ..section_parts import faults, parts
-from .conftest import BANDWIDTH, CALL_S, GRADIENT_BYTES
+from ..frames import failed, frame_of, shown, step, timed
 
-NO_ALLREDUCE = pd.DataFrame()
-
-
-def scaled(rows, factor, mask):
-    """Return rows with all times of some multiplied."""
-    rows = rows.copy()
-    times = [name for name in rows.select_dtypes("number") if name.endswith("_ms")]
-    rows[times] = rows[times].mask(mask, factor * rows[times])
-    several = rows.loc[mask, "samples_of_repeats"]
-    rows.loc[mask, "samples_of_repeats"] = several.map(
-        lambda repeats: [[factor * ms for ms in each] for each in repeats], na_action="ignore"
-    )
-    return rows
+COST = LinearCost(latency_s=40e-6, bytes_per_s=320e9)
+GRADIENT_BYTES = 8 * 10**9
+AGREEING = {"rank_difference": 0.0, "variant_difference": 0.001, "backend": "nccl", "gradient_bytes": GRADIENT_BYTES}
+STEPS_MS = {"none": 100.0, "naive": 130.0, "overlap": 110.0}
 
 
-@pytest.mark.parametrize("name", ["h200", "small_gpu", "smoke"])
-def test_the_section_is_whole_on_whatever_was_measured(request, allreduce, name, tmp_path):
-    section = build(request.getfixturevalue(name), {"collectives": allreduce})
-    assert faults(section, tmp_path) == {}
+def way(impl, median_ms, **columns):
+    apart = {"rank_difference": 5.0} if impl == "none" else {}
+    return step(impl, median_ms, **{**AGREEING, **apart, "all_reduces": 10, **columns})
 
 
-def test_without_the_stage_of_all_reduces_only_the_formula_is_missing(h200, allreduce, tmp_path):
-    with_cost, without = (build(h200, beside) for beside in ({"collectives": allreduce}, {}))
-    assert faults(without, tmp_path) == {}
-    empty = {name for name, part in parts(without).items() if part.rows.empty}
-    assert empty == {"best_bucket", "sweep"}
-    assert not any(part.rows.empty for part in parts(with_cost).values())
+def steps(torch_ms=120.0, **columns):
+    """Return the rows of a cell: four ways, bucketed by three sizes, torch's by two."""
+    rows = [way(impl, ms, **columns) for impl, ms in STEPS_MS.items()]
+    rows += [way("bucketed", ms, bucket_size_mb=mb, **columns) for mb, ms in ((1, 112.0), (100, 118.0), (1000, 119.0))]
+    return [
+        *rows,
+        *(way("torch", torch_ms * (1 + 0.1 * (mb == 100)), bucket_size_mb=mb, **columns) for mb in (25, 100)),
+    ]
 
 
-def test_the_overhead_by_formula_has_the_cost_of_this_machines_calls_and_the_real_number_of_them(h200, allreduce):
-    found = parts(build(h200, {"collectives": allreduce}))
-    drawn = found["sweep"].rows
-    for row in drawn[drawn["kind"] == "predicted"].to_dict("records"):
-        expected_s = row["all_reduces"] * CALL_S + GRADIENT_BYTES / row["all_reduces"] / BANDWIDTH
-        assert row["formula_ms"] == pytest.approx(1e3 * expected_s, rel=1e-3)
-    best = best_bucket_bytes(GRADIENT_BYTES, LinearCost(CALL_S, BANDWIDTH)) / 2**20
-    assert list(found["best_bucket"].rows["best_mb"]) == pytest.approx([best, best], rel=1e-3)
+def section(rows, collectives=True):
+    calls = [
+        timed(1e3 * (COST.latency_s + size / COST.bytes_per_s), size_bytes=size, world_size=2, nodes=1, impl="torch",
+              placement="in_place", clock="host", backend="nccl", timing="burst", collective="all_reduce", dtype="fp32")
+        for size in (1e6, 1e7, 1e8, 1e9)
+    ]  # fmt: skip
+    return build(frame_of("ddp", rows), {"collectives": frame_of("collectives", calls)} if collectives else {})
 
 
-def test_the_best_size_measured_stands_beside_the_measured_one_nearest_to_the_formulas(h200, allreduce):
-    slow = (h200["impl"] == "bucketed") & (h200["bucket_size_mb"] != 1)
-    rows = parts(build(scaled(h200, 3.0, slow), {"collectives": allreduce}))["best_bucket"].rows
-    assert list(rows["bucket_size_mb"]) == [1, 1]
-    assert list(rows["near_mb"]) == [100, 100]
-    assert (rows["ratio"] > 1).all()
+def test_the_formula_has_the_cost_of_this_machines_calls_and_the_fastest_stands_beside_the_nearest_size():
+    [row] = shown(section(steps()))["best_bucket"].rows.to_dict("records")
+    assert row["best_by_formula_mb"] == pytest.approx(best_bucket_bytes(GRADIENT_BYTES, COST) / 2**20, rel=1e-3)
+    assert row["w_gb_per_s"] == pytest.approx(320, rel=1e-3)
+    assert (row["fastest_mb"], row["measured_nearest_mb"], row["overhead_there_ms"]) == (1, 100, 18.0)
+    assert row["beside_the_nearest"] == "faster"
+    assert "best_bucket" not in shown(section(steps(), collectives=False))
 
 
-def test_what_averaging_adds_is_the_step_beyond_one_without_communication_of_the_same_cell(h200):
-    steps = parts(build(h200, {}))["added"].rows
-    whole = h200[(h200["phase"] == "train_step") & (h200["clock"] == "host")]
-    for precision, own in steps.groupby("precision"):
-        none_ms = whole[(whole["precision"] == precision) & (whole["impl"] == "none")]["median_ms"].item()
-        assert (own["added_ms"] + none_ms).tolist() == pytest.approx(own["median_ms"].tolist())
-    assert parts(build(h200[h200["impl"] != "none"], {}))["added"].is_empty
+def test_what_averaging_adds_is_the_step_beyond_one_without_communication_of_the_same_cell():
+    rows = [*steps(), *steps(precision="fp32")[1:]]
+    added = shown(section(rows))["added"].drawn.set_index("way")["added_ms"]
+    assert added[NAIVE] == 30.0
+    assert NONE not in added
+    assert added.index.is_unique  # nothing of the cell without a step to compare with
 
 
-def test_a_variant_without_memory_is_shown_by_its_outcome(small_gpu):
-    lines = parts(build(small_gpu, {}))["ways_1"].markdown().splitlines()
-    [flat] = [line for line in lines if line.startswith("| flat ")]
+def test_a_variant_without_memory_is_shown_by_its_outcome_and_weights_that_differ_do_not_agree():
+    table = shown(section([*steps(), failed(**{**way("flat", 1.0), "status": "oom", "median_ms": None})]))["ways_1"]
+    [flat] = [line for line in table.markdown().splitlines() if line.startswith("| flat ")]
     assert "OOM" in flat
-
-
-def test_weights_that_no_communication_brought_together_do_not_agree(h200):
-    agree = parts(build(h200, {}))["beside_naive"].rows.set_index("way")["agree"]
+    agree = table.rows.set_index("way")["weights_agree"].to_dict()
     assert agree.pop(NONE) == "no"
-    assert set(agree) == {"yes"}
+    assert set(agree.values()) == {"yes"}
 
 
-def test_the_answer_does_not_rest_on_an_unstable_step(h200):
-    quick = h200["impl"] == "overlap"
-    rows = scaled(h200, 0.5, quick)
-    assert "overlap" in build(rows, {}).answer
-    rows["status"] = rows["status"].mask(quick, "unstable")
-    assert "overlap" not in build(rows, {}).answer
+def test_the_tables_have_of_bucket_sizes_the_fastest_and_torchs_own_and_the_course_all_beside_naive():
+    found = shown(section(steps()))
+    assert {"bucketed 1 MB", TORCH} <= set(found["ways_1"].rows["way"])
+    assert "bucketed 100 MB" not in set(found["ways_1"].rows["way"])
+    beside_naive = found["beside_naive"].rows.set_index("way")["ratio"]
+    assert beside_naive["overlap"] == pytest.approx(130 / 110)
+    assert {"bucketed 1 MB", "bucketed 100 MB", "bucketed 1000 MB"} <= set(beside_naive.index)
 
 
-def test_the_answer_is_whole_where_torchs_own_is_the_fastest(h200):
-    is_torchs = (h200["impl"] == "torch") & (h200["bucket_size_mb"] == 25)
-    answer = build(scaled(h200, 0.5, is_torchs), {}).answer
-    assert "nan" not in answer
-    assert "None" not in answer
+@pytest.mark.parametrize(("status", "fastest"), [("ok", "overlap"), ("unstable", "bucketed 1 MB")])
+def test_the_answer_does_not_rest_on_an_unstable_step(status, fastest):
+    rows = [row | {"status": status} if row["impl"] == "overlap" else row for row in steps()]
+    assert f"fastest way, {fastest}:" in section(rows).answer
+
+
+def test_the_answer_is_whole_where_torchs_own_is_the_fastest_and_where_it_is_missing():
+    assert f"fastest way, {TORCH}: 1.00× as fast" in section(steps(torch_ms=90.0)).answer
+    assert "alone" in section([row for row in steps() if row["impl"] != "torch"]).answer
 
 
 @pytest.mark.parametrize(("factor", "sizes"), [(0.8, ["100"]), (1.2, [])])
-def test_another_bucket_size_for_torch_is_a_change_where_it_is_faster(h200, factor, sizes):
-    torch = h200["impl"].eq("torch")
-    alike = scaled(h200, 1.0, torch)
-    base = alike[torch & (alike["bucket_size_mb"] == 25)]
-    others = [base.assign(bucket_size_mb=float(size)) for size in (1, 25)]
-    rows = pd.concat(
-        [alike[~torch], *others, scaled(base.assign(bucket_size_mb=100.0), factor, base["impl"].eq("torch"))]
-    )
-    changes = build(rows.reset_index(drop=True), {}).changes
-    assert [change.what.rpartition("=")[2] for change in changes] == sizes
-    assert TORCH in set(parts(build(rows.reset_index(drop=True), {}))["ways_1"].rows["way"])
+def test_another_bucket_size_for_torch_is_a_change_where_it_is_faster(factor, sizes):
+    rows = [row | way("torch", factor * 120.0, bucket_size_mb=100) if row.get("bucket_size_mb") == 100
+            and row["impl"] == "torch" else row for row in steps()]  # fmt: skip
+    assert [change.what.rpartition("=")[2] for change in section(rows).changes] == sizes
 
 
-def test_without_overlap_the_captured_lanes_take_turns(h200):
-    found = parts(build(h200, {}))
-    hidden = found["captures"].rows.set_index("way")["hidden_pct"]
-    assert hidden["overlap"] > hidden["naive"] == 0
-    assert set(found["capture"].rows["way"]) == {"naive", "overlap"}
+def test_captured_lanes_tell_what_hides():
+    captured = {"phase": "captured_step", "clock": "torch.profiler", "span_ms": 140.0, "computation_ms": 100.0}
+    lanes = {"computation_busy_pct": [100] * 160, "communication_busy_pct": [0] * 80 + [50] * 80}
+    rows = [way(name, 1.0, **captured, **lanes, hidden_pct=pct) for name, pct in (("naive", 0.0), ("overlap", 90.0))]
+    found = shown(section([*steps(), *rows]))
+    assert found["captures"].rows.set_index("way")["hidden_pct"].to_dict() == {"naive": 0.0, "overlap": 90.0}
+    assert found["captures"].rows["timed_step_ms"].tolist() == [130.0, 110.0]
+    drawn = found["capture"].drawn
+    assert drawn[drawn["kind"] == "communication"].groupby("way")["busy_pct"].mean().tolist() == [25.0, 25.0]

@@ -1,7 +1,6 @@
-"""Synthetic turns of an 8B model on GPUs, and a real cell of two processes, measured once."""
+"""A synthetic turn of an 8B model on GPUs, and a real cell of two processes, measured once."""
 
 import numpy as np
-import pandas as pd
 import pytest
 
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
@@ -9,13 +8,12 @@ from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
 from pipeline.stages.step8b.correctness import check_rows
 from pipeline.stages.step8b.keeping import Keeping
-from pipeline.stages.step8b.measure import measure, rows_of
+from pipeline.stages.step8b.measure import measure
 from pipeline.stages.step8b.turn import Turn, descent_row
 from pipeline.ways.cell import PHASES
 
-from ...records import rows_on_gloo, skipped_rows
+from ...records import rows_on_gloo
 
-H200 = "NVIDIA H200"
 STEP_MS = {"torch_compiled": 6000.0, "ours": 4700.0, "ours_fully_shard": 4750.0, "torch_eager": 6200.0}
 KINDS = {"matmul": 0.49, "attention": 0.44, "elementwise": 0.04, "communication": 0.02, "idle": 0.01}
 SMALL = Cell(size="tiny", context_length=64, impls="torch_eager+ours+torch_eager+ours_fully_shard+torch_selective")
@@ -61,43 +59,6 @@ def synthetic_turn():
 
 
 @pytest.fixture(scope="session")
-def h200(as_table):
-    """The paper scale on GPUs."""
-    rng, cell = np.random.default_rng(0), Cell()
-    turns = {impl: [turn(rng, impl) for _ in range(cell.turns.count(impl))] for impl in dict.fromkeys(cell.turns)}
-    rows = [row for impl in turns for row in rows_of(impl, turns[impl])]
-    return as_table(cell, Settings(), rows, H200)
-
-
-@pytest.fixture(scope="session")
-def small_gpu(as_table):
-    """GPUs whose memory holds none but torch's parts."""
-    cell, rng = Cell(impls="torch_compiled+ours"), np.random.default_rng(1)
-    rows = rows_of("torch_compiled", [turn(rng, "torch_compiled")])
-    oom = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 7.44 GiB"}
-    rows += [{**key, **oom} for key in cell.row_keys() if key["impl"] == "ours"]
-    return as_table(cell, Settings(), rows, "NVIDIA A100-SXM4-40GB")
-
-
-@pytest.fixture(scope="session")
-def skipped(as_table):
-    """A machine with one GPU."""
-    return as_table(Cell(), Settings(), skipped_rows(Cell()), H200)
-
-
-@pytest.fixture(scope="session")
 def small_rows():
     """A real cell on two processes of this machine, without its GPUs."""
     return rows_on_gloo(measure, SMALL, SMALL_SETTINGS)
-
-
-@pytest.fixture(scope="session")
-def small(as_table, small_rows):
-    """The real cell's table."""
-    return as_table(SMALL, SMALL_SETTINGS, small_rows, "AMD EPYC 7763")
-
-
-@pytest.fixture(scope="session")
-def several(h200, small):
-    """Cells of two models."""
-    return pd.concat([small.assign(machine=H200), h200], ignore_index=True)

@@ -5,19 +5,25 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from pipeline.report import phases, ways
+from pipeline.formulas import buckets
+from pipeline.formulas.collectives import LinearCost, fit_linear_cost
+from pipeline.report import ways
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import count, gb, interval, ms, number, percent, text
-from pipeline.report.frame import with_figures
-from pipeline.report.section import Change, Section, say
-from pipeline.report.table import Table
-from pipeline.report.versus import FASTER, judge
+from pipeline.report.formats import number
+from pipeline.report.frame import alike, with_figures
+from pipeline.report.section import Section, say
+from pipeline.report.table import Table, named
+from pipeline.report.versus import judge
 from pipeline.stages.ddp.cell import CAPTURED, CAPTURED_STEP, VARIANTS
-from pipeline.stages.ddp.report_overhead import by_formula
 
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP, tuned"}
 NONE, NAIVE = NAMES["none"], "naive"
 MOST_TABLES = 2
+MB = 2**20
+# NCCL sends less in other ways, whose times lie on another line; gradients are larger.
+LEAST_BYTES = 100_000
+ITSELF = {"gain": "1.00×", "verdict": "same"}
+COLUMNS = "all_reduces peak_bytes weights_agree"
 
 
 def label(impl: str, bucket_size_mb: float | None) -> str:
@@ -33,47 +39,37 @@ ORDER = [label(variant.impl, variant.bucket_size_mb) for variant in (VARIANTS[-1
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the ddp stage; beside: collectives, of whose times the overhead by formula is made."""
-    names = [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)]
-    rows = ways.named(rows, pd.Series(names, rows.index))
-    steps = _told(ways.whole_steps(rows, ORDER, TORCH))
+    rows = ways.of_cases(rows, [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)])
+    steps = _steps(rows, TORCH)
     cases = ways.by_trust(steps)
     if not cases:
-        return Section("No whole step has a time.")
-    tables = [
-        ways.table(f"ways_{place}", _fewer(own), TORCH, COLUMNS, "of bucket sizes the fastest")
-        for place, own in enumerate(cases, start=1)
-    ]
+        return Section(ways.NO_TIME)
     lead = cases[0]
     own = rows[rows["case"] == lead["case"].iloc[0]]
-    sizes = by_formula(steps, beside.get("collectives", pd.DataFrame()))
+    tables = [
+        ways.table(f"ways_{place}", _fewer(each), TORCH, COLUMNS, "of bucket sizes the fastest")
+        for place, each in enumerate(cases[:MOST_TABLES], start=1)
+    ]
     captured = own[(own["phase"] == CAPTURED_STEP) & own["impl"].isin(CAPTURED)]
-    title = "One captured step: when it computes and communicates, without and with overlap"
     return Section(
         _answer(lead),
-        [*tables[:MOST_TABLES], _added(steps)],
-        _changes(lead),
+        [*tables, _added(steps)],
+        ways.changes(lead[lead["impl"] == "torch"], "DDP's bucket_cap_mb={bucket_size_mb:.0f}", ORDER, "peak_bytes"),
         for_course=[
             _beside_naive(own),
-            _captures(lead, captured),
-            phases.lanes("capture", title, captured, ("computation", "communication", "waiting")),
-            _best(sizes),
-            _sweep(sizes),
+            ways.captures(lead, captured, "communication_ms hidden_ms hidden_pct"),
+            ways.lanes(captured, ("computation", "communication", "waiting")),
+            _best(steps, beside.get("collectives", pd.DataFrame())),
         ],
     )
 
 
-COLUMNS: ways.Columns = [
-    ("all-reduces", "all_reduces", count),
-    ("peak GB", "peak_bytes", gb),
-    ("weights agree", "agree", text),
-]
-
-
-def _told(steps: pd.DataFrame) -> pd.DataFrame:
-    """Add whether weights agree, and what a step takes beyond one of its case without communication."""
+def _steps(rows: pd.DataFrame, base: str) -> pd.DataFrame:
+    """Return the whole steps, with what each takes beyond one of its case without communication."""
+    steps = ways.whole_steps(rows, ORDER, base)
     without_ms = with_figures(steps[steps["way"] == NONE]).set_index("case")["median_ms"]
     return steps.assign(
-        agree=ways.agreement(steps, ["rank_difference", "variant_difference"]),
+        weights_agree=ways.agreement(steps, ["rank_difference", "variant_difference"]),
         added_ms=steps["median_ms"] - steps["case"].map(without_ms),
     )
 
@@ -89,29 +85,20 @@ def _fewer(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _answer(steps: pd.DataFrame) -> str:
-    way = with_figures(steps).set_index("way")
-    averaging = way.drop(index=NONE, errors="ignore")
+    way = with_figures(steps).set_index("way", drop=False)
+    averaging = way[way["way"] != NONE]
     if averaging.empty or not {NONE, TORCH} <= {*way.index}:
-        return say("{case}: of {ways} alone there are figures.", case=steps["case"].iloc[0], ways=", ".join(way.index))
+        return ways.only(way)
     stable = averaging[averaging["status"] == "ok"]
     best = (averaging if stable.empty else stable).nsmallest(1, "median_ms").iloc[0]
-    if best.name == TORCH:
-        return say(
-            "{case}: a step takes {none} without communication and {torch} with torch's default DDP, the fastest way.",
-            case=best["case"],
-            none=ms(way.loc[NONE, "median_ms"]),
-            torch=ms(best["median_ms"]),
-        )
     return say(
-        "{case}: a step takes {none} without communication, {torch} with torch's default DDP and {ms} with the "
-        "fastest way, {best}: {gain} as fast as torch's ({verdict}).",
-        case=best["case"],
-        none=ms(way.loc[NONE, "median_ms"]),
-        torch=ms(way.loc[TORCH, "median_ms"]),
-        ms=ms(best["median_ms"]),
-        best=best.name,
-        gain=best["gain"],
-        verdict=best["verdict"],
+        "{best[case]}: a step takes {none[median_ms]:ms} without communication, {torch[median_ms]:ms} with torch's "
+        "default DDP and {best[median_ms]:ms} with the fastest way, {best[way]}: {than[gain]} as fast as torch's "
+        "({than[verdict]}).",
+        best=best,
+        none=way.loc[NONE],
+        torch=way.loc[TORCH],
+        than=ITSELF if best["way"] == TORCH else best,
     )
 
 
@@ -125,84 +112,56 @@ def _added(steps: pd.DataFrame) -> Chart:
     return Chart("added", title, drawn.assign(words=words), "bar", *axes, label="words", panel="case", hover=hover)
 
 
-def _changes(steps: pd.DataFrame) -> list[Change]:
-    """Return torch's DDP with another bucket size where it is faster than with its own."""
-    found = steps[steps["impl"].eq("torch") & (steps["verdict"] == FASTER)].nsmallest(1, "median_ms")
-    before = steps[steps["way"] == TORCH]
-    return [
-        Change(
-            f"DDP's bucket_cap_mb={row['bucket_size_mb']:.0f}",
-            row["case"],
-            ms(before["median_ms"].iloc[0]),
-            ms(row["median_ms"]),
-            row.to_dict(),
-        )
-        for _, row in found.iterrows()
-    ]
-
-
 def _beside_naive(rows: pd.DataFrame) -> Table:
-    """Write every way of one case beside the naive one: its phases, and how far its weights are apart."""
-    steps = _told(ways.whole_steps(rows, ORDER, NAIVE)).drop(columns="communication_ms", errors="ignore")
-    parts = phases.phases(rows).rows[["way", "backward", "communication", "share_pct"]]
-    columns: ways.Columns = [
-        ("backward (ms)", "backward", number),
-        ("wait after backward (ms)", "communication", number),
-        ("wait's share of the step", "share_pct", percent),
-        *COLUMNS[:2],
-        ("weights of ranks apart by at most", "rank_difference", number),
-        COLUMNS[2],
-    ]
-    # Of torch's the sizes that it takes by itself.
-    steps = steps[(steps["impl"] != "torch") | (steps["way"] == TORCH)]
-    return ways.table("beside_naive", steps.merge(parts, "left", "way"), NAIVE, columns)
+    """Write every way of one case beside the naive one, with its phases; of torch's DDP the default bucket size."""
+    phases = ways.phases(rows)[["backward", "communication", "share_pct"]]
+    phases.columns = ["backward_ms", "wait_after_backward_ms", "share_pct"]
+    steps = _steps(rows, NAIVE).join(phases, on="way")
+    shown = steps[(steps["impl"] != "torch") | (steps["way"] == TORCH)]
+    return ways.table("beside_naive", shown, NAIVE, f"{' '.join(phases)} {COLUMNS}")
 
 
-def _captures(steps: pd.DataFrame, captured: pd.DataFrame) -> Table:
-    captured = captured.join(steps.set_index("way")["median_ms"].rename("timed_step_ms"), on="way")
-    columns = [
-        ("way", "way", text),
-        ("timed step (ms)", "timed_step_ms", number),
-        ("captured step (ms)", "span_ms", number),
-        ("computes (ms)", "computation_ms", number),
-        ("communicates (ms)", "communication_ms", number),
-        ("both at once (ms)", "hidden_ms", number),
-        ("share of communication hidden", "hidden_pct", percent),
-    ]
-    return Table("captures", f"{steps['case'].iloc[0]}: one captured step each.", captured, columns)
-
-
-def _best(sizes: pd.DataFrame) -> Table:
-    """Write the best bucket size by formula, a row a case, and the best measured beside the one nearest to it."""
+def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
+    """Write the best bucket size by formula, a row a case, and the fastest measured beside the one nearest to it."""
     found = []
-    for _, own in sizes.groupby("case", sort=False):
-        near = own.loc[np.log(own["bucket_size_mb"] / own["best_mb"]).abs().idxmin()].to_dict()
-        best = own.loc[own["median_ms"].idxmin()].to_dict()
-        found.append(best | judge(near, best) | {"near_mb": near["bucket_size_mb"], "near_added_ms": near["added_ms"]})
-    best = pd.DataFrame(found, columns=[*sizes, "near_mb", "near_added_ms"])
-    columns = [
-        ("case", "case", text),
-        ("s (GB)", "gradient_bytes", gb),
-        ("o (µs)", "latency_us", number),
-        ("w (GB/s)", "gb_per_s", number),
-        ("best by formula (MB)", "best_mb", number),
-        ("its overhead (ms)", "best_ms", number),
-        ("measured nearest (MB)", "near_mb", count),
-        ("its overhead (ms)", "near_added_ms", number),
-        ("best measured (MB)", "bucket_size_mb", count),
-        ("its overhead (ms)", "added_ms", number),
-        ("times as fast as the nearest (interval)", "gain", text),
-        ("verdict", "verdict", text),
-    ]
-    best = best.assign(gain=[interval(row) for _, row in best.iterrows()])
+    for _, own in with_figures(steps[steps["impl"] == "bucketed"]).groupby("case", sort=False):
+        cost, total = fitted_cost(own.iloc[0], collectives), own["gradient_bytes"].iloc[0]
+        if cost is None or not cost.latency_s:
+            continue
+        best_mb = min(total, buckets.best_bucket_bytes(total, cost)) / MB
+        near = own.loc[np.log(own["bucket_size_mb"] / best_mb).abs().idxmin()]
+        fastest = own.loc[own["median_ms"].idxmin()]
+        line = {
+            "s_bytes": total,
+            "o_us": 1e6 * cost.latency_s,
+            "w_gb_per_s": cost.bytes_per_s / 1e9,
+            "best_by_formula_mb": best_mb,
+            "its_overhead_ms": 1e3 * buckets.least_overhead_s(total, cost),
+            "measured_nearest_mb": near["bucket_size_mb"],
+            "overhead_there_ms": near["added_ms"],
+            "fastest_mb": fastest["bucket_size_mb"],
+            "overhead_then_ms": fastest["added_ms"],
+            "beside_the_nearest": judge(near, fastest)["verdict"],
+        }
+        found.append({"case": own["case"].iloc[0]} | line)
+    best = pd.DataFrame(found)
     caption = "Best bucket size by formula, √(s·w·o), and measured; overhead measured: step beyond no communication."
-    return Table("best_bucket", caption, best, columns)
+    units = {
+        name: name.replace("_mb", ", MB").replace("_us", ", µs").replace("_", " ")
+        for name in best
+        if name[-3:] in ("_mb", "_us")
+    }
+    return Table("best_bucket", caption, best, named(best, " ".join(best), w_gb_per_s="w, GB/s", **units))
 
 
-def _sweep(sizes: pd.DataFrame) -> Chart:
-    """Draw the overhead over the bucket size."""
-    kinds = {"measured": "added_ms", "predicted": "formula_ms"}
-    drawn = pd.concat([sizes.assign(kind=kind, overhead_ms=sizes[column]) for kind, column in kinds.items()])
-    axes = Axis("bucket_size_mb", "bucket size (MB)", log=True), Axis("overhead_ms", "overhead of a step (ms)")
-    title = "Overhead over the bucket size, measured and by formula"
-    return Chart("sweep", title, drawn, "line", *axes, "kind", panel="case")
+def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None:
+    """Fit the back-to-back all-reduces of a step's backend and ranks; None where there are none to fit."""
+    if collectives.empty:
+        return None
+    burst = {"collective": "all_reduce", "dtype": "fp32", "impl": "torch", "placement": "in_place", "timing": "burst"}
+    own = alike(with_figures(collectives), burst | {"nodes": 1} | step[["backend", "world_size"]].to_dict())
+    own = own[own["size_bytes"] >= LEAST_BYTES]
+    try:
+        return fit_linear_cost(own["size_bytes"].astype(float), own["median_ms"] / 1e3)
+    except ValueError:
+        return None

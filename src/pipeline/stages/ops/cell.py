@@ -8,6 +8,7 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.subjects.naming import OPERATIONS, Measured, operation_of
 
 SPLIT_AXIS = "op"
+READS = ("ceilings",)
 DTYPES = ("bf16", "fp32")
 ELEMENT_BYTES = {"bf16": 2, "fp32": 4}
 ADAMW = "adamw"

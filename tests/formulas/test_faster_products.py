@@ -1,0 +1,25 @@
+import pytest
+
+from pipeline.formulas.faster_products import linear_flops, predicted_gain, product_share
+from pipeline.formulas.flops import attention_forward_flops, train_step_flops
+from pipeline.formulas.parameters import head_matrix_elements
+from pipeline.formulas.sizes import SIZES
+
+SIZE, BATCH, CONTEXT, VOCABULARY = SIZES["2.7B"], 4, 1024, 10_000
+
+
+def test_a_step_s_products_are_those_of_linear_layers_attention_and_the_head():
+    head = 6 * BATCH * CONTEXT * head_matrix_elements(SIZE, VOCABULARY)
+    attention = 3 * SIZE.num_layers * attention_forward_flops(SIZE, BATCH, CONTEXT)
+    whole = train_step_flops(SIZE, VOCABULARY, BATCH, CONTEXT)
+    assert linear_flops(SIZE, BATCH, CONTEXT) == whole - head - attention
+
+
+def test_products_that_take_half_of_a_step_and_run_twice_as_fast_save_a_quarter():
+    assert product_share(4 * 10**12, 10.0, 800.0) == pytest.approx(0.5)
+    assert predicted_gain(4 * 10**12, 10.0, 800.0, 1600.0) == pytest.approx(1 / 0.75)
+
+
+@pytest.mark.parametrize(("flops", "gain"), [(0, 1.0), (10**14, 2.0)])
+def test_nothing_gains_where_there_are_no_products_and_no_step_more_than_its_products(flops, gain):
+    assert predicted_gain(flops, 10.0, 800.0, 1600.0) == pytest.approx(gain)

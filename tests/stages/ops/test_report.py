@@ -1,0 +1,84 @@
+import pytest
+
+from pipeline.formulas.operations import flops
+from pipeline.stages.ops.cell import IMPLS, Cell
+from pipeline.stages.ops.report import build
+
+from ..frames import failed, frame_of, shown, timed
+
+COPY_GB_PER_S, PRODUCT_TFLOPS = 3000.0, 800.0
+TIMES_MS = {"ours": 0.1, "eager": 0.4, "compile": 0.2}
+CARDS = {"cards": "a GPU"}
+
+
+def row(impl, median_ms, op="swiglu", **columns):
+    cell = Cell(op=op)
+    moved = 6e8 if op != "linear_cross_entropy" else 2e8
+    shared = {
+        name: getattr(cell, name) for name in ("op", "dtype", "size", "batch_size", "context_length", "vocab_size")
+    }
+    read = {"moved_bytes": moved, "gb_per_s": moved / median_ms / 1e6, "floor_share_pct": 20.0 / median_ms}
+    return timed(median_ms, **{**shared, **read, "impl": impl, "phase": "whole", "extra_bytes": 1e6, **columns})
+
+
+def section(*rows, with_ceilings=True):
+    ceilings = [
+        timed(1.0, what="memory", kind="copy", gb_per_s=COPY_GB_PER_S, cards="another GPU"),
+        timed(1.0, what="memory", kind="l2_copy", gb_per_s=9000.0),
+        *(timed(1.0, what="matmul", dtype="bf16", side=side, tflops_per_s=rate) for side, rate in ((1, 200), (2, 800))),
+        timed(1.0, what="matmul", dtype="fp8", side=2, tflops_per_s=1500.0),
+    ]
+    return build(frame_of("ops", rows), {"ceilings": frame_of("ceilings", ceilings)} if with_ceilings else {})
+
+
+def operations():
+    return [row(impl, ms, op) for op in ("swiglu", "linear_cross_entropy") for impl, ms in TIMES_MS.items()]
+
+
+def test_a_time_is_predicted_of_bytes_and_the_heads_of_its_products():
+    table = shown(section(*operations()))["times"]
+    rows = table.rows.set_index(["op", "impl"])
+    assert rows.loc[("swiglu", "ours"), "predicted_ms"] == pytest.approx(6e8 / COPY_GB_PER_S / 1e6)
+    cell = Cell(op="linear_cross_entropy")
+    products_ms = flops(cell.op, "whole", cell.widths) / PRODUCT_TFLOPS / 1e9
+    assert rows.loc[("linear_cross_entropy", "eager"), "predicted_ms"] == pytest.approx(products_ms)
+    assert rows.loc[("swiglu", "eager"), "predicted_times"] == pytest.approx(0.4 / 0.2)
+    assert "another GPU" in table.caption
+
+
+def test_what_is_wrong_has_no_time_and_is_told():
+    table = shown(section(*operations(), failed(**{**row("liger", 1.0), "status": "wrong", "median_ms": None})))[
+        "times"
+    ]
+    [swiglu] = [line for line in table.markdown().splitlines() if "SwiGLU" in line]
+    assert "wrong" in swiglu
+
+
+def test_every_implementation_is_a_point_under_the_roof_and_one_of_each_operation_is_named():
+    chart = shown(section(*operations()))["roofline"]
+    assert len(chart.drawn) == 6
+    cell = Cell(op="swiglu")
+    work = flops("swiglu", "whole", cell.widths)
+    point = chart.drawn[(chart.drawn["op"] == "swiglu") & (chart.drawn["impl"] == "ours")].iloc[0]
+    assert point["flop_per_byte"] == pytest.approx(work / 6e8)
+    assert point["work_tflops_per_s"] == pytest.approx(work / 0.1 / 1e9)
+    assert sorted(chart.drawn.loc[chart.drawn["name"] != "", "name"]) == ["SwiGLU", "head"]
+    (slope, roof) = chart.lines.values()
+    assert all(rate == pytest.approx(per_byte * COPY_GB_PER_S / 1e3) for per_byte, rate in slope)
+    assert [rate for _, rate in roof] == [PRODUCT_TFLOPS, PRODUCT_TFLOPS]
+    assert slope[-1] == roof[0]
+
+
+def test_without_ceilings_nothing_is_predicted_and_the_rest_stays():
+    found = shown(section(*operations(), with_ceilings=False))
+    assert {"floors", "ops", "times"} <= set(found)
+    assert "roofline" not in found
+    assert found["times"].rows["predicted_ms"].isna().all()
+
+
+def test_ours_stands_beside_the_fastest_other_and_an_operation_without_ours_beside_none():
+    found = shown(section(*operations(), *(row(impl, 0.3, "adamw") for impl in IMPLS if impl == "fused")))
+    duel = found["ops"].rows.set_index("op")
+    assert duel["who_peer"].to_dict() == {"swiglu": "compiled", "linear_cross_entropy": "compiled"}
+    assert duel["ratio"].tolist() == pytest.approx([2.0, 2.0])
+    assert "adamw" in set(found["times"].rows["op"])
