@@ -70,7 +70,7 @@ def timing(**words):
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"scale": "papre"}, "config: scale must be one of auto, laptop, paper, quick, quick-cpu, smoke"),
+        ({"scale": "papre"}, "config: scale must be one of auto, laptop, paper, quick, quick-cpu, seeds, smoke"),
         ({"sclae": "paper"}, "config: unknown key 'sclae': must be one of scale, measure, overrides"),
         ({"measure": "perhaps"}, 'config: measure must be true or false, got "perhaps"'),
         ({"overrides": {"timings": {}}}, "overrides: unknown stage 'timings': must be one of"),

@@ -4,7 +4,7 @@ import pytest
 
 from pipeline.cells.own_sizes import read_sizes, unmodelled
 from pipeline.errors import UserError
-from pipeline.formulas.parameters import parameter_count
+from pipeline.formulas.parameters import left_out_parameter_count, parameter_count
 from pipeline.formulas.sizes import SIZES, OwnSize
 
 NUMBERS = {"d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 8}
@@ -20,6 +20,8 @@ LLAMA = {
     "rope_scaling": {"factor": 32.0},
     "vocab_size": 128256,
 }
+
+BIASED = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
 
 
 def config_json(folder, **changes):
@@ -39,23 +41,29 @@ def test_numbers_a_config_json_and_a_yaml_file_give_sizes(tmp_path):
     )
 
 
-# model_type, hidden_size, intermediate_size, layers, heads, heads of keys, vocab_size, head_dim
-PUBLISHED = {
-    "Qwen3-0.6B": (("qwen3", 1024, 3072, 28, 16, 8, 151_936, 128), 596.0, 2048),
-    "SmolLM2-135M": (("llama", 576, 1536, 30, 9, 3, 49_152, None), 134.5, 576),
-    "Qwen2.5-3B": (("qwen2", 2048, 11_008, 36, 16, 2, 151_936, None), 3085.9, 2048),
+# num_parameters() of transformers 5.24's AutoModelForCausalLM.from_config of these, the published config.json of each:
+# model_type, hidden_size, intermediate_size, layers, heads, heads of keys, vocab_size, and what else counts.
+COUNTED = {
+    "Llama-3.2-1B": (1_235_814_400, "llama", 2048, 8192, 16, 32, 8, 128_256, {"head_dim": 64}),
+    "SmolLM2-135M": (134_515_008, "llama", 576, 1536, 30, 9, 3, 49_152, {}),
+    "Mistral-7B-v0.1": (7_241_732_096, "mistral", 4096, 14_336, 32, 32, 8, 32_000, {"tie_word_embeddings": False}),
+    "Qwen2.5-0.5B": (494_032_768, "qwen2", 896, 4864, 24, 14, 2, 151_936, {}),
+    "Qwen3-0.6B": (596_049_920, "qwen3", 1024, 3072, 28, 16, 8, 151_936, {}),  # head_dim by default
+    "gemma-2b": (2_506_172_416, "gemma", 2048, 16_384, 18, 8, 1, 256_000, {"tie_word_embeddings": None}),
+    "Phi-3-mini-4k": (3_821_079_552, "phi3", 3072, 8192, 32, 32, 32, 32_064, {"tie_word_embeddings": False}),
+    "all biases": (71_296, "llama", 64, 96, 2, 8, 2, 100, BIASED),
+    "Qwen3 with biases": (381_376, "qwen3", 64, 96, 2, 8, 2, 100, {**BIASED, "mlp_bias": None}),
 }
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
-def test_with_tied_embeddings_a_model_has_its_published_parameters(tmp_path, name):
-    numbers, millions, attention_width = PUBLISHED[name]
-    keys = ["model_type", *list(LLAMA)[2:7], "vocab_size", "head_dim"]
-    path = config_json(tmp_path, **dict(zip(keys, numbers, strict=True)), tie_word_embeddings=True)
-    size = SIZES[read_sizes({"mine": path}, "sizes")["mine"]]
-    assert parameter_count(size, 0) / 1e6 == pytest.approx(millions, abs=0.06)
-    assert SIZES[size.name("mine")].tie_embeddings
-    assert size.attention_width == attention_width
+@pytest.mark.parametrize("name", COUNTED)
+def test_parameters_and_those_that_are_told_to_be_left_out_are_as_many_as_transformers_counts(tmp_path, name):
+    count, *numbers, more = COUNTED[name]
+    keys = ["model_type", *list(LLAMA)[2:7], "vocab_size"]
+    of_file = dict(zip(keys, numbers, strict=True)) | {"tie_word_embeddings": True, "head_dim": None} | more
+    size = SIZES[read_sizes({"mine": config_json(tmp_path, **of_file)}, "sizes")["mine"]]
+    assert parameter_count(size, 0) + left_out_parameter_count(size) == count
+    assert SIZES[size.name("mine")] == size
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,8 @@ def test_with_tied_embeddings_a_model_has_its_published_parameters(tmp_path, nam
         ({"rope_scaling": {"rope_type": "yarn"}}, ("rope_scaling",)),
         ({"rope_scaling": None, "rope_parameters": {"rope_type": "llama3"}}, ("rope_scaling",)),
         ({"rope_scaling": None, "model_type": "mistral", "sliding_window": 4096}, ("window",)),
-        ({"rope_scaling": None, "attention_bias": True, "hidden_act": "gelu"}, ("activation", "bias")),
+        ({"rope_scaling": None, "attention_bias": True, "hidden_act": "gelu"}, ("activation", "bias", "output_bias")),
+        ({"rope_scaling": None, "mlp_bias": True}, ("mlp_bias",)),
         (
             {"rope_scaling": None, "model_type": "qwen2", "sliding_window": 9, "use_sliding_window": True},
             ("bias", "window"),
@@ -98,7 +107,16 @@ def test_what_of_a_model_is_left_out_is_in_the_name_and_told(tmp_path, changes, 
         ({**NUMBERS, "vocab_size": 1}, "sizes: mine: vocab_size must be at least 2 and below 100 million, or 0"),
         (3, "sizes: mine must be a mapping of d_model, d_ff, num_layers"),
         ("gone.json", "cannot read gone.json: No such file or directory"),
-        ({"model_type": "gpt2"}, "model_type must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+        (
+            {"model_type": "gpt2"},
+            "one of llama, mistral, qwen2, qwen3, phi3, gemma, got 'gpt2', which has two matrices",
+        ),
+        ({"model_type": "olmo"}, "got 'olmo', which has norms without weights"),
+        ({"model_type": "mixtral"}, "got 'mixtral', which has a mixture of experts"),
+        ({"model_type": "bert"}, "model_type must be one of llama, mistral, qwen2, qwen3, phi3, gemma, got 'bert'"),
+        ({"num_local_experts": 8}, "num_local_experts must be absent, for experts are not modelled, got 8"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, for all of a head is rotated, got 0.5"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1, for all of a head is"),
         ({"head_dim": 127, "model_type": "llama"}, "head_dim must be even for rotary positions, got 127"),
         ({"hidden_size": None}, "config.json has no hidden_size (d_model)"),
         ({"tie_word_embeddings": "often"}, "tie_embeddings must be a value of type bool, got 'often'"),

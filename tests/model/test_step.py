@@ -131,7 +131,7 @@ def test_ranges_name_the_phases_in_order():
     step = build_step()
     with listening(listen):
         step.run()
-    layer = ["attention", "attention scores", "softmax", "final matmul"]
+    layer = ["attention", "attention scores", "mask", "softmax", "final matmul"]
     assert names == ["forward", *layer * SIZE.num_layers, "loss", "backward", "optimizer"]
 
 

@@ -45,7 +45,7 @@ ALWAYS = {
     "ops": (CALLS - {"attention.eager"}) | {"model.operations", "model.operation_problems", "subjects.operation_check"},
     "collectives": {"parallel.processes.starting", "instruments.sampling.bursts"},
     "ddp": WAYS | {"parallel.ddp", "instruments.profilers.lanes"},
-    "sharding": WAYS | {"parallel.sharded_optimizer", "instruments.memory.training_kinds"},
+    "sharding": WAYS | {"parallel.sharded_optimizer", "instruments.memory.recording"},
     "fsdp": WAYS | {"parallel.fsdp_units", "instruments.memory.training_kinds"},
     "tensor_parallel": (
         RANKS | {"ways.ranks", "instruments.machine.ceilings", "instruments.profilers.collective_traffic"}

@@ -16,7 +16,7 @@ def test_a_bad_value_is_one_line_and_an_exit_code(project):
     code, output = project.snakemake("--config", "scale=papre")
     assert code == 1
     assert last_line(output).startswith(
-        "snakemake: config: scale must be one of auto, few, laptop, paper, quick, quick-cpu, smoke"
+        "snakemake: config: scale must be one of auto, few, laptop, paper, quick, quick-cpu, seeds, smoke"
     )
     assert "Traceback" not in output
 

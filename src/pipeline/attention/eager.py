@@ -20,7 +20,8 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     with span("attention scores"):
         # Scaling the queries instead of the scores touches head_dim numbers per query, not n_keys.
         scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-2, -1)
-        if is_causal:
+    if is_causal:
+        with span("mask"):
             scores += _causal_bias(scores)  # in place: a product's backward pass does not need its output
     with span("softmax"):
         weights = torch.softmax(scores, dim=-1)

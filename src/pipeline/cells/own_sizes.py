@@ -10,6 +10,7 @@ from typing import Any
 from pipeline.cells import fields
 from pipeline.cells.yaml_files import read_yaml
 from pipeline.errors import UserError
+from pipeline.formulas.parameters import left_out_parameter_count
 from pipeline.formulas.sizes import SHORT_NAME, SIZES, UNMODELLED, OwnSize, complaint
 
 
@@ -28,14 +29,32 @@ class _Numbers:
 
 
 KEYS = tuple(item.name for item in declared(_Numbers))
-# The same in a config.json of the Llama or Qwen kind: transformers' LlamaConfig, MistralConfig, Qwen2Config and
-# Qwen3Config, none of which ties embeddings where it does not say so.
+# The same in a config.json of transformers.
 HUGGING_FACE = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size", "head_dim", "tie_word_embeddings"),
 )
 NEEDED = 4  # the first of both
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+# Kinds of models that are ours but for words of UNMODELLED, with what transformers takes where a file does not say it.
+MODEL_TYPES: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"num_key_value_heads": 8},
+    "qwen2": {},
+    "qwen3": {"head_dim": 128},
+    "phi3": {},
+    "gemma": {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu"},
+}
+# Well-known kinds that are not, and why.
+OTHER_TYPES = {
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"), "a mixture of experts"),
+    **dict.fromkeys(
+        ("gpt2", "opt", "phi", "gpt_neox", "starcoder2"), "two matrices in a feed-forward layer, not three"
+    ),
+    "olmo": "norms without weights",
+    **dict.fromkeys(("olmo2", "olmo3", "gemma2", "gemma3_text"), "norms behind attention and feed-forward layers"),
+}
+# Keys that ask for experts in place of one feed-forward layer.
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 AXIS = "size"
 
 
@@ -57,6 +76,7 @@ def unmodelled(names: Iterable[str]) -> list[str]:
     sizes = {name: SIZES.get(name) for name in names}  # another stage may have models of its own
     return [
         f"sizes: {name}: not modelled: {', '.join(UNMODELLED[word] for word in size.without)}"
+        f" ({left_out_parameter_count(size):,} parameters)"
         for name, size in sizes.items()
         if isinstance(size, OwnSize) and size.without
     ]
@@ -95,9 +115,16 @@ def _size(name: str, given: Any, where: str) -> OwnSize:
 def _hugging_face(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Read the widths and counts of a config.json, and which words of UNMODELLED it asks for."""
     config = read_yaml(path)
-    if not isinstance(config, Mapping) or config.get("model_type") not in MODEL_TYPES:
-        kind = config.get("model_type") if isinstance(config, Mapping) else config
-        raise UserError(f"{path}: model_type must be one of {', '.join(MODEL_TYPES)}, got {kind!r}")
+    kind = config.get("model_type") if isinstance(config, Mapping) else config
+    if not isinstance(config, Mapping) or kind not in MODEL_TYPES:
+        why = f", which has {OTHER_TYPES[kind]}" if isinstance(kind, str) and kind in OTHER_TYPES else ""
+        raise UserError(f"{path}: model_type must be one of {', '.join(MODEL_TYPES)}, got {kind!r}{why}")
+    config = MODEL_TYPES[kind] | {key: value for key, value in config.items() if value is not None}
+    for key in EXPERTS:
+        if config.get(key, 0):
+            raise UserError(f"{path}: {key} must be absent, for experts are not modelled, got {config[key]!r}")
+    if (share := _positions(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 1))) != 1:
+        raise UserError(f"{path}: partial_rotary_factor must be 1, for all of a head is rotated, got {share!r}")
     given = {ours: config.get(theirs) for ours, theirs in zip(KEYS, HUGGING_FACE, strict=True)}
     given = {name: value for name, value in given.items() if value is not None}
     missing = [
@@ -110,15 +137,22 @@ def _hugging_face(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def _asked(config: Mapping[str, Any]) -> dict[str, bool]:
     """Tell for each word of UNMODELLED whether a config.json asks for it; transformers has some in code alone."""
-    kind = config["model_type"]
-    positions = next(
-        (given for key in ("rope_scaling", "rope_parameters") if isinstance(given := config.get(key), dict)), {}
-    )
+    kind, positions = config["model_type"], _positions(config)
+    always_slides = kind in ("mistral", "phi3")
     window = config.get("sliding_window", 4096 if kind == "mistral" else None)
     return {
         "activation": config.get("hidden_act", "silu") not in ("silu", "swish"),
-        "bias": kind == "qwen2" or bool(config.get("attention_bias") or config.get("mlp_bias")),
+        "bias": kind == "qwen2" or bool(config.get("attention_bias")),
+        "output_bias": kind != "qwen2" and bool(config.get("attention_bias")),
+        "mlp_bias": bool(config.get("mlp_bias")),
         "qk_norm": kind == "qwen3",
         "rope_scaling": positions.get("rope_type", "default") != "default" or "factor" in positions,
-        "window": bool(window and config.get("use_sliding_window", kind == "mistral")),
+        "window": bool(window and config.get("use_sliding_window", always_slides)),
     }
+
+
+def _positions(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what a config.json says of rotary positions beyond their base."""
+    return next(
+        (given for key in ("rope_scaling", "rope_parameters") if isinstance(given := config.get(key), dict)), {}
+    )

@@ -5,7 +5,7 @@ Symbols: V vocabulary size, d d_model, f d_ff, L layers.
 
 from collections.abc import Iterable
 
-from pipeline.formulas.sizes import SIZES, ModelSize
+from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
 from pipeline.formulas.units import FP32_BYTES
 
 
@@ -45,6 +45,18 @@ def parameter_count(size: ModelSize, vocab_size: int) -> int:
     """
     embedding_and_head = (1 if size.tie_embeddings else 2) * head_matrix_elements(size, vocab_size)
     return embedding_and_head + size.num_layers * block_parameter_count(size) + size.d_model
+
+
+def left_out_parameter_count(size: OwnSize) -> int:
+    """Count the parameters that the user's model has and ours leaves out: vectors in each block."""
+    keys = 2 * size.kv_width
+    vectors = {
+        "bias": size.attention_width + keys,
+        "output_bias": size.d_model,
+        "mlp_bias": 2 * size.d_ff + size.d_model,
+        "qk_norm": 2 * size.head_dim,
+    }
+    return size.num_layers * sum(vectors.get(word, 0) for word in size.without)
 
 
 def parameter_bytes(size: ModelSize, vocab_size: int) -> int:

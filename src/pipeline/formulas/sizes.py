@@ -84,7 +84,9 @@ LETTERS = ("d", "f", "l", "h", "kv", "v")
 # What models have that ours leaves out, by the words of names.
 UNMODELLED = {
     "activation": "an activation that is not SiLU",
-    "bias": "biases",
+    "bias": "biases of q, k and v",
+    "output_bias": "biases of attention's output",
+    "mlp_bias": "biases of the feed-forward layers",
     "qk_norm": "norms of queries and keys",
     "rope_scaling": "scaled positions",
     "window": "sliding windows",

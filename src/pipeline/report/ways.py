@@ -164,7 +164,7 @@ def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:
         pd.DataFrame({"way": row["way"], "kind": kind, "at_pct": 100 * np.arange(PARTS) / PARTS, "busy_pct": busy})
         for row in captured.to_dict("records")
         for kind in kinds
-        if isinstance(row[f"{kind}_busy_pct"], list)
+        if isinstance(row.get(f"{kind}_busy_pct"), list)
         for busy in [[part.mean() for part in np.array_split(row[f"{kind}_busy_pct"], PARTS)]]
     ]
     rows = pd.concat(drawn, ignore_index=True) if drawn else pd.DataFrame(columns=["way", "kind", "at_pct", "busy_pct"])

@@ -20,14 +20,17 @@ def measure_cell(
     settings: RanksSettings,
     stopwatch: Stopwatch,
     subjects: Sequence[Subject] = (),
+    files: Path | None = None,
 ) -> list[Row]:
     """Return the rows of a cell: its ways take turns in the same ranks unless memory runs out.
+
+    files: the folder for what is kept of captures.
 
     Implementations of the user's own are checked first; those that pass take turns with the others.
     """
     with stopwatch.measuring():
         if not subjects:
-            return measure_ways(experiment, experiment.ways, cell, settings)
+            return measure_ways(experiment, experiment.ways, cell, settings, files=files)
         # A cell without any does not depend on these.
         from pipeline.subjects.checking import Processes
         from pipeline.subjects.measuring import Verdicts, measure_with
@@ -35,7 +38,8 @@ def measure_cell(
 
         def measure(passed: Verdicts, mark: Path) -> list[Row]:
             own = [way for subject, found in passed.items() for way in experiment.own_ways(subject, found.way)]
-            return measure_ways(experiment, among(experiment.ways, own), cell, settings, list(passed), mark)
+            ways = among(experiment.ways, own)
+            return measure_ways(experiment, ways, cell, settings, list(passed), mark, files)
 
         processes = Processes(cell.world_size, *ranks_on(), settings.check_timeout_s)
         check = CHECKS[subjects[0].kind], *experiment.check_arguments(cell)
@@ -55,12 +59,13 @@ def measure_ways(
     settings: RanksSettings,
     subjects: Sequence[Subject] = (),
     mark: Path | None = None,
+    files: Path | None = None,
 ) -> list[Row]:
-    """Return the rows of these ways; subjects and mark as for `measure_in_turn`."""
+    """Return the rows of these ways; subjects, mark and files as for `measure_in_turn`."""
     backend, _ = ranks_on()
 
     def measure(left: Sequence[Way]) -> list[Result]:
-        return run_on_ranks(measure_in_turn, cell, settings, left, experiment, subjects, mark)
+        return run_on_ranks(measure_in_turn, cell, settings, left, experiment, subjects, mark, files)
 
     found = zip(ways, together_or_apart(measure, ways), strict=True)
     return [row for way, result in found for row in rows_of(experiment, way, result, cell, backend)]

@@ -31,13 +31,15 @@ def measure_in_turn(
     experiment: Experiment,
     subjects: Sequence[Subject] = (),
     mark: Path | None = None,
+    files: Path | None = None,
 ) -> list[Result]:
     """Let ways take turns, each from the same weights and alone in memory; then profile steps of each.
 
     Profiles come last, because a profiler may disturb what runs after it. subjects: those of the user's own whose ways
-    may be among these; mark: where to note which of them runs, see `pipeline.subjects.checking`.
+    may be among these; mark: where to note which of them runs, see `pipeline.subjects.checking`; files: the folder for
+    what is kept of captures.
     """
-    rank = _Rank(context, cell, settings, experiment)
+    rank = _Rank(context, cell, settings, experiment, files if context.rank == 0 else None)
     if subjects:
         from pipeline.subjects.turns import Turns
 
@@ -62,6 +64,7 @@ class _Rank:
     cell: RanksCell
     settings: RanksSettings
     experiment: Experiment
+    files: Path | None = None
     comparison: Comparison = field(default_factory=Comparison)
     turns_of_own: Any = None
 
@@ -75,7 +78,7 @@ class _Rank:
         weights, step = self.experiment.weights, self._build(way)
         if is_first_turn and way.communicates:
             self.comparison.begin(partial(weights, step))
-        turn = Turn(way, step, result, self.context, self.settings, self.comparison, weights)
+        turn = Turn(way, step, result, self.context, self.settings, self.comparison, weights, self.files)
         for act in self.experiment.first_turn if is_first_turn else (time_steps,):
             act(turn)
 
@@ -89,7 +92,8 @@ class _Rank:
             step.run()
         result.busy = profile_gpu_busy(step.run, device)
         if way.captured:
-            result.lanes = capture_step(step.run, device, listen=self.context.rank == 0)
+            file = self.files and self.files / f"{way.name}.perfetto.json.gz"
+            result.lanes = capture_step(step.run, device, listen=self.context.rank == 0, file=file)
 
     def _build(self, way: Way) -> TrainingStep:
         """Build a way's step: weights and tokens use the rank's own seed, so that to communicate makes a difference."""

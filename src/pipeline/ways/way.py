@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from pipeline.subjects.naming import Subject
 from pipeline.ways.cell import RanksSettings
 
 Row = dict[str, Any]
+# Numbers of events, and the bytes that were active after each.
+Curve = tuple[list[int], list[int]]
 
 
 @dataclass(frozen=True)
@@ -59,11 +62,15 @@ class Result:
     pinned_core: int | None = None
     busy: GpuBusy | None = None
     lanes: Lanes | None = None
+    timeline: Curve | None = None
 
 
 @dataclass
 class Turn:
-    """A turn of a way on one rank; is_warm: whether what is noted has warmed its step up."""
+    """A turn of a way on one rank.
+
+    files: the folder for what is kept of captures, on rank 0; is_warm: whether what is noted has warmed its step up.
+    """
 
     way: Way
     step: TrainingStep
@@ -72,6 +79,7 @@ class Turn:
     settings: RanksSettings
     comparison: Comparison
     weights: Callable[[TrainingStep], Mapping[str, Tensor]]
+    files: Path | None = None
     is_warm: bool = False
 
 

@@ -49,6 +49,11 @@ def test_a_lane_tells_how_busy_each_part_of_the_step_was():
     assert set(columns([(0, 1000)], [])["communication_busy_pct"]) == {0}
 
 
+def test_a_rank_waits_where_it_communicates_and_computes_nothing():
+    row = columns([(0, 1000), (3000, 4000)], [(500, 2000)])  # a part is 10 µs
+    assert row["waiting_busy_pct"] == parts((100, 0), (100, 100), (200, 0))
+
+
 def test_collectives_are_told_apart_by_name_and_exposed_where_nothing_computes():
     names = ["ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_bf16"]
     communication = events((500, 1500), (1500, 2000)).assign(name=names)

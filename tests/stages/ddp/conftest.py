@@ -1,5 +1,7 @@
 """One real cell, measured once."""
 
+from functools import partial
+
 import pytest
 
 from pipeline.stages.ddp.cell import Cell, Settings
@@ -12,9 +14,15 @@ SMOKE = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
 
 
 @pytest.fixture(scope="session")
-def smoke_rows():
+def kept(tmp_path_factory):
+    """The folder of what the real cell keeps."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="session")
+def smoke_rows(kept):
     """A real cell on two processes of this machine, without its GPUs."""
-    return rows_on_gloo(measure, TINY, SMOKE)
+    return rows_on_gloo(partial(measure, files_dir=kept), TINY, SMOKE)
 
 
 @pytest.fixture(scope="session")

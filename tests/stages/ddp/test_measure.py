@@ -1,3 +1,5 @@
+import gzip
+import json
 import math
 
 import pandas as pd
@@ -59,6 +61,14 @@ def test_naive_communication_is_captured_and_hides_nothing(smoke_rows):
     assert set(captured) == set(CAPTURED)
     assert all(row["communication_ms"] > 0 and row["computation_ms"] > 0 for row in captured.values())
     assert captured["naive"]["hidden_pct"] < 1
+
+
+def test_captures_are_kept_for_perfetto(smoke_rows, kept):
+    for impl in CAPTURED:
+        with gzip.open(kept / f"{impl}.perfetto.json.gz", "rt") as file:
+            names = {event["name"] for event in json.load(file)["traceEvents"] if "name" in event}
+        assert any(name.startswith("gloo:") for name in names)
+        assert "aten::mm" in names
 
 
 @pytest.mark.gpu

@@ -4,9 +4,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
 from pipeline.attention.eager import eager_attention
-from pipeline.attention.triton import forward_plan
+from pipeline.attention.triton import autograd, forward_plan
 from pipeline.attention.triton.gpu import Gpu
 from pipeline.errors import Skipped
 from pipeline.formulas.attention import Shape, pass_flops
@@ -17,7 +18,7 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.sustained import Sustained
 from pipeline.stages.flash import implementations
 from pipeline.stages.flash import measure as measuring
-from pipeline.stages.flash.cell import COMPILED, FA4, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, Cell, Settings
+from pipeline.stages.flash.cell import COMPILED, FA4, GPU_ONLY, OURS, PEERS, PHASES, SUSTAINED, TILES, Cell, Settings
 from pipeline.stages.flash.measure import measure
 
 from ...records import attention_row, derived, rows_read
@@ -32,7 +33,7 @@ def measured(monkeypatch):
     """Measure a cell with some implementations, others' functions put in their place."""
 
     def run(names, cell=CELL, settings=QUICK, **replaced):
-        monkeypatch.setattr(implementations, "names", lambda _cell, _device: list(names))
+        monkeypatch.setattr(implementations, "names", lambda _cell, _device, _tiles: list(names))
         for name, attend in replaced.items():
             monkeypatch.setitem(implementations.FUNCTIONS, name, attend)
         rows = rows_read(measure, cell, settings, Stopwatch())
@@ -262,6 +263,26 @@ def test_a_cpu_skips_what_needs_a_gpu_and_has_torch_s_own_choice(measured):
         pytest.skip("there is a GPU")
     rows = measured(["eager", *GPU_ONLY])
     assert {rows[impl, phase]["reason"] for impl in GPU_ONLY for phase in PHASES} == {"needs a CUDA GPU"}
+
+
+def test_only_where_it_is_asked_for_ours_also_runs_by_size_of_tile_and_what_does_not_fit_says_so(measured, monkeypatch):
+    cuda = torch.device("cuda")
+    assert set(implementations.names(CELL, cuda, tiles=True)) - set(implementations.names(CELL, cuda)) == {*TILES}
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    planned = autograd.planned_by
+
+    def fits_up_to_16(choices):
+        if choices.forward_tiles.block_queries == choices.forward_tiles.block_keys > 16:
+            raise OutOfResources(98304, 65536, "shared memory")
+        return planned(choices)
+
+    monkeypatch.setattr(implementations, "GPU_ONLY", ())
+    monkeypatch.setattr(autograd, "planned_by", fits_up_to_16)
+    rows = measured(["triton_16", "triton_32"], settings=dataclasses.replace(QUICK, call_limit_s=60.0))
+    assert rows["triton_16", "backward"]["dq_rel_error"] < 1e-5
+    assert {rows["triton_32", phase]["status"] for phase in PHASES} == {"skipped"}
+    assert "tiles of 32 raises OutOfResources: out of resource: shared mem" in rows["triton_32", "forward"]["reason"]
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """One real cell, measured once."""
 
+from functools import partial
+
 import pytest
 
 from pipeline.stages.fsdp.cell import Cell, Settings
@@ -12,6 +14,12 @@ SMALL = Cell(size="tiny", batch_size_per_rank=1, context_length=16)
 
 
 @pytest.fixture(scope="session")
-def smoke_rows():
+def kept(tmp_path_factory):
+    """The folder of what the real cell keeps."""
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="session")
+def smoke_rows(kept):
     """A real cell on two processes of this machine, without its GPUs."""
-    return rows_on_gloo(measure, SMALL, SMOKE)
+    return rows_on_gloo(partial(measure, files_dir=kept), SMALL, SMOKE)

@@ -1,3 +1,5 @@
+import gzip
+import json
 import math
 from dataclasses import replace
 
@@ -67,6 +69,14 @@ def test_gathers_of_the_fully_sharded_ways_are_captured(smoke_rows):
     captures = {row["impl"]: row for row in smoke_rows if row["measures"] == "capture"}
     assert set(captures) == set(FULLY_SHARDED)
     assert all(row["gather_ms"] > 0 and row["computation_ms"] > 0 for row in captures.values())
+
+
+def test_captures_are_kept_for_perfetto(smoke_rows, kept):
+    for impl in FULLY_SHARDED:
+        with gzip.open(kept / f"{impl}.perfetto.json.gz", "rt") as file:
+            names = {event["name"] for event in json.load(file)["traceEvents"] if "name" in event}
+        assert any(name.startswith("gloo:") for name in names)
+        assert "aten::mm" in names
 
 
 @pytest.mark.parametrize("size", [SIZES["tiny"], GROUPED, TIED])

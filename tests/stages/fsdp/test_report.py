@@ -57,7 +57,7 @@ def test_a_way_that_does_not_fit_shows_its_outcome_and_nothing_is_compared_with_
 
 
 def test_the_capture_shows_when_each_way_gathers_and_how_much_of_it_is_exposed():
-    lanes = {f"{name}_busy_pct": [50] * 80 for name in ("computation", "gather", "scatter")}
+    lanes = {f"{name}_busy_pct": [50] * 80 for name in ("computation", "gather", "scatter", "waiting")}
     times = {"gather_ms": 20.0, "gather_exposed_ms": 5.0, "span_ms": 90.0}
     rows = [
         row
@@ -67,5 +67,5 @@ def test_the_capture_shows_when_each_way_gathers_and_how_much_of_it_is_exposed()
     found = shown(section(*rows))
     assert found["captures"].rows["exposed_pct"].tolist() == [25.0]
     assert found["captures"].rows["timed_step_ms"].tolist() == [100.0]
-    assert set(found["capture"].rows["kind"]) == {"computation", "gather", "scatter"}
+    assert set(found["capture"].rows["kind"]) == {"computation", "gather", "scatter", "waiting"}
     assert set(found["capture"].rows["way"]) == {OURS}

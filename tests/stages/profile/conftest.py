@@ -113,6 +113,8 @@ def forward(device, cell, layers):
                 with device.range("attention"):
                     with device.range("attention scores"):
                         device.kernel(NAMES["scores"][cell.precision], scores_us)
+                        device.kernel(ELEMENTWISE.format("MulFunctor<float>"), pointwise_us)
+                    with device.range("mask"):
                         device.kernel(ELEMENTWISE.format("CUDAFunctor_add<float>"), softmax_us)
                     with device.range("softmax"):
                         device.kernel(SOFTMAX.format("forward"), softmax_us)

@@ -1,10 +1,12 @@
 import json
+import math
 
 import pandas as pd
 import pytest
 
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.trace import build_trace
+from pipeline.stages.profile.cell import ATTENTION_PHASES
 from pipeline.stages.profile.rows import attention_flops
 from pipeline.stages.profile.traced_rows import _layer_rows, kernel_table
 
@@ -64,11 +66,11 @@ def test_kernels_are_ranked_by_time_and_named_apart_from_each_other(rows):
 
 def test_attentions_products_are_counted_without_mask_and_scaling(rows):
     phases = rows[(rows["kind"] == "attention") & (rows["range"] == "inference")].set_index("phase")
-    scores, softmax, final = (phases.loc[name] for name in ("attention scores", "softmax", "final matmul"))
+    scores, mask, softmax, final = (phases.loc[name] for name in ATTENTION_PHASES)
     assert scores["matmul_ms"] == pytest.approx(final["matmul_ms"])
     assert scores["time_ms"] > scores["matmul_ms"]
-    assert softmax["matmul_ms"] == 0
-    assert list(phases["count"]) == [6, 3, 3]
+    assert softmax["matmul_ms"] == mask["matmul_ms"] == 0 < mask["time_ms"]
+    assert list(phases["count"]) == [6, 3, 3, 3]
 
 
 def test_attentions_backward_is_told_from_the_forward_pass_before_it(rows):
@@ -81,15 +83,17 @@ def test_flops_of_attention_by_hand():
     tiny = SIZES["tiny"]  # 2 layers, d_model 64, 2 heads
     forward, backward = (attention_flops(tiny, 3, 10, direction) for direction in ("forward", "backward"))
     assert forward["attention scores"] == forward["final matmul"] == 2 * (2 * 3 * 10 * 10 * 64)
-    assert forward["softmax"] == 2 * (5 * 3 * 2 * 10 * 10)
+    assert forward["softmax"] == 5 * forward["mask"] == 2 * (5 * 3 * 2 * 10 * 10)
     assert backward["final matmul"] == 2 * forward["final matmul"]
     assert backward["softmax"] == 2 * (4 * 3 * 2 * 10 * 10)
+    assert backward["mask"] == 0
 
 
 def test_a_kernels_count_and_time_are_of_a_run_and_its_mean_and_extremes_of_a_call(two_runs):
     (kernel,) = kernel_table(two_runs, ["inference"]).to_dict("records")
     assert (kernel["count"], kernel["time_ms"]) == (3 / 2, pytest.approx((4 + 6 + 2) / 2 / 1e3))
     assert (kernel["min_us"], kernel["avg_us"], kernel["max_us"]) == (2, pytest.approx((4 + 6 + 2) / 3), 6)
+    assert (kernel["median_us"], kernel["std_us"]) == (4, pytest.approx(math.sqrt((0 + 4 + 4) / 3)))
     (layer,) = _layer_rows(two_runs, "inference")
     assert [duration_us for *_, duration_us in json.loads(layer["events"])] == [6, 2]  # of the last run
 
@@ -100,10 +104,11 @@ def test_the_layers_timeline_is_one_layer_of_one_run(rows):
         json.loads(layer["events"]), columns=["name", "category", "path", "stream", "start_us", "duration_us"]
     )
     assert layer["layer"] == "layers.1"
-    assert len(events) == 13
-    assert list(events["path"][[0, 4, 7, 9, 10]]) == [
+    assert len(events) == 14
+    assert list(events["path"][[0, 4, 7, 8, 10, 11]]) == [
         "attention_norm",
         "attention",
+        "attention/attention/mask",
         "attention/attention/softmax",
         "",
         "feed_forward",

@@ -35,6 +35,17 @@ def test_sharing_out_halves_the_state_and_nothing_else(rows):
     assert kinds["parameters"].nunique() == kinds["gradients"].nunique() == 1
 
 
+def test_memory_over_a_step_begins_and_ends_with_what_is_held_and_its_snapshot_is_kept(rows, kept):
+    lines = rows[rows["measures"] == "timeline"].set_index("impl")["active_bytes"]
+    warm = rows[(rows["moment"] == "initialised") | (rows["moment"] == "after_step")]
+    held = warm.pivot_table(index="impl", columns=["moment", "kind"], values="measured_bytes")
+    for impl in IMPLS:
+        begins = held.loc[impl, ("initialised", "parameters")] + held.loc[impl, ("after_step", "optimizer_state")]
+        assert lines[impl][0] == begins < max(lines[impl])
+        assert (kept / f"{impl}.snapshot.pickle").stat().st_size > 0
+    assert lines["sharded"][0] < lines["adamw"][0]
+
+
 def test_ours_sends_every_gradient_and_then_every_parameter(rows):
     traffic = rows[rows["measures"] == "traffic"].set_index(["impl", "collective"])
     assert (traffic["measured_bytes"] == traffic["predicted_bytes"]).all()

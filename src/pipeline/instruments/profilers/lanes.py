@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,13 +34,15 @@ class Lanes:
     def columns(self) -> dict[str, Any]:
         """Return the times for a row, and for each lane its busy share (%) in each of `PARTS` parts of the step.
 
-        computation_ms and communication_ms are times in which at least one event ran; hidden_ms is the time in which
-        both ran: computation + communication − their union.
+        A rank waits where it communicates and nothing computes. computation_ms and communication_ms are times in
+        which at least one event ran; hidden_ms is the time in which both ran: computation + communication − their
+        union.
         """
         return {
             **self._lane("computation", self.computation),
             **self._lane("communication", self.communication),
             "hidden_ms": overlap_us(self.computation, self.communication) / 1e3,
+            "waiting_busy_pct": self._waiting_pct(),
         }
 
     def columns_by_collective(self, patterns: Mapping[str, str]) -> dict[str, Any]:
@@ -47,12 +50,17 @@ class Lanes:
 
         For a pattern called gather: gather_ms, gather_exposed_ms (nothing computed meanwhile) and gather_busy_pct.
         """
-        columns = self._lane("computation", self.computation)
+        columns = {**self._lane("computation", self.computation), "waiting_busy_pct": self._waiting_pct()}
         for name, pattern in patterns.items():
             events = self.communication[self.communication["name"].str.contains(pattern, case=False)]
             exposed_us = union_us(events) - overlap_us(self.computation, events)
             columns |= {**self._lane(name, events), f"{name}_exposed_ms": max(0.0, round(exposed_us, 3)) / 1e3}
         return columns
+
+    def _waiting_pct(self) -> list[int]:
+        either = self._lane("either", pd.concat([self.computation, self.communication]))["either_busy_pct"]
+        computing = self._lane("computation", self.computation)["computation_busy_pct"]
+        return [max(0, busy - computes) for busy, computes in zip(either, computing, strict=True)]
 
     def _lane(self, name: str, events: pd.DataFrame) -> dict[str, Any]:
         both = pd.concat([self.computation, self.communication])
@@ -60,11 +68,14 @@ class Lanes:
         return {"span_ms": span_us(both) / 1e3, f"{name}_ms": union_us(events) / 1e3, f"{name}_busy_pct": busy_pct}
 
 
-def capture_step(step: Callable[[], object], device: torch.device, listen: bool) -> Lanes | None:
+def capture_step(
+    step: Callable[[], object], device: torch.device, listen: bool, file: Path | None = None
+) -> Lanes | None:
     """Run a step twice on every rank; with `listen`, return the second as a profiler saw it, else None.
 
-    On a GPU only GPU events are recorded: recording every operator on the host would slow down the launches. The first
-    step is the profiler's warm-up. A collective: every rank of the default process group calls it.
+    On a GPU only GPU events are recorded: recording every operator on the host would slow down the launches. The
+    first step is the profiler's warm-up. file: where to leave the second for Perfetto, .json.gz. A collective:
+    every rank of the default process group calls it.
     """
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     plan = schedule(wait=0, warmup=1, active=1, repeat=1)
@@ -76,7 +87,11 @@ def capture_step(step: Callable[[], object], device: torch.device, listen: bool)
             profiler.step()
         step()
         synchronize(device)
-    return None if profiler is None else lanes(profiler_events(profiler), device.type)
+    if profiler is None:
+        return None
+    if file is not None:
+        profiler.export_chrome_trace(str(file))
+    return lanes(profiler_events(profiler), device.type)
 
 
 def lanes(events: Iterable[Any], device_type: str) -> Lanes:

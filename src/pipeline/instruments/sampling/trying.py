@@ -1,7 +1,7 @@
 """Try a call alone, before it is timed in turn with others: about how long it takes, and with how much memory."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -44,16 +44,21 @@ def measured_call(work: Work, device: torch.device) -> tuple[Called, dict[str, i
     return called, {"extra_bytes": torch.cuda.max_memory_allocated(device) - before}
 
 
-@contextmanager
-def peer_errors_as_skipped(name: str) -> Iterator[None]:
+def peer_errors_as_skipped(name: str) -> AbstractContextManager:
     """Turn whatever a peer raises into Skipped; let pass lack of memory and what ends all work on the GPU.
 
     A peer refuses problems by assertions and by errors of its compiler, which nothing else tells from bugs of its own.
     """
+    return errors_as_skipped(PEERS[name]) if name in PEERS else nullcontext()
+
+
+@contextmanager
+def errors_as_skipped(what: str) -> Iterator[None]:
+    """Turn errors into Skipped, which says what raised them, but those that `peer_errors_as_skipped` lets pass."""
     try:
         yield
     except Exception as error:
-        if name not in PEERS or isinstance(error, Skipped | torch.AcceleratorError) or is_out_of_memory(error):
+        if isinstance(error, Skipped | torch.AcceleratorError) or is_out_of_memory(error):
             raise
         said = str(error).partition("\n")[0]
-        raise Skipped(f"{PEERS[name]} raises {type(error).__name__}: {said}") from None
+        raise Skipped(f"{what} raises {type(error).__name__}: {said}") from None

@@ -7,6 +7,7 @@ from pipeline.subjects.naming import Measured
 from pipeline.ways.cell import TRAIN_STEP, RanksCell, RanksSettings
 
 SPLIT_AXIS = "precision"
+KEEPS_FILES = True
 READS = ("collectives",)
 
 

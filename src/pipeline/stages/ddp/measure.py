@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -43,9 +44,15 @@ TORCHS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
-    """Return the rows of all variants, and of wrappers of the user's own."""
-    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
+def measure(
+    cell: Cell,
+    settings: Settings,
+    stopwatch: Stopwatch,
+    subjects: Sequence[Subject] = (),
+    files_dir: Path | None = None,
+) -> list[Row]:
+    """Return the rows of all variants, and of wrappers of the user's own; keep the captures in `files_dir`."""
+    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects, files_dir)
 
 
 def build(variant: Variant, step: TrainingStep) -> TrainingStep:

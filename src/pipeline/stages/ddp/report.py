@@ -58,7 +58,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             _beside_naive(own),
             ways.captures(lead, captured, "communication_ms hidden_ms hidden_pct"),
-            ways.lanes(captured, ("computation", "communication")),
+            ways.lanes(captured, ("computation", "communication", "waiting")),
             _best(steps, beside.get("collectives", pd.DataFrame())),
         ],
     )

@@ -54,6 +54,9 @@ class CapturedStep(VariantRow):
     hidden_ms: float = column("time in which both ran", minimum=0)
     hidden_pct: float | None = derived("hidden_ms over communication_ms; empty without communication", minimum=0)
     computation_busy_pct: list[int] = column("for equal parts of the step: share of computing time", minimum=0)
+    waiting_busy_pct: list[int] | None = column(
+        "for equal parts of the step: share of time that communicates while nothing computes", minimum=0
+    )
     communication_busy_pct: list[int] = column("for equal parts of the step: share of communicating time", minimum=0)
 
     @classmethod

@@ -20,11 +20,13 @@ GROUP_AXIS = "query_heads_per_kv_head"
 LEADERBOARD = {"batch_size": 1, "num_heads": 16, GROUP_AXIS: 1, "seq_len": 16384, "head_dim": 64, "is_causal": True}
 SUBJECTS = Measured("attention", {"phase": BOTH_PHASES}, first=LEADERBOARD, exercise="leaderboard")
 OURS = ("triton", "tiled")
+# The plain Triton kernels with square tiles of so many queries and keys.
+TILES = {f"triton_{side}": side for side in (16, 32, 64, 128, 256)}
 SDPA_BACKENDS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
 # On a CPU `sdpa`, torch's own choice, replaces the GPU backends.
 PEERS = ("eager", "compiled_eager", "sdpa", *SDPA_BACKENDS, "flex")
 FA4 = "fa4"
-GPU_ONLY = ("triton", *SDPA_BACKENDS, "flex", FA4)
+GPU_ONLY = ("triton", *TILES, *SDPA_BACKENDS, "flex", FA4)
 # Peers that are packages of their own (pipeline.peers): another version makes a cell stale.
 PACKAGES = (FA4,)
 # These are compiled for every shape anew, which takes longer than timing all: only at several heads, as models have.
@@ -76,14 +78,14 @@ class Cell:
             self.query_heads_per_kv_head,
         )
 
-    @property
-    def impls(self) -> tuple[str, ...]:
-        """The implementations to compare, on any device."""
-        return tuple(impl for impl in (*OURS, *PEERS, FA4) if self.num_heads > 1 or impl not in COMPILED)
+    def impls(self, tiles: bool = False) -> tuple[str, ...]:
+        """Return the implementations to compare, on any device; tiles: the setting of this name."""
+        of_tiles = TILES if tiles else ()
+        return tuple(impl for impl in (*OURS, *of_tiles, *PEERS, FA4) if self.num_heads > 1 or impl not in COMPILED)
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return the keys of the rows of a cell that could not be measured: every row."""
-        return [{"impl": impl, "phase": phase} for impl in self.impls for phase in PHASES]
+        return [{"impl": impl, "phase": phase} for impl in self.impls() for phase in PHASES]
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class Settings:
 
     sustained_s: how long our Triton kernels, cuDNN and FlashAttention-4 run back to back, forward and forward +
     backward each, on a GPU at several heads; 0 for not at all.
+    tiles: whether our Triton kernels also run with the square tiles of TILES.
     check_timeout_s and timeout_s end the check of an implementation of the user's own, and the measurement with it.
     """
 
@@ -100,6 +103,7 @@ class Settings:
     rel_error: float = axis(0.005, minimum=0)
     budget_s: float = axis(0.5, minimum=0)
     call_limit_s: float = axis(0.5, minimum=0)
+    tiles: bool = axis(False)
     sustained_s: float = axis(2.0, minimum=0)
     unstable_rel_error: float = axis(0.05, minimum=0)
     check_timeout_s: float = axis(300.0, minimum=1)

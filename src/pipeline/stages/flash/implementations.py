@@ -17,9 +17,9 @@ from pipeline.compat.torch_private import sdpa_choice
 from pipeline.errors import Skipped
 from pipeline.formulas.attention import Shape
 from pipeline.instruments.machine.toolchain import require_compiler
-from pipeline.instruments.sampling.trying import peer_errors_as_skipped
+from pipeline.instruments.sampling.trying import errors_as_skipped, peer_errors_as_skipped
 from pipeline.peers import load
-from pipeline.stages.flash.cell import FA4, GPU_ONLY, OURS, Cell
+from pipeline.stages.flash.cell import FA4, GPU_ONLY, OURS, TILES, Cell
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -57,9 +57,9 @@ class Implementation:
     by_token: bool = False
 
 
-def names(cell: Cell, device: torch.device) -> list[str]:
+def names(cell: Cell, device: torch.device, tiles: bool = False) -> list[str]:
     """Return a cell's implementations to measure or to skip on a device; `sdpa` only on a CPU."""
-    return [name for name in cell.impls if device.type == "cpu" or name != "sdpa"]
+    return [name for name in cell.impls(tiles) if device.type == "cpu" or name != "sdpa"]
 
 
 def build(name: str, shape: Shape, device: torch.device) -> Implementation:
@@ -80,17 +80,34 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
     if name == "compiled_eager":
         require_compiler()
         return Implementation(torch.compile(_plain(eager_attention, shape), dynamic=False))
-    others = {"flex": lambda: _flex(shape, device), "sdpa": lambda: _sdpa(shape), "triton": lambda: _triton(shape)}
+    if name in TILES:
+        return Implementation(_of_tiles(TILES[name], shape))
+    others = {
+        "flex": lambda: _flex(shape, device),
+        "sdpa": lambda: _sdpa(shape),
+        "triton": lambda: _asked(FUNCTIONS["triton"], shape),
+    }
     return Implementation(others.get(name, lambda: _plain(FUNCTIONS[name], shape))())
 
 
-def _triton(shape: Shape) -> Attend:
-    function, is_causal, enable_gqa = FUNCTIONS["triton"], shape.is_causal, shape.has_shared_keys
+def _asked(function: Callable[..., Tensor], shape: Shape) -> Attend:
+    """Return a function of ours as this shape asks for it."""
+    is_causal, enable_gqa = shape.is_causal, shape.has_shared_keys
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return function(q, k, v, is_causal, None, enable_gqa)
 
     return attend
+
+
+def _of_tiles(side: int, shape: Shape) -> Attend:
+    """Return our plain Triton kernels with square tiles of so many queries and keys, forward and backward."""
+    from pipeline.attention.triton.autograd import planned_by
+    from pipeline.attention.triton.tiles import BackwardConfig, Choices, TileConfig
+
+    tiles = TileConfig(side, side, num_warps=4 if side <= 64 else 8, num_stages=2)
+    choices = Choices(forward_tiles=tiles, backward_tiles=BackwardConfig(tiles, query=tiles, short=tiles))
+    return _asked(planned_by(choices).apply, shape)
 
 
 def _fa4(shape: Shape, device: torch.device) -> Attend:
@@ -169,8 +186,13 @@ def _causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor
 def refusals_as_skipped(name: str) -> Iterator[None]:
     """Turn errors by which an implementation refuses a problem into Skipped; let all others pass.
 
-    Ours raise ValueError before any launch. SDPA warns why none of its kernels fits, then raises.
+    Ours raise ValueError before any launch; with tiles that do not fit, whatever Triton does. SDPA warns why none of
+    its kernels fits, then raises.
     """
+    if name in TILES:
+        with errors_as_skipped(f"the kernel with tiles of {TILES[name]}"):
+            yield
+        return
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:

@@ -67,7 +67,8 @@ def _measure_together(cell: Cell, settings: Settings, own: Mapping[str, implemen
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     problem = AttentionProblem(cell, device)
     builds: dict[str, Callable[[], implementations.Implementation]] = {
-        name: partial(implementations.build, name, cell.shape, device) for name in implementations.names(cell, device)
+        name: partial(implementations.build, name, cell.shape, device)
+        for name in implementations.names(cell, device, settings.tiles)
     }
     builds |= {name: partial(lambda built: built, built) for name, built in own.items()}
     found = SideBySide(problem, builds, settings, {name: built.within for name, built in own.items()})

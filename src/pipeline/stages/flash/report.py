@@ -13,12 +13,24 @@ from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table, named
 from pipeline.report.versus import FASTER, SLOWER, judge, peer_of, shaded, side_by_side, versus
-from pipeline.stages.flash.cell import BOTH_PHASES, DTYPES, FA4, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32, Cell
+from pipeline.stages.flash.cell import (
+    BOTH_PHASES,
+    DTYPES,
+    FA4,
+    LEADERBOARD,
+    OURS,
+    PEERS,
+    PHASES,
+    THREE_TF32,
+    TILES,
+    Cell,
+)
 
 PROBLEM = [item.name for item in fields(Cell) if item.name != "repeat"]
 SHAPE_HEAD = "batch×heads×length×head_dim"
 WORDS = {
     "triton": "ours",
+    **{impl: f"ours, tiles of {side}" for impl, side in TILES.items()},
     "tiled": "ours, in PyTorch",
     FA4: "FlashAttention-4",
     "sdpa_cudnn": "cuDNN",

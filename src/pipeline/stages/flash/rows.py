@@ -8,7 +8,7 @@ from pipeline.cells.rates import gpu_name
 from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.formulas.attention import pass_flops
 from pipeline.instruments.machine.peaks import datasheet_peak_tflops
-from pipeline.stages.flash.cell import FA4, OURS, PEERS, PHASES, SDPA_BACKENDS, THREE_TF32
+from pipeline.stages.flash.cell import FA4, OURS, PEERS, PHASES, SDPA_BACKENDS, THREE_TF32, TILES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +19,9 @@ class ImplementationTime(TriedRow):
     REFERENCE: ClassVar = {"impl": "tiled", "clock": "device"}
 
     impl: str = column(
-        "implementation: ours, then torch's, then FlashAttention-4", allowed=(*OURS, *PEERS, FA4), or_subject=True
+        "implementation: ours, also with square tiles of so many queries and keys, then torch's, then FlashAttention-4",
+        allowed=(*OURS, *TILES, *PEERS, FA4),
+        or_subject=True,
     )
     phase: str = column(
         "forward: the output; backward: the gradients of q, k and v; forward_backward: one after the other",

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -29,9 +30,15 @@ from pipeline.ways.way import Experiment, Result, Row, Turn, Way
 PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter"}
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
+def measure(
+    cell: Cell,
+    settings: Settings,
+    stopwatch: Stopwatch,
+    subjects: Sequence[Subject] = (),
+    files_dir: Path | None = None,
+) -> list[Row]:
     """Return rows of times, memory by kind, bytes by collective and the captured step of each way."""
-    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
+    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects, files_dir)
 
 
 def check_arguments(cell: Cell) -> tuple[Any, ...]:

@@ -43,7 +43,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             _saved(steps),
             ways.captures(lead, captured, gathered),
-            ways.lanes(captured, ("computation", "gather", "scatter")),
+            ways.lanes(captured, ("computation", "gather", "scatter", "waiting")),
         ],
     )
 

@@ -96,6 +96,9 @@ class Capture(WayRow):
     scatter_ms: float = column("time in which gradients were reduced and scattered", minimum=0)
     scatter_exposed_ms: float = column("part of it in which nothing computed", minimum=0)
     computation_busy_pct: list[int] = column("for equal parts of the step: share of computing time", minimum=0)
+    waiting_busy_pct: list[int] | None = column(
+        "for equal parts of the step: share of time that communicates while nothing computes", minimum=0
+    )
     gather_busy_pct: list[int] = column("for equal parts of the step: share of gathering time", minimum=0)
     scatter_busy_pct: list[int] = column("for equal parts of the step: share of scattering time", minimum=0)
 

@@ -19,7 +19,7 @@ STEP_PARTS = ("train_step/forward", "train_step/loss", BACKWARD, "train_step/opt
 # The host clock without a profiler, and the clocks of the capture.
 CLOCKS = ("host", "profiled", "span", "busy", "kernel_sum")
 # The ranges inside attention.
-ATTENTION_PHASES = ("attention scores", "softmax", "final matmul")
+ATTENTION_PHASES = ("attention scores", "mask", "softmax", "final matmul")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import code, written
 from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table, filled, named
 from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD_BY_PART, PASSES
 
 CELL = ["precision", "size", "context_length", "profiler"]
@@ -25,7 +25,7 @@ ORDERS = {
 FORWARD = PASSES[0]
 WORDS = dict(zip(PASSES, ("forward only", "forward and backward", "whole step"), strict=True))
 DIRECTIONS = {FORWARD: "forward", BACKWARD_BY_PART: "backward"}
-SOFTMAX = ATTENTION_PHASES[1]
+_, MASK, SOFTMAX, _ = ATTENTION_PHASES
 MATMUL, OTHER = "matmul", "other"
 TOLD_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
@@ -154,21 +154,24 @@ def _shares(rows: pd.DataFrame) -> Table:
 
 
 def _attention(rows: pd.DataFrame) -> Table:
-    """Write for both passes the time of attention's products, of its softmax, and of all else in it."""
+    """Write for both passes the time of attention's products, of its mask, of its softmax, and of all else in it."""
     phases = rows[(rows["kind"] == "attention") & rows["range"].isin(DIRECTIONS)]
     phases = phases.assign(part=phases["range"].map(DIRECTIONS), beside_ms=phases["time_ms"] - phases["matmul_ms"])
-    softmax = phases[phases["phase"] == SOFTMAX]
-    products = phases[phases["phase"] != SOFTMAX].groupby([*CELL, "part"], sort=False)
+    on = [*CELL, "part"]
+    softmax, mask = (phases[phases["phase"] == phase] for phase in (SOFTMAX, MASK))
+    products = phases[~phases["phase"].isin([SOFTMAX, MASK])].groupby(on, sort=False)
     products = products[["matmul_ms", "beside_ms", "flops"]].sum().reset_index()
-    found = products.merge(softmax[[*CELL, "part", "time_ms", "flops"]], on=[*CELL, "part"], suffixes=("", "_softmax"))
+    found = products.merge(softmax[[*on, "time_ms", "flops"]], on=on, suffixes=("", "_softmax"))
+    found = found.merge(mask[[*on, "time_ms"]].rename(columns={"time_ms": "mask_ms"}), "left", on)
     found["times"] = found["time_ms"] / found["matmul_ms"]
     found["flops_times"] = found["flops"] / found["flops_softmax"]
     heads = {
         "matmul_ms": "two products, ms",
-        "beside_ms": "scale, mask, casts, copies, ms",
+        "mask_ms": "mask, ms",
+        "beside_ms": "all else, ms",
         "time_ms": "softmax, ms",
         "times": "softmax's time over the products'",
         "flops_times": "products' FLOPs over softmax's",
     }
-    columns = named(found, f"{WHAT} {' '.join(heads)}", **heads, part="pass")
+    columns = filled(found, named(found, f"{WHAT} {' '.join(heads)}", **heads, part="pass"))
     return Table("attention", "Inside plain attention, all layers together:", found, columns, all_rows=True)

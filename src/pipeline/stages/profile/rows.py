@@ -26,12 +26,12 @@ def attention_flops(size: ModelSize, batch_size: int, seq_len: int, direction: s
 
     A product takes 2·B·S²·d forward and twice that backward, once for each factor. The softmax of B·H·S² scores takes 5
     per score forward (maximum, difference, exponential, sum, division) and 4 backward (product with the gradient, its
-    sum, difference, product). Scaling and masking are left out.
+    sum, difference, product); the mask one forward, a sum, and none backward. Scaling is left out.
     """
-    products, per_score = {"forward": (1, 5), "backward": (2, 4)}[direction]
+    products, per_score, per_masked = {"forward": (1, 5, 1), "backward": (2, 4, 0)}[direction]
     product = products * 2 * batch_size * seq_len**2 * size.attention_width
-    softmax = per_score * batch_size * size.num_heads * seq_len**2
-    phases = dict(zip(ATTENTION_PHASES, (product, softmax, product), strict=True))
+    scores = batch_size * size.num_heads * seq_len**2
+    phases = dict(zip(ATTENTION_PHASES, (product, per_masked * scores, per_score * scores, product), strict=True))
     return {phase: size.num_layers * flops for phase, flops in phases.items()}
 
 
@@ -103,6 +103,8 @@ class RangeKernel(KernelTime):
     rank: int = column("rank among the range's kernels by time; 1 has the most", minimum=1)
     kernel: str = column("short name; on a CPU an operator's")
     category: str = column(CATEGORY, allowed=CATEGORIES)
+    median_us: float | None = column("median time of a call", minimum=0)
+    std_us: float | None = column("standard deviation of the calls' times", minimum=0)
     share_pct: float = derived(SHARE, minimum=0)
     avg_us: float = derived("mean time of a call", minimum=0)
 
@@ -120,8 +122,8 @@ class AttentionPhase(KernelTime):
     KEYS = ("range", "phase")
 
     phase: str = column("part of attention", allowed=ATTENTION_PHASES)
-    matmul_ms: float = column("part of time_ms in matrix products, without scaling, mask, copies and casts", minimum=0)
-    flops: int = derived("FLOPs by formula, with all scores computed", positive=True)
+    matmul_ms: float = column("part of time_ms in matrix products, without scaling, copies and casts", minimum=0)
+    flops: int = derived("FLOPs by formula, with all scores computed", minimum=0)
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:

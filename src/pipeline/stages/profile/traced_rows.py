@@ -46,12 +46,13 @@ def rows_of(trace: Trace, passes: list[str], top_kernels: int) -> list[Row]:
 def kernel_table(trace: Trace, passes: list[str]) -> pd.DataFrame:
     """List every kernel of every pass by its full name, with count and time per run of the pass.
 
-    Columns: range, name, category, count, time_ms, share_pct, avg_us, min_us, max_us.
+    Columns: range, name, category, count, time_ms, share_pct, avg_us, median_us, std_us, min_us, max_us.
     """
     table = pd.concat([_by_kernel(trace, name).assign(range=name) for name in passes], ignore_index=True)
     table["share_pct"] = 100 * table["time_ms"] / table.groupby("range")["time_ms"].transform("sum")
     table["avg_us"] = 1e3 * table["time_ms"] / table["count"]
-    return table[["range", "name", "category", "count", "time_ms", "share_pct", "avg_us", "min_us", "max_us"]]
+    times = ["avg_us", "median_us", "std_us", "min_us", "max_us"]
+    return table[["range", "name", "category", "count", "time_ms", "share_pct", *times]]
 
 
 def _per_run(trace: Trace, path: str) -> pd.DataFrame:
@@ -79,6 +80,8 @@ def _by_kernel(trace: Trace, path: str) -> pd.DataFrame:
         groups.agg(
             count=("count", "sum"),
             time_ms=("time_ms", "sum"),
+            median_us=("duration_us", "median"),
+            std_us=("duration_us", lambda durations: durations.std(ddof=0)),
             min_us=("duration_us", "min"),
             max_us=("duration_us", "max"),
         )
@@ -90,7 +93,7 @@ def _by_kernel(trace: Trace, path: str) -> pd.DataFrame:
 def _kernel_rows(trace: Trace, path: str, top: int) -> list[Row]:
     table = _by_kernel(trace, path).query("count > 0").head(top)
     table = table.assign(kernel=table["name"].map(short_name), rank=range(1, len(table) + 1))
-    return _as_rows(table[["rank", "kernel", "category", "count", "time_ms"]])
+    return _as_rows(table[["rank", "kernel", "category", "count", "time_ms", "median_us", "std_us"]])
 
 
 def _as_rows(table: pd.DataFrame) -> list[Row]:
@@ -100,7 +103,7 @@ def _as_rows(table: pd.DataFrame) -> list[Row]:
 def _attention_rows(trace: Trace, name: str) -> list[Row]:
     """Return a row per phase of attention over all layers, for inference or the backward pass with parts.
 
-    time_ms: the whole phase; matmul_ms: only its matrix products, without scaling, masking and casts.
+    time_ms: the whole phase; matmul_ms: only its matrix products, without scaling and casts.
     """
     events = _per_run(trace, name)
     if name == BACKWARD_BY_PART:

@@ -7,10 +7,11 @@ from pipeline.subjects.naming import Measured
 from pipeline.ways.cell import TRAIN_STEP, RanksCell, RanksSettings
 
 SPLIT_AXIS = "precision"
+KEEPS_FILES = True
 
 # adamw: the whole state on every rank; sharded: ours, each rank with its share; torch_zero: ZeroRedundancyOptimizer.
 IMPLS = ("adamw", "sharded", "torch_zero")
-MEASURES = ("time", "memory", "traffic")
+MEASURES = ("time", "memory", "traffic", "timeline")
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 SUBJECTS = Measured("optimizer", WHOLE_STEP)
 MOMENTS = ("initialised", "first_before_step", "first_after_step", "before_step", "after_step")

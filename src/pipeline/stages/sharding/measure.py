@@ -4,11 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from pipeline.instruments.memory.freed_memory import make_room
+from pipeline.instruments.memory.recording import Recording, record_memory
+from pipeline.instruments.memory.replay import replay, thin_out, timeline
 from pipeline.instruments.memory.training_kinds import device_bytes, kinds_bytes
 from pipeline.instruments.sampling.rank_timing import max_over_ranks
 from pipeline.instruments.sampling.stopwatch import Stopwatch
@@ -20,15 +23,22 @@ from pipeline.stages.sharding.prediction import Share, fullest_share, memory_byt
 from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
 from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
-from pipeline.ways.way import Experiment, Result, Row, Turn, Way
+from pipeline.ways.way import Curve, Experiment, Result, Row, Turn, Way
 
 MemoryAt = dict[tuple[str, str], float]
+TIMELINE_PARTS = 120
 SHARDED = {"sharded": ShardedOptimizer, "torch_zero": ZeroRedundancyOptimizer}
 
 
-def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence[Subject] = ()) -> list[Row]:
+def measure(
+    cell: Cell,
+    settings: Settings,
+    stopwatch: Stopwatch,
+    subjects: Sequence[Subject] = (),
+    files_dir: Path | None = None,
+) -> list[Row]:
     """Return rows of times, of memory by moment and kind, and of bytes by collective for each optimizer."""
-    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects)
+    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects, files_dir)
 
 
 def build(impl: str, step: TrainingStep) -> TrainingStep:
@@ -64,6 +74,27 @@ def note_memory(turn: Turn) -> None:
     device_bytes(device)  # resets the peak
     memory |= _memory_of_step("", step, device)
     turn.result.memory |= max_over_ranks(memory, device)
+
+
+def note_timeline(turn: Turn) -> None:
+    """Record the memory of a warm step on rank 0; its snapshot opens in pytorch.org/memory_viz."""
+    if turn.files is None:
+        turn.step.run()
+        return
+    base = kinds_bytes(turn.step.model, turn.step.optimizer)
+    path = turn.files / f"{turn.way.name}.snapshot.pickle"
+    with record_memory(turn.context.device, path) as recorder:
+        turn.step.run()
+    turn.result.timeline = curve(recorder.read(), sum(base.values()))
+
+
+def curve(recording: Recording, base_bytes: int) -> Curve:
+    """Return the active bytes over the events of a recording that began with so many."""
+    found = replay(recording.events)
+    total = timeline(found, dict.fromkeys(found, ""), len(recording.events)).total_bytes
+    total += base_bytes - total[0]
+    chosen = thin_out(total, TIMELINE_PARTS)
+    return chosen, [int(total[event]) for event in chosen]
 
 
 def _memory_of_step(prefix: str, step: TrainingStep, device: torch.device) -> MemoryAt:
@@ -102,6 +133,9 @@ def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
         ),
         *traffic_rows(result.collectives, COLLECTIVES),
     ]
+    if result.timeline is not None:
+        events, active_bytes = result.timeline
+        found.append({"measures": "timeline", "status": "ok", "events": events, "active_bytes": active_bytes})
     return [{"backend": backend, **row} for row in found]
 
 
@@ -118,6 +152,7 @@ EXPERIMENT = Experiment(
     first_turn=(
         notes.note_parameters,
         note_memory,
+        note_timeline,
         notes.note_traffic,
         notes.time_steps,
         notes.compare_weights,

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report import ways
+from pipeline.report.chart import Axis, Chart
 from pipeline.report.frame import in_order
 from pipeline.report.section import Section
 from pipeline.report.table import Table, named
@@ -34,7 +35,18 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         ways.answer(lead, [OURS]),
         [ways.table("ways_1", lead, PLAIN, names), ways.memory(steps, held)],
         ways.changes(lead, "shard the optimizer's state ({way})", [OURS, TORCHS]),
-        for_course=[_moments(own)],
+        for_course=[_moments(own), _timeline(own)],
+    )
+
+
+def _timeline(rows: pd.DataFrame) -> Chart:
+    """Draw the memory of a warm step, a line an optimizer."""
+    drawn = rows[rows["measures"] == "timeline"].reindex(columns=["case", "way", "events", "active_bytes"])
+    drawn = drawn.explode(["events", "active_bytes"]).astype({"events": float, "active_bytes": float})
+    drawn = drawn.assign(gb=drawn["active_bytes"] / 1e9)
+    title = "Memory of a rank over a warm step, with the optimizer's state in full and shared out"
+    return Chart(
+        "timeline", title, drawn, "line", Axis("events", "allocations and releases so far"), Axis("gb", "GB"), "way"
     )
 
 

@@ -70,4 +70,14 @@ class Traffic(WayTraffic, OptimizerRow):
         return parameter_bytes(SIZES[reading.cell.size], reading.settings["vocab_size"]) if is_sent else 0
 
 
-ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic), strict=True)), kind_column="measures")
+@dataclass(frozen=True, kw_only=True)
+class Timeline(OptimizerRow):
+    """Memory of rank 0 over a warm step."""
+
+    KEYS = ("impl", "measures")
+
+    events: list[int] = column("allocations and releases so far", minimum=0)
+    active_bytes: list[int] = column("bytes in use after as many: parameters, state and what the step adds", minimum=0)
+
+
+ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic, Timeline), strict=True)), kind_column="measures")
