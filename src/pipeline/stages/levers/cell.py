@@ -8,6 +8,7 @@ from pipeline.errors import UserError
 from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "size"
+READS = ("ceilings",)
 # In the order in which names join them.
 LEVERS = (
     *("fused", "muon", "flash", "sdpa", "blocks", "compile", "fp8", "fp8_rowwise", "graph"),

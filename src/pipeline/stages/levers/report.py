@@ -1,5 +1,6 @@
 """The levers section, and the page's first screen: each model as written and tuned."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,12 +9,13 @@ import pandas as pd
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import data_size, written
+from pipeline.report.formats import data_size, times, written
 from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Change, FirstScreen, Section, say
 from pipeline.report.table import Table, filled, named
 from pipeline.report.versus import COLUMNS, FASTER, peer_of, shaded, versus
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, PRECISION, UNPROVEN, names
+from pipeline.stages.levers.report_fp8 import predicted_ratios
 
 ON = ["size", "context_length"]
 FIGURES = ["median_ms", "tokens_per_s", "mfu_pct", "peak_bytes", "gpu_idle_pct"]
@@ -48,6 +50,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         where=written(rows, WHERE),
         is_alone=rows["levers"].isin(LEVERS),
         is_tuned=rows["levers"].map(is_tuning).astype(bool),
+        predicted=predicted_ratios(rows, beside["ceilings"]) if "ceilings" in beside else math.nan,
     ).sort_values("parameters", kind="stable", ignore_index=True)
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
     tuned = duel[duel["is_tuned"]]
@@ -114,7 +117,8 @@ def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
 def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Table:
     """Write the step as written, each lever alone, the fastest that trains the same and the fastest of all."""
     fastest = [*with_figures(rows).nsmallest(1, "median_ms")["levers"], *tuned["levers"]]
-    told = rows[rows["is_alone"] | rows["levers"].isin([EAGER, EAGER_AGAIN, *fastest])]
+    is_told = rows["is_alone"] | rows["levers"].isin([EAGER, EAGER_AGAIN, *fastest]) | rows["predicted"].notna()
+    told = rows[is_told]
     told = told.join(duel.set_index("levers")[list(COLUMNS)], on="levers").assign(peak_gb=told["peak_bytes"] / 1e9)
     caption = (
         f"A step of {rows['where'].iloc[0]}, in bf16: as written, with each lever alone, with the fastest combination "
@@ -122,7 +126,8 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
     )
     shown = "name median_ms gain verdict gpu_idle_pct launches peak_gb mfu_pct repeats loss"
     columns = named(told, shown, name="with", peak_gb="peak GB", loss="loss after 20 steps")
-    return Table("ladder", caption, told, columns, all_rows=True)
+    columns.append(("at most by formula", "predicted", times))
+    return Table("ladder", caption, told, filled(told, columns), all_rows=True)
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:

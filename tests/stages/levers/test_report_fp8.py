@@ -3,7 +3,7 @@ import pytest
 
 from pipeline.formulas.faster_products import linear_flops, predicted_gain
 from pipeline.formulas.sizes import SIZES
-from pipeline.stages.levers.prediction import predicted_ratios
+from pipeline.stages.levers.report_fp8 import predicted_ratios
 
 from ..frames import failed, frame_of, timed
 
