@@ -51,7 +51,7 @@ def test_rounding_error_is_that_of_the_dtype(dtype, tolerance):
     assert (output.double() - exact).abs().max() < tolerance
 
 
-def test_ranges_name_the_three_phases_in_order():
+def test_ranges_name_the_phases_in_order():
     names = []
 
     def listen(name):
@@ -60,4 +60,4 @@ def test_ranges_name_the_three_phases_in_order():
 
     with listening(listen):
         eager_attention(*random_qkv(4, 4), True)
-    assert names == ["attention scores", "softmax", "final matmul"]
+    assert names == ["attention scores", "mask", "softmax", "final matmul"]

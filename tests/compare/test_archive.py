@@ -100,7 +100,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, l
 
 def test_a_damaged_record_is_named_by_its_archive_and_member(tmp_path):
     path = packed(tmp_path / "records.tar.xz", [("a.json", CONTENT), ("b\n.json", b"[" * 200_000)])
-    assert complaint_of(path).startswith(f"{path}: b\\n.json is no record: its objects and lists are nested")
+    assert complaint_of(path).startswith(f"{path}: b\\n.json is no record: ")
 
 
 @pytest.mark.parametrize("seed", range(40))

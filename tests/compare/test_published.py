@@ -12,7 +12,7 @@ from pipeline.report.frame import alike
 from .test_runs import ROOT
 
 XL = {"precision": "fp32", "size": "xl", "context_length": 256, "mode": "eager", "batch_size": 4, "warmup_steps": 5}
-XL |= {"phase": "forward", "clock": "host"}
+XL |= {"mode": "eager", "phase": "forward", "clock": "host"}
 EVERY = pd.read_csv(FILE, dtype=str, keep_default_na=False)
 
 
@@ -58,7 +58,7 @@ def test_the_words_of_a_stage_are_columns_and_a_stage_without_values_has_none():
 
 def test_published_values_stand_beside_the_rows_that_they_are_of_each_source_in_a_column_of_its_own(run, table):
     rows = table.rows
-    xl = rows["cell"].str.contains("precision=fp32 size=xl context_length=256") & rows["row"].eq("forward host")
+    xl = rows["cell"].str.contains("precision=fp32 size=xl context_length=256") & rows["row"].eq("eager forward host")
     [line] = rows[xl].to_dict("records")
     [row] = alike(run.frames["timing"], XL).to_dict("records")
     assert line["write-up 000 (A100, other code)"] == pytest.approx(149)

@@ -21,7 +21,7 @@ SNAPSHOTS = Path(__file__).parents[2] / "reports"
 # The stages of each published run, by its tables.
 MEASURED = [(name, run) for run in ("h200", "laptop") for name in NAMES if (SNAPSHOTS / run / "tables" / name).is_dir()]
 ON_GPUS = [name for name, run in MEASURED if run == "h200"]
-ANSWERING = [name for name in NAMES if (stages()[name].folder / "course.md").is_file()]
+ANSWERING = [name for name in ON_GPUS if (stages()[name].folder / "course.md").is_file()]
 # Of a value that is not there, written all the same.
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|\bNaT\b|<NA>")
 MOST_PARTS = 8

@@ -47,7 +47,7 @@ EDITS = {
     "the tabulator": ("cells/tabulate.py", "STATUSES.index(", "-1 * STATUSES.index(", TELLING),
     "a note": ("stages/timing/report.md", "synchronize", "sync", TOLD),
     "what times are trusted by": ("report/trust.md", "A time", "One time", TOLD),
-    "the page's script": ("report/html/page.js", "const ROWS_BEYOND = 8", "const ROWS_BEYOND = 9", TOLD),
+    "the page's script": ("report/html/page.js", "const ROWS_MORE = 200", "const ROWS_MORE = 300", TOLD),
     "the page": ("report/html/page.py", "return ", "return 1 * ", TOLD),
     "how charts are drawn": ("report/drawing.py", "return ", "return 1 * ", TOLD),
     "a section": ("stages/timing/report.py", "return ", "return 1 * ", TOLD),

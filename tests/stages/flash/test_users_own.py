@@ -62,7 +62,7 @@ def test_what_is_far_off_at_the_cells_own_length_only_is_wrong_and_costs_its_own
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_one_row_of_many_that_is_wrong_beyond_the_lengths_of_the_check_is_wrong(monkeypatch, dtype):
-    monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager", "sdpa"])
+    monkeypatch.setattr(implementations, "names", lambda *_args: ["eager", "sdpa"])
     cell = Cell(dtype=dtype, head_dim=16, seq_len=700)
     subjects = [Subject("attention", name, f"{FILE}:{name}") for name in ("right_at_any_length", "one_row_left_out")]
     rows = rows_read(measure, cell, SETTINGS, Stopwatch(), subjects)
@@ -88,7 +88,7 @@ def test_where_queries_share_keys_it_gets_fewer_heads_of_keys_or_copies_and_its_
 def in_this_process(monkeypatch):
     """Measure in this process, what passes any check, and put back what imports of it leave."""
     here = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
-    monkeypatch.setattr(implementations, "names", lambda _cell, _device: ["eager", "sdpa"])
+    monkeypatch.setattr(implementations, "names", lambda *_args: ["eager", "sdpa"])
     monkeypatch.setattr(measuring, "verdict", lambda *_args: Verdict("ok", way="folded"))
     monkeypatch.setattr(Processes, "run", lambda _self, function, *args: function(here, *args))
     monkeypatch.setattr(sys, "path", list(sys.path))

@@ -52,7 +52,7 @@ class Simulator:
         self.host_us += LAUNCH_US
         start_us = max(self.host_us, self.device_us)
         self.work.append((name, 7, start_us, duration_us, len(self.work)))
-        self.device_us = start_us + duration_us
+        self.device_us = round(8 * (start_us + duration_us)) / 8  # without a remainder in ns, and in binary
 
     @contextmanager
     def range(self, name, synchronized=False):
