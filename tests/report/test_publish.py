@@ -139,6 +139,13 @@ def test_a_full_disk_leaves_things_as_they_were(run, monkeypatch, step, is_there
     assert not list(run.glob(".h200*"))
 
 
+def test_a_snapshot_that_cannot_take_its_place_leaves_the_old_one_there(run, monkeypatch):
+    publish(run, run / "h200", stages())
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", lambda path, to: full_disk() if path.name == "snapshot" else rename(path, to))
+    refused(run, r"cannot publish into .*h200: .*No space left on device")
+
+
 @pytest.mark.parametrize("linked", LINKED)
 def test_what_is_linked_is_published_as_what_it_links_to(run, linked):
     publish(run, run / "plain", stages())

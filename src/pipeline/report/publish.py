@@ -46,11 +46,16 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         # Put together beside its place, and only then exchanged for the old one.
         with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as beside:
-            fresh = Path(beside, "snapshot")
+            fresh, old = Path(beside, "snapshot"), Path(beside, "old")
             _copy(reports, results, fresh)
             if place.exists():
-                place.rename(Path(beside, "old"))
-            fresh.rename(place)
+                place.rename(old)
+            try:
+                fresh.rename(place)
+            except OSError:
+                if old.exists():
+                    old.rename(place)
+                raise
     except OSError as error:
         raise UserError(f"cannot publish into {folder}: {error}") from None
 
