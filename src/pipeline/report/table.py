@@ -143,4 +143,4 @@ def _status(row: dict[Any, Any], name: str) -> str:
 
 def _is_noisy(name: str) -> bool:
     """Tell whether a column holds times, or what is derived from them."""
-    return any(part in name for part in ("_ms", "per_s", "mfu", "ratio", "gbps", "share_pct"))
+    return any(f"_{words}_" in f"_{name}_" for words in ("ms", "per_s", "mfu", "ratio", "gbps", "share_pct"))

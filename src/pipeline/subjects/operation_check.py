@@ -30,6 +30,7 @@ class Limit(NamedTuple):
 
 LIMITS = (Limit("a relative error", 3, 2), Limit("an error somewhere", 4, 16))
 FINE_EPS = 2.0**-20  # of fp32 numbers that are summed in another order
+STEP_EPS = 2.0**-17  # of an update of fp32 weights, some twenty times as large as it: their rounding counts
 VOCAB_SIZE = 250
 SIZES = {"widths of powers of two": OwnSize(64, 128, 1, 4, 4), "other widths": OwnSize(96, 160, 1, 6, 2)}
 SEQUENCES = ((2, 16), (1, 37))
@@ -122,7 +123,8 @@ def far_off(what: str, error: Errors, usual: Errors | None, problem: Problem) ->
     usual: None where the plain way gave none.
     """
     has_products = problem.operation == "linear_cross_entropy" and problem.device.type == "cuda"
-    eps = {torch.float32: TF32_EPS if has_products else FINE_EPS}.get(problem.dtype, torch.finfo(problem.dtype).eps)
+    fine_eps = TF32_EPS if has_products else STEP_EPS if problem.operation == "adamw" else FINE_EPS
+    eps = {torch.float32: fine_eps}.get(problem.dtype, torch.finfo(problem.dtype).eps)
     for limit, found, plain in zip(LIMITS, error, usual or (0.0, 0.0), strict=True):
         allowed = max(limit.times * plain, limit.units * eps)
         if not found <= allowed:  # nor where it is NaN

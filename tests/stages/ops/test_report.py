@@ -82,3 +82,13 @@ def test_ours_stands_beside_the_fastest_other_and_an_operation_without_ours_besi
     assert duel["who_peer"].to_dict() == {"swiglu": "compiled", "linear_cross_entropy": "compiled"}
     assert duel["ratio"].tolist() == pytest.approx([2.0, 2.0])
     assert "adamw" in set(found["times"].rows["op"])
+
+
+def test_an_operation_is_one_line_whatever_came_of_its_implementations():
+    unread = {name: value for name, value in row("fused", 0.3).items() if not name.endswith("_ms")}
+    outcomes = [row("liger", 0.3) | {"status": "unstable"}, unread | failed("skipped")]
+    times = shown(section(row("eager", 0.4), row("compile", 0.2), *outcomes))["times"]
+    _, _, *lines = [line for line in times.markdown().splitlines() if line.startswith("|")]
+    assert len(lines) == 1
+    assert "skipped" in lines[0]
+    assert "~0.300" in lines[0]
