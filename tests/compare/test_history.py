@@ -98,6 +98,14 @@ def test_a_run_without_the_row_is_left_out(runs, make_run):
     assert "other" not in set(rows["run"])
 
 
+def test_a_record_from_before_an_axis_was_there_has_its_default():
+    runs = load_runs([ROOT / "docs/earlier-h200", ROOT / "docs/alone-h200"], stages())
+    given = ["precision=bf16", "size=small", "context_length=256", "mode=eager", "phase=train_step", "clock=host"]
+    rows = history(runs, stages()["timing"], given)
+    assert list(rows["run"]) == ["earlier-h200", "alone-h200"]
+    assert "batch_size=4" in rows["row"][0]
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [

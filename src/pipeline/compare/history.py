@@ -112,9 +112,7 @@ def _lines(run: Run, stage: Stage, said: Mapping[str, str]) -> Iterator[dict[str
     for row in known(run.frames[stage.name], "median_ms").to_dict("records"):
         axes, keys = words(row, stage)
         if said.items() <= (axes | keys).items():
-            records = [
-                record for record in run.records if record["stage"] == stage.name and _is_of(record["cell"], axes)
-            ]
+            records = [record for record in run.records if _is_of(record, stage, axes)]
             yield {
                 **{name: row[name] for name in ("median_ms", "medians_ms", "status", "repeats", "cards")},
                 **dict(zip(("low_ms", "high_ms"), median_interval(row), strict=True)),
@@ -125,8 +123,11 @@ def _lines(run: Run, stage: Stage, said: Mapping[str, str]) -> Iterator[dict[str
             }
 
 
-def _is_of(cell: Mapping[str, Any], axes: Mapping[str, str]) -> bool:
-    return all(fields.text(cell[name]) == word for name, word in axes.items())
+def _is_of(record: Mapping[str, Any], stage: Stage, axes: Mapping[str, str]) -> bool:
+    """Tell whether a record is of these axes; one from before an axis was there has its default."""
+    if record["stage"] != stage.name:
+        return False
+    return axes.items() <= fields.texts(stage.cell_type(**record["cell"])).items()
 
 
 def _splits(logs: Sequence[np.ndarray], first: int = 0) -> Iterator[tuple[int, float]]:
