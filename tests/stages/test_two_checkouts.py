@@ -40,7 +40,12 @@ def checkouts(tmp_path):
         ("ddp", "get_ddp", {"size": "tiny", "context_length": 16}, FEW),
         ("fsdp", "get_fsdp", {"size": "tiny", "context_length": 16}, FEW),
         ("sharding", "get_sharded_optimizer", {"size": "tiny", "context_length": 16}, FEW),
-        ("timing", "get_model", {"size": "tiny", "context_length": 16}, {"vocab_size": 50, "budget_s": 0.1}),
+        (
+            "timing",
+            "get_model",
+            {"size": "tiny", "context_length": 16},
+            {"vocab_size": 50, "compiled": False, "budget_s": 0.1},
+        ),
     ],
 )
 def test_each_of_two_checkouts_is_measured_with_its_own_code(checkouts, monkeypatch, stage, adapter, cell, settings):

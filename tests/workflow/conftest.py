@@ -25,7 +25,7 @@ CONFIG = "{scale: few, measure: true, overrides: {}}"
 SCALE = """\
 stages:
   timing:
-    settings: {max_steps: 10, budget_s: 1, threads: 1}
+    settings: {compiled: false, max_steps: 10, budget_s: 1, threads: 1}
     grids: [{size: [tiny], context_length: [16], precision: [fp32, bf16]}]
   flash:
     settings: {threads: 1, max_samples: 3, min_samples: 3, budget_s: 0.1}
