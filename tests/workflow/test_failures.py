@@ -15,6 +15,9 @@ pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 TINY = "size=tiny context_length=16 batch_size=4 warmup_steps=5 repeat=1"
 BF16 = f"timing precision=bf16 {TINY}"
+FIRST_LINE = (
+    '    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'  # of a cell
+)
 BF16_LOG = f"logs/{BF16.replace(' ', '/')}.log"
 BUGS = {
     "an exception": ("raise AssertionError('a bug')", "AssertionError: a bug"),
@@ -32,7 +35,7 @@ def break_code(project, path, line, bug):
 
 
 def break_bf16(project, bug="raise AssertionError('a bug')"):
-    break_code(project, "timing/measure.py", "    _require(cell, device)", f"if cell.precision == 'bf16': {bug}")
+    break_code(project, "timing/measure.py", FIRST_LINE, f"if cell.precision == 'bf16': {bug}")
 
 
 def pipeline(project, *words):
@@ -110,7 +113,7 @@ def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_le
 
 def test_an_interrupted_run_stops_and_writes_nothing_up(project):
     before, records = (project.root / "reports/writeup.md").read_text(), project.records()
-    four_cells = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17], precision: [fp32, bf16]}]}}"
+    four_cells = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 1024], precision: [fp32, bf16]}]}}"
     run = project.start("--config", four_cells)
     for line in run.stdout:
         if "of 2 cells done" in line:

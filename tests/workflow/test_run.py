@@ -134,7 +134,9 @@ def test_a_killed_snakemake_takes_its_cell_along_and_the_next_run_measures_it_on
     sound = step.read_text()
     # As a capture does: the program under nsys has a session of its own.
     hangs = "    import subprocess\n    subprocess.run(['sleep', '100'], start_new_session=True)\n"
-    step.write_text(sound.replace("    _require(cell, device)\n", f"    _require(cell, device)\n{hangs}"))
+    first_line = "    device = torch.device("  # of what measures a cell
+    assert first_line in sound
+    step.write_text(sound.replace(first_line, hangs + first_line, 1))
     record_path = next(path for path in project.records() if "precision=bf16" in path.parts)
     record_path.unlink()
     run = project.start("results/timing/bf16.csv")
