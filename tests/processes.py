@@ -21,3 +21,10 @@ def assert_ended(processes):
     while not all(map(has_ended, processes)):
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+def wait_until(condition, seconds=60.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)

@@ -11,13 +11,13 @@ import pytest
 from pipeline.cells.record import has_failed, read_record
 from pipeline.registry import stages
 
+from ..processes import wait_until
+
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 TINY = "size=tiny context_length=16 batch_size=4 warmup_steps=5 repeat=1"
 BF16 = f"timing precision=bf16 {TINY}"
-FIRST_LINE = (
-    '    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'  # of a cell
-)
+FIRST_LINE = '    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'  # of a cell
 BF16_LOG = f"logs/{BF16.replace(' ', '/')}.log"
 BUGS = {
     "an exception": ("raise AssertionError('a bug')", "AssertionError: a bug"),
@@ -112,16 +112,16 @@ def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_le
 
 
 def test_an_interrupted_run_stops_and_writes_nothing_up(project):
-    before, records = (project.root / "reports/writeup.md").read_text(), project.records()
-    four_cells = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 1024], precision: [fp32, bf16]}]}}"
-    run = project.start("--config", four_cells)
-    for line in run.stdout:
-        if "of 2 cells done" in line:
-            break
+    before = (project.root / "reports/writeup.md").read_text()
+    records = {path: path.read_text() for path in project.records()}
+    break_code(project, "timing/measure.py", FIRST_LINE, "open('begun', 'w'); __import__('time').sleep(60)")
+    run = project.start()
+    wait_until((project.root / "begun").exists)
     time.sleep(1.0)  # Snakemake does not notice an interrupt while it prints
     os.killpg(run.pid, signal.SIGINT)
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 1
     assert "snakemake: failed" not in output
-    assert project.records() == records
+    # The stale record of the cell that ran is gone, and nothing stands in its place.
+    assert {path: path.read_text() for path in project.records()}.items() < records.items()
     assert (project.root / "reports/writeup.md").read_text() == before

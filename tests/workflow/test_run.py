@@ -12,16 +12,11 @@ import pytest
 from pipeline.cells import layout
 from pipeline.stages.memory.cell import Cell
 
+from ..processes import wait_until
+
 pytestmark = pytest.mark.workflow
 
 FOUR_CELLS = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17], precision: [fp32, bf16]}]}}"
-
-
-def wait_until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 def test_the_one_command_writes_it_all_up_and_a_second_run_does_nothing(measured, plan):
