@@ -103,7 +103,7 @@ def _validator(schema: Path) -> Draft202012Validator:
 
 
 def schema_complaint(instance: Any, schema: Path) -> str | None:
-    """Say in a line what of a value is most clearly not as a JSON schema has it; None where all is."""
+    """Return one line on where a value most clearly breaks a JSON schema, or None where it does not."""
     error = best_match(_validator(schema).iter_errors(instance))
     if error is None:
         return None

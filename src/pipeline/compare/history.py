@@ -43,7 +43,7 @@ class Step:
 
 
 def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataFrame:
-    """Return the times of one row, a line a run that has it: `row`, its words, and what `table` and `chart` show.
+    """Return one row's times, one line for each run that has it: `row`, its words, and what `table` and `chart` show.
 
     given: words `axis=value` and `key=value` that name the row, as many as it takes.
     Raises UserError, one line, for words that name no row or several, and where fewer than two runs have a time.
@@ -86,7 +86,7 @@ def steps(medians_ms: Sequence[Sequence[float]]) -> list[Step]:
 
 
 def table(rows: pd.DataFrame) -> Table:
-    """Write a history as a line a run."""
+    """Write a history with one line for each run."""
     columns: Columns = [
         *same(text, "run", "measured", "commit", "cards"),
         ("median", "median_ms", ms),

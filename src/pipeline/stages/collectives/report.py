@@ -130,7 +130,7 @@ def _table(groups: pd.DataFrame, link: float | None) -> Table:
 
 
 def _busbw(bursts: pd.DataFrame, link: float | None) -> Chart:
-    """Draw the bus bandwidth over size in one data type, a line a collective."""
+    """Draw bus bandwidth over size in one data type, with one line for each collective."""
     drawn = bursts[bursts["dtype"].isin(bursts["dtype"].head(1))]
     return Chart(
         "busbw",

@@ -168,7 +168,7 @@ def _or_oom(row: Row) -> Iterator[None]:
 
 
 def _gpu_row(card: Card) -> Row:
-    """Return what NVML told of a GPU: errors of links from before to now, all others as they are now."""
+    """Return what NVML says of a GPU now; of its links' errors only those since `before`."""
     after = card.reader.counters()
     grown = {
         name: None if after[name] is None or card.before[name] is None else after[name] - card.before[name]

@@ -2,8 +2,8 @@
 
 The samples of each are cut into BLOCKS stretches of time. In each the GPU's median is held against the median of the
 others in the same stretch. If a GPU is really no more than MARGIN slower than they, it lies further below in a stretch
-with a chance of 1/2 at most, whatever the noise looks like: a sign test. Of all tests of a run together (Bonferroni) at
-most FALSE_ALARMS of the runs of a sound machine name anything, where stretches are independent.
+with a chance of 1/2 at most, whatever the noise looks like: this is a sign test. Bonferroni's correction covers all
+tests of a run, so that at most FALSE_ALARMS of a sound machine's runs name anything, if stretches are independent.
 """
 
 import statistics
