@@ -147,7 +147,8 @@ def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
         *traffic_rows(result.collectives, COLLECTIVES),
     ]
     if result.lanes is not None:
-        found.append({"measures": "capture", "status": "ok", **result.lanes.columns_by_collective(PATTERNS)})
+        captured = result.lanes.columns_by_collective(PATTERNS) | result.lanes.each("gather", PATTERNS["gather"])
+        found.append({"measures": "capture", "status": "ok", **captured})
     return [{"backend": backend, **row} for row in found]
 
 
