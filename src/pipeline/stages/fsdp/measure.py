@@ -26,8 +26,8 @@ from pipeline.ways import notes
 from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
 from pipeline.ways.way import Experiment, Result, Row, Turn, Way
 
-# Of NCCL's kernels and gloo's ranges.
-PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter"}
+# Of NCCL's kernels and gloo's ranges; gloo reduces and scatters by an all-reduce.
+PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter|gloo:all_reduce"}
 
 
 def measure(
