@@ -10,7 +10,7 @@ from pipeline.compare.machines import ceilings, differences, models
 from pipeline.compare.pair import Pair
 from pipeline.compare.runs import Run
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import code, count, data_size, intervals, number, text, times
+from pipeline.report.formats import code, count, data_size, number, text, times
 from pipeline.report.html.page import RowTable, page, row_table
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Part, say
@@ -92,10 +92,9 @@ def _details(pair: Pair, every: bool) -> list[Part]:
     ]
     of_memory: Columns = [*OF_ROW, *same(text, "quantity"), ("A", "bytes_a", data_size), ("B", "bytes_b", data_size)]
     of_outcomes: Columns = [*OF_ROW, ("A", "status_a", text), ("B", "status_b", text), ("reason", "reason_b", text)]
-    gains = differing.assign(gain=intervals(differing))
     tables = [
         Table("verdicts", "Times by verdict:", verdicts, [*same(text, "verdict"), *same(count, "times")]),
-        Table("times", "Times that differ, slowest first:", gains, of_times, every),
+        Table("times", "Times that differ, slowest first:", differing, of_times, every),
         Table("memory", "Memory peaks that differ:", pair.memory, [*of_memory, ("B over A", "ratio", times)], every),
         Table("outcomes", "Outcomes that changed:", pair.outcomes, of_outcomes, every),
         Table("only_a", "Only in A:", pair.only_in_a, [*OF_ROW, ("outcome", "status_a", text)], every),

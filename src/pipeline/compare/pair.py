@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.cells.rows import WITH_FIGURES
 from pipeline.compare.figures import KEYS, ROW, figures
 from pipeline.compare.runs import Run
-from pipeline.report.versus import COLUMNS, FASTER, SAME, SLOWER, UNDECIDED, judge
+from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED, judged, side
 
 # In table order: the worst first.
 ORDER = (SLOWER, UNDECIDED, FASTER, SAME)
@@ -62,9 +62,7 @@ def compare(a: Run, b: Run, tolerance: float) -> Pair:
 
 
 def _judged(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    sides = [both.filter(regex=f"{end}$").rename(columns=lambda name: name[:-2]) for end in ("_a", "_b")]
-    judged = [judge(a, b) for a, b in zip(*(side.to_dict("records") for side in sides), strict=True)]
-    found = both.join(pd.DataFrame(judged, both.index, COLUMNS))
+    found = both.assign(**judged(side(both, "_a"), side(both, "_b")))
     found["worse"] = (found["verdict"] == SLOWER) & (found["ratio"].astype(float) * (1 + tolerance) < 1)
     order = found["verdict"].map(ORDER.index)
     return found.assign(order=order).sort_values(["order", "ratio"], kind="stable", ignore_index=True)

@@ -11,8 +11,9 @@ from pipeline.cells.stage import Stages
 from pipeline.cells.tabulate import cell_line
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.frame import WHOLE_STEP, known, readable
-from pipeline.report.reasons import without_own_numbers
 
+# What differs from row to row in reasons that are otherwise the same.
+OWN_NUMBERS = r"[\d.]+(?= s, above)|(?<=known to )[\d.]+%"
 ABSENT = ("none", "absent")
 MOST_GPUS_NAMED = 4
 
@@ -81,7 +82,8 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
 def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
     """Return the cells without figures, those of one stage, outcome and reason in one row: `cells`, `example`."""
     lacking = cells[~cells["status"].isin(WITH_FIGURES)].rename(columns={"status": "outcome"})
-    lacking = lacking.assign(reason=without_own_numbers(lacking["reason"].astype("string")).fillna(""))
+    reasons = lacking["reason"].astype("string").str.replace(OWN_NUMBERS, "…", regex=True).fillna("")
+    lacking = lacking.assign(reason=reasons)
     groups = lacking.groupby(["stage", "outcome", "reason"], sort=False)
     found = groups.agg(cells=("cell", "size"), example=("cell", "first")).reset_index()
     return found.sort_values("cells", ascending=False, kind="stable")

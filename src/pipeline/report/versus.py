@@ -57,14 +57,13 @@ def versus(
     mine, theirs = timed[timed[who].isin(names)], timed[timed[who].isin(peers)]
     theirs = theirs.loc[theirs.groupby(list(on), sort=False, dropna=False)["median_ms"].idxmin()]
     both = mine.merge(theirs, on=list(on), suffixes=("", "_peer"))
-    judged = [judge(peer, own) for own, peer in zip(_sides(both, ""), _sides(both, "_peer"), strict=True)]
-    return both.assign(**{name: [each[name] for each in judged] for name in COLUMNS})
+    return both.assign(**judged(side(both, "_peer"), side(both, "")))
 
 
 def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, peer: str) -> pd.DataFrame:
     """Put two beside each other wherever `ours` has a row, whatever came of it; the columns are those of `versus`."""
     both = frame[frame[who] == ours].merge(frame[frame[who] == peer], "left", list(on), suffixes=("", "_peer"))
-    return both.merge(versus(frame, on, who, ours, [peer])[[*on, *COLUMNS]], "left", list(on))
+    return both.assign(**judged(side(both, "_peer"), side(both, "")))
 
 
 def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.DataFrame:
@@ -72,15 +71,26 @@ def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.Data
 
     Added: COLUMNS, empty for that row itself and where a side has no figures; `base`, that row's index.
     """
-    timed = rows["status"].isin(WITH_FIGURES)
     groups = rows.groupby(list(on), sort=False, dropna=False).ngroup()
-    bases = groups.map({group: place for place, group in reversed([*groups[timed & is_base].items()])})
-    judged = [
-        judge(rows.loc[base], row) if timed[place] and pd.notna(base) and base != place else {}
-        for (place, row), base in zip(rows.iterrows(), bases, strict=True)
+    first = groups[rows["status"].isin(WITH_FIGURES) & is_base].drop_duplicates()
+    bases = groups.map(pd.Series(first.index, first))
+    base = rows.reindex(bases.mask(bases == rows.index)).set_axis(rows.index)
+    return rows.assign(**judged(base, rows), base=bases)
+
+
+def side(both: pd.DataFrame, suffix: str) -> pd.DataFrame:
+    """Return what `judged` needs of one side of rows of two, by the suffix of its columns."""
+    return both.reindex(columns=[f"{name}{suffix}" for name in JUDGED]).set_axis([*JUDGED], axis="columns")
+
+
+def judged(bases: pd.DataFrame, others: pd.DataFrame) -> pd.DataFrame:
+    """Judge each of two equally long frames' rows beside that of the other: COLUMNS, empty where one has no figures."""
+    sides = (rows.reindex(columns=[*JUDGED]).to_dict("records") for rows in (bases, others))
+
+    found = [
+        judge(*pair) if {row["status"] for row in pair} <= {*WITH_FIGURES} else {} for pair in zip(*sides, strict=True)
     ]
-    found = rows.drop(columns=list(COLUMNS), errors="ignore").join(pd.DataFrame(judged, rows.index, COLUMNS))
-    return found.assign(base=bases)
+    return pd.DataFrame(found, others.index, COLUMNS)
 
 
 def judge(base: Row, other: Row) -> dict[str, Any]:
@@ -155,13 +165,8 @@ def log_median_error(samples: Sequence[float]) -> tuple[float, float]:
     return float(log_medians.std() * math.sqrt(count / (count - block))), count / block - 1
 
 
-def _sides(both: pd.DataFrame, suffix: str) -> list[dict[Any, Any]]:
-    names = {f"{name}{suffix}": name for name in JUDGED}
-    return both[[name for name in names if name in both]].rename(columns=names).to_dict("records")
-
-
 def _widest_spread(*rows: Row) -> RepeatSpread | None:
-    known = [row for row in rows if not math.isnan(row.get("spread_degrees") or math.nan)]
+    known = [row for row in rows if (row.get("spread_degrees") or 0) > 0]
     spreads = [RepeatSpread(row["spread_log_std"], int(row["spread_degrees"])) for row in known]
     return max(spreads, key=lambda spread: spread.log_std, default=None)
 
