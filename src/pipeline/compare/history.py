@@ -17,13 +17,13 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.stage import Stage
-from pipeline.compare.figures import words
+from pipeline.compare.pair import words
 from pipeline.compare.runs import Run
 from pipeline.errors import UserError
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import count, ms, text, times
+from pipeline.report.formats import times
 from pipeline.report.frame import known
-from pipeline.report.table import Columns, Table, same
+from pipeline.report.table import Table, named
 from pipeline.report.versus import FASTER, LEAST_DIFFERENCE, SLOWER, median_interval
 
 ALARM_RATE, PERMUTATIONS, SEED = 0.01, 1999, 0
@@ -87,14 +87,8 @@ def steps(medians_ms: Sequence[Sequence[float]]) -> list[Step]:
 
 def table(rows: pd.DataFrame) -> Table:
     """Write a history with one line for each run."""
-    columns: Columns = [
-        *same(text, "run", "measured", "commit", "cards"),
-        ("median", "median_ms", ms),
-        ("from", "low_ms", ms),
-        ("to", "high_ms", ms),
-        *same(count, "repeats"),
-        *same(text, "step"),
-    ]
+    names = "run measured commit cards median_ms:ms low_ms:ms high_ms:ms repeats step:text"
+    columns = named(rows, names, median_ms="median", low_ms="from", high_ms="to")
     return Table("history", CAPTION, rows, columns, all_rows=True)
 
 

@@ -67,13 +67,13 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
             {
                 "stage": name,
                 "cells": len(own),
-                "with figures": int(own["status"].isin(WITH_FIGURES).sum()),
+                "with_figures": int(own["status"].isin(WITH_FIGURES).sum()),
                 "times": len(times),
                 "unstable": int((times["status"] == "unstable").sum()),
-                "most repeats": int(frame["repeats"].max()) if len(frame) else 0,
-                "std between repeats": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
-                "furthest two": repeated["spread_pct"].max() if len(repeated) else None,
-                "at power limit": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
+                "most_repeats": int(frame["repeats"].max()) if len(frame) else 0,
+                "std_between_repeats": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
+                "furthest_two": repeated["spread_pct"].max() if len(repeated) else None,
+                "at_power_limit": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
             }
         )
     return pd.DataFrame(found)
@@ -101,7 +101,7 @@ def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         {
             "stage": stage,
             "cells": len(own),
-            "what they share": " ".join(
+            "what_they_share": " ".join(
                 f"{axis}={fields.text(value)}"
                 for axis, value in own[0].items()
                 if all(cell.get(axis) == value for cell in own)
@@ -111,11 +111,6 @@ def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
         for stage, own in found.items()
     ]
     return pd.DataFrame(lines)
-
-
-def busy(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells beside which other processes kept more than half of the cores busy."""
-    return cells[cells["host_busy"].astype(str) == "True"] if "host_busy" in cells else cells.head(0)
 
 
 def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> pd.Series:

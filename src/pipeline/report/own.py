@@ -8,25 +8,16 @@ import pandas as pd
 from pipeline.cells.fields import text as field_text
 from pipeline.cells.stage import Stage
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import code, number, text, times
+from pipeline.report.formats import number
 from pipeline.report.frame import alike, with_figures
 from pipeline.report.section import Part, Told
-from pipeline.report.table import Columns, Table, same
+from pipeline.report.table import Table, named
 from pipeline.report.versus import versus
 
 PARTS = ("own", "own_chart")
 MOST_PANELS = 4
-RANKED: Columns = [
-    ("problem", "problem", text),
-    ("ms", "median_ms", number),
-    ("rank", "place", number),
-    ("of", "of", number),
-    ("fastest other", "best", text),
-    ("its ms", "best_ms", number),
-    ("speed-up", "ratio", times),
-    ("verdict", "verdict", text),
-    ("reason", "reason", text),
-]
+RANKED = "problem median_ms place of best best_ms ratio:times verdict reason"
+HEADS = {"label": "your own", "place": "rank", "best": "fastest other", "best_ms": "its ms", "ratio": "speed-up"}
 
 
 def without_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
@@ -86,7 +77,8 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     if found.empty:
         return []
     caption = "Your own beside the fastest of the others:"
-    table = Table(PARTS[0], caption, found[found["own"]], [("your own", "label", code), *RANKED])
+    own = found[found["own"]]
+    table = Table(PARTS[0], caption, own, named(own, f"label:code {RANKED}", **HEADS))
     shown = found[found["problem"].isin(found["problem"].unique()[:MOST_PANELS])]
     shown = shown.assign(
         who=np.where(shown["own"], "your own", "others"),
@@ -105,4 +97,4 @@ def first_table(told: Sequence[Told]) -> Table:
     first = [rows[rows["problem"] == rows["problem"].iloc[0]].drop_duplicates("impl") for rows in mine]
     rows = pd.concat(first, ignore_index=True) if first else pd.DataFrame()
     caption = "Your own, each at the first problem of its stage:"
-    return Table("own", caption, rows, [("your own", "label", code), *same(text, "stage"), *RANKED])
+    return Table("own", caption, rows, named(rows, f"label:code stage {RANKED}", **HEADS))
