@@ -11,7 +11,7 @@ from pipeline.cells import fields
 from pipeline.cells.rows import WITH_FIGURES
 from pipeline.cells.stage import Stage
 from pipeline.compare.runs import Run
-from pipeline.report.versus import FASTER, JUDGED, SAME, SLOWER, UNDECIDED, judged, side
+from pipeline.report.versus import FASTER, JUDGED, SAME, SLOWER, UNDECIDED, judged
 
 # In table order: the worst first.
 ORDER = (SLOWER, UNDECIDED, FASTER, SAME)
@@ -119,7 +119,7 @@ def _quantities(row: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _times(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    found = both.assign(**judged(side(both, "_a"), side(both, "_b")))
+    found = judged(both, "_a", "_b")
     found["worse"] = (found["verdict"] == SLOWER) & (found["ratio"].astype(float) * (1 + tolerance) < 1)
     order = found["verdict"].map(ORDER.index)
     return found.assign(order=order).sort_values(["order", "ratio"], kind="stable", ignore_index=True)

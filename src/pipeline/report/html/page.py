@@ -7,7 +7,6 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ def page(text: str, charts: Mapping[str, Chart], tables: Mapping[str, RowTable])
     The page's content security policy lets run only its own scripts, told by their digests, and load nothing.
     """
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    library = _library() if charts else ""
+    library = drawing.library() if charts else ""
     specifications = {key: drawing.specification(chart) for key, chart in charts.items()}
     packed = {"library": library, "charts": _json(specifications), "tables": _json(tables)}
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
@@ -109,9 +108,6 @@ def to_html(text: str, charts: Collection[str] = ()) -> Body:
     title = next((_plain(inline) for token, inline in headings if token.tag == "h1"), "")
     contents = [(anchor(inline.content), _plain(inline)) for token, inline in headings if token.tag == "h2"]
     return Body(title, Markup(html), contents)
-
-
-_library = cache(drawing.library)  # to bundle it takes two seconds
 
 
 def _plain(token: Token) -> str:
