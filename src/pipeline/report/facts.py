@@ -57,26 +57,25 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
     std between repeats: of their medians, pooled over its whole steps, or all times where it has none; furthest two: of
     one such time; at power limit: times at a clock that it lowered.
     """
-    found = []
-    for name, frame in frames.items():
-        own, times = cells[cells["stage"] == name], known(frame, "median_ms")
-        steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
-        repeated = known(steps if len(steps) else times, "spread_pct")
-        repeated = repeated[repeated["repeats"] > 1] if len(repeated) else repeated
-        found.append(
-            {
-                "stage": name,
-                "cells": len(own),
-                "with_figures": int(own["status"].isin(WITH_FIGURES).sum()),
-                "times": len(times),
-                "unstable": int((times["status"] == "unstable").sum()),
-                "most_repeats": int(frame["repeats"].max()) if len(frame) else 0,
-                "std_between_repeats": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
-                "furthest_two": repeated["spread_pct"].max() if len(repeated) else None,
-                "at_power_limit": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
-            }
-        )
-    return pd.DataFrame(found)
+    return pd.DataFrame([_of_stage(cells[cells["stage"] == name], frame) for name, frame in frames.items()])
+
+
+def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
+    times = known(frame, "median_ms")
+    steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
+    repeated = known(steps if len(steps) else times, "spread_pct")
+    repeated = repeated[repeated["repeats"] > 1] if len(repeated) else repeated
+    return {
+        "stage": cells["stage"].iloc[0],
+        "cells": len(cells),
+        "with_figures": int(cells["status"].isin(WITH_FIGURES).sum()),
+        "times": len(times),
+        "unstable": int((times["status"] == "unstable").sum()),
+        "most_repeats": int(frame["repeats"].max()),
+        "std_between_repeats": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
+        "furthest_two": repeated["spread_pct"].max() if len(repeated) else None,
+        "at_power_limit": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
+    }
 
 
 def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
@@ -94,9 +93,7 @@ def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     asked: their stages and cells.
     """
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for each in asked:
-        found.setdefault(each["stage"], []).append(each["cell"])
+    by_stage = {each["stage"]: [other["cell"] for other in asked if other["stage"] == each["stage"]] for each in asked}
     lines = [
         {
             "stage": stage,
@@ -108,7 +105,7 @@ def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
             ),
             "command": f"snakemake results/{stage}/cells.csv",
         }
-        for stage, own in found.items()
+        for stage, own in by_stage.items()
     ]
     return pd.DataFrame(lines)
 

@@ -1,6 +1,7 @@
 """Rank the user's own implementations beside the others that solve the same problem."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,9 +48,10 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     told = ("impl", *measured.whole, *measured.apart_by)
     keys = [name for name in stage.row_types.key_columns() if name in whole and name not in told]
     differing = [name for name in (*stage.axes, *measured.apart_by) if name in whole and whole[name].nunique() > 1]
+    lines = whole.to_dict("records")
     whole = whole.assign(
-        problem=[" ".join(f"{name}={field_text(row[name])}" for name in differing) for _, row in whole.iterrows()],
-        label=[_label(row, keys) for _, row in whole.iterrows()],
+        problem=[" ".join(f"{name}={field_text(row[name])}" for name in differing) for row in lines],
+        label=[_label(row, keys) for row in lines],
         first=whole.index.isin(alike(whole, measured.first).index),
     )
     whole = whole[whole["problem"].isin(whole.loc[whole["own"], "problem"])]
@@ -60,13 +62,12 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
 
 def _beside_best(whole: pd.DataFrame) -> pd.DataFrame:
     names, others = (whole.loc[whole["own"] == own, "impl"].unique().tolist() for own in (True, False))
-    duel = versus(whole, ["problem"], "impl", names, others).set_index(["problem", "label"])
-    duel = duel[~duel.index.duplicated()].reindex(pd.MultiIndex.from_frame(whole[["problem", "label"]]))
-    found = {"best": "label_peer", "best_ms": "median_ms_peer", "ratio": "ratio", "verdict": "verdict"}
-    return whole.assign(**{name: duel[column].to_numpy() for name, column in found.items()})
+    found = {"label_peer": "best", "median_ms_peer": "best_ms", "ratio": "ratio", "verdict": "verdict"}
+    duel = versus(whole, ["problem"], "impl", names, others).drop_duplicates(["problem", "label"])
+    return whole.join(duel.set_index(["problem", "label"])[[*found]].rename(columns=found), on=["problem", "label"])
 
 
-def _label(row: pd.Series, keys: Sequence[str]) -> str:
+def _label(row: Mapping[Hashable, Any], keys: Sequence[str]) -> str:
     told = ", ".join(f"{key} {field_text(int(row[key]))}" for key in keys if pd.notna(row[key]))
     return f"{row['impl']} ({told})" if told else row["impl"]
 
