@@ -55,7 +55,7 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
     """Return one row per stage: cells, those with figures, times, unstable ones, repeats, and how far these lie apart.
 
     std between repeats: of their medians, pooled over its whole steps, or all times where it has none; furthest two: of
-    one such time; at power limit: times at a clock that it lowered.
+    one such time.
     """
     return pd.DataFrame([_of_stage(cells[cells["stage"] == name], frame) for name, frame in frames.items()])
 
@@ -74,18 +74,27 @@ def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
         "most_repeats": int(frame["repeats"].max()),
         "std_between_repeats": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
         "furthest_two": repeated["spread_pct"].max() if len(repeated) else None,
-        "at_power_limit": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
     }
 
 
 def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells without figures, those of one stage, outcome and reason in one row: `cells`, `example`."""
-    lacking = cells[~cells["status"].isin(WITH_FIGURES)].rename(columns={"status": "outcome"})
+    """Return the cells without figures but failed ones, which the first screen names: `cells`, `example`.
+
+    Those of one stage, outcome and reason share a row; all that the machine lacks what it takes share one.
+    """
+    lacking = cells[~cells["status"].isin([*WITH_FIGURES, "failed"])].rename(columns={"status": "outcome"})
     reasons = lacking["reason"].astype("string").str.replace(OWN_NUMBERS, "…", regex=True).fillna("")
     lacking = lacking.assign(reason=reasons)
-    groups = lacking.groupby(["stage", "outcome", "reason"], sort=False)
-    found = groups.agg(cells=("cell", "size"), example=("cell", "first")).reset_index()
-    return found.sort_values("cells", ascending=False, kind="stable")
+    is_skipped = lacking["outcome"] == "skipped"
+    found = lacking[~is_skipped].groupby(["outcome", "stage", "reason"], sort=False)
+    found = found.agg(cells=("cell", "size"), example=("cell", "first")).reset_index()
+    skipped = lacking[is_skipped].groupby("outcome")
+    listed = skipped.agg(stage=("stage", _together), reason=("reason", _together), cells=("cell", "size"))
+    return pd.concat([found.sort_values("cells", ascending=False, kind="stable"), listed.reset_index()])
+
+
+def _together(values: pd.Series) -> str:
+    return "; ".join(values.drop_duplicates())
 
 
 def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

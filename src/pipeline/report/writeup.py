@@ -10,7 +10,7 @@ from pipeline.report import facts, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code
-from pipeline.report.frame import known
+from pipeline.report.frame import known, shares_a_cpu
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Part, Told, say
 from pipeline.report.table import Table, filled, named
@@ -25,8 +25,10 @@ TRUST_LINE = (
     "{cells:count} cells, {times:count} times, {unstable:count} of them unstable (`~`), {lacking:count} cells without "
     "figures. [How far to trust it](#how-far-to-trust-it)."
 )
-MOSTLY_NOISE = (
-    "{unstable:count} of {times:count} times are unstable here: a table of them would show noise. All rows: {links}."
+MOSTLY_NOISE = "{unstable:count} of {times:count} times are unstable here: a table of them would show noise."
+ON_ONE_CPU = (
+    "The ranks share one CPU here, so these times say little of ranks with a GPU each. [course.md](course.md) has "
+    "their tables."
 )
 SEVERAL_COMMITS = (
     "{command}. The records come from {commits:count} commits, the last of them {last}; each names its own. "
@@ -52,7 +54,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         *(block for each in told for block in section(each)),
         "## How far to trust it",
         unwrapped(RULES.read_text(encoding="utf-8").strip()),
-        *blocks("", _trust_tables(asked, cells, told, by_stage)),
+        *blocks("", _trust_tables(asked, cells, by_stage)),
         "## Reproduce",
         _reproduce(asked, cells),
     ]
@@ -95,15 +97,26 @@ def changes(told: Sequence[Told]) -> pd.DataFrame:
 def section(told: Told) -> list[str]:
     """Return the blocks of a stage's section: question, answer, parts, note.
 
-    Where most times are unstable the answer stands alone with a link to all rows, and with the user's own.
+    Without figures the reason stands alone. Where times say little, why they do stands in place of parts and note; only
+    the user's own are shown.
     """
-    times, parts, note = known(told.rows, "median_ms"), told.parts, told.note
+    question, parts, note = f"## {Markdown.escape(told.stage.question)}", told.parts, told.note
+    if not note:
+        return [question, told.section.answer, *blocks(told.stage.name, parts)]
+    if words := _says_little(told):
+        parts, note = [part for part in parts if part.name in own.PARTS], words
+    answer = say("**{answer}** All rows: {links}.", answer=told.section.answer, links=row_links(told))
+    return [question, answer, *blocks(told.stage.name, parts), note]
+
+
+def _says_little(told: Told) -> str:
+    """Return why a stage's times say little, empty where they do: most are unstable, or ranks shared one CPU."""
+    if shares_a_cpu(told.rows):
+        return ON_ONE_CPU
+    times = known(told.rows, "median_ms")
     unstable = int((times["status"] == "unstable").sum())
-    if len(times) and unstable >= MOST_UNSTABLE * len(times):
-        parts = [part for part in told.parts if part.name in own.PARTS]
-        note = say(MOSTLY_NOISE, unstable=unstable, times=len(times), links=row_links(told))
-    question, answer = Markdown.escape(told.stage.question), Markdown.escape(told.section.answer)
-    return [f"## {question}", f"**{answer}**", *blocks(told.stage.name, parts), note]
+    mostly = len(times) and unstable >= MOST_UNSTABLE * len(times)
+    return say(MOSTLY_NOISE, unstable=unstable, times=len(times)) if mostly else ""
 
 
 def row_links(told: Told) -> Markdown:
@@ -143,33 +156,19 @@ def _alarms(cells: pd.DataFrame, told: Sequence[Told]) -> list[Table]:
     ]
 
 
-def _trust_tables(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], by_stage: pd.DataFrame) -> list[Table]:
-    links = pd.Series({each.stage.name: row_links(each) for each in told}, dtype=object)
+def _trust_tables(asked: Asked, cells: pd.DataFrame, by_stage: pd.DataFrame) -> list[Table]:
     older = by_stage["stage"].map(facts.changed_since(cells, asked.outdated))
-    by_stage = by_stage.assign(by_code_changed_since=older, all_rows=by_stage["stage"].map(links))
-    counts = "cells with_figures times unstable most_repeats std_between_repeats:percent furthest_two:percent"
-    names = named(by_stage, f"stage {counts} at_power_limit by_code_changed_since all_rows")
+    by_stage = by_stage.assign(by_code_changed_since=older)[(by_stage["most_repeats"] > 1) | older.notna()]
+    apart = "std_between_repeats:percent furthest_two:percent"
+    names = named(by_stage, f"stage cells most_repeats {apart} by_code_changed_since")
     lacking, missing = facts.without_figures(cells), facts.missing(asked.missing)
+    spread = "How far repeats lie apart, by their whole steps where there are any:"
+    absent = f"Not measured yet, although the scale {asked.scale} asks for it:"
+    of_lacking = named(lacking, "outcome stage cells reason example:code")
     return [
-        Table(
-            "stages",
-            "By stage; repeats are compared by whole steps where there are any:",
-            by_stage,
-            filled(by_stage, names),
-            all_rows=True,
-        ),
-        Table(
-            "lacking",
-            "Cells without figures:",
-            lacking,
-            named(lacking, "stage outcome cells reason example:code"),
-        ),
-        Table(
-            "missing",
-            f"Not measured yet, although the scale {asked.scale} asks for it:",
-            missing,
-            named(missing, "stage cells what_they_share:code command:code"),
-        ),
+        Table("stages", spread, by_stage, filled(by_stage, names), all_rows=True),
+        Table("lacking", "Cells without figures:", lacking, of_lacking),
+        Table("missing", absent, missing, named(missing, "stage cells what_they_share:code command:code")),
     ]
 
 
