@@ -1,10 +1,7 @@
 """Decide which of two rows is faster, by one rule for pages and comparisons.
 
-Beside the ratio stand its 95% interval and a verdict:
-
-- faster, slower: the interval excludes 1 and the ratio is off by 1% or more;
-- same: the interval lies within 2% of 1;
-- undecided: anything else; always where a side is unstable.
+Beside the ratio stand its 95% interval and a verdict. Faster, slower: the interval excludes 1 and the ratio is off by
+1% or more. Same: the interval lies within 2% of 1. Undecided: anything else; always where a side is unstable.
 
 With repeats the interval combines two spreads. Within a process it comes from a block bootstrap, since a sample is like
 those just before it. Between processes, which differ by more than their samples show, it is the spread of repeats,
