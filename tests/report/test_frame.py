@@ -21,8 +21,9 @@ def test_a_row_has_the_median_of_its_repeats_their_number_and_their_spread():
 
 
 def test_repeats_that_contradict_each_other_are_unstable_and_say_so():
-    frame = folded(*repeated("a", [324.0, 387.0, 324.0]), timed("b", 10.0))
-    assert list(frame["status"]) == ["unstable", "ok"]
+    one = [row | {"status": "unstable"} if row["repeat"] == 2 else row for row in repeated("c", [10.0, 10.1])]
+    frame = folded(*repeated("a", [324.0, 387.0, 324.0]), timed("b", 10.0), *one)
+    assert list(frame["status"]) == ["unstable", "ok", "unstable"]
     assert "19%" in frame["reason"][0]
 
 
