@@ -73,6 +73,8 @@ def test_cards_are_named_by_machine_and_gpus_each_that_repeats_ran_on():
     assert folded(*rows)["cards"][0] == "a GPU, another GPU"
     machine = {**CPU, "kind": "NVIDIA X", "gpus_taken": ["GPU-1234567890", "GPU-abcdef0123"]}
     assert [card(record(machine=machine)), card(record())] == ["NVIDIA X 12345678 abcdef01", "a CPU"]
+    machines = [CPU, CPU | {"gpus": [{"name": "NVIDIA X"}]}]
+    assert [build(stages()["timing"], [record(machine=each)])["on_cpu"][0] for each in machines] == [True, False]
 
 
 def of_timing(*rows, **changed):

@@ -4,16 +4,15 @@ from dataclasses import asdict
 
 import pandas as pd
 import pytest
-from jsonschema import Draft202012Validator
 
 from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.report.asked import Asked, read_asked, write_asked
-from pipeline.report.pages import SCHEMA, write_pages
+from pipeline.report.pages import write_pages
 from pipeline.report.section import Change, Section, Told
 from pipeline.report.writeup import changes
 
-from .runs import GPU, ROWS, levers_record, step, written
+from .runs import GPU, ROWS, levers_record, written
 
 
 def pages(folder, *records, **asked):
@@ -60,9 +59,8 @@ def test_every_drawing_that_a_page_shows_is_there_and_none_of_an_earlier_run_and
     }
 
 
-def test_the_summary_is_as_its_schema_declares(run):
+def test_the_summary_has_the_models_and_changes_as_numbers(run):
     summary = json.loads((run / "summary.json").read_text())
-    Draft202012Validator(json.loads(SCHEMA.read_text())).validate(summary)
     [model] = summary["models"]
     assert (model["eager"]["median_ms"], model["tuned"]["with"]) == (100.0, "sdpa+compile")
     assert [change["ratio"] for change in summary["changes"]] == pytest.approx([2.0, 1.25])
@@ -90,11 +88,6 @@ def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_pat
     ]
     named = ["by code changed since" in page for page in (text, (run / "writeup.md").read_text())]
     assert named == [True, False]
-
-
-def test_a_host_limited_step_is_no_headline(tmp_path):
-    text = writeup(tmp_path, levers_record(step("eager", 100.0, gpu_busy_ms=20.0), *ROWS[1:]))
-    assert "2.00" not in re.search(r"^\*\*.*\*\*$", text, re.M)[0]
 
 
 def test_what_a_record_says_of_its_machine_is_text_on_both_pages(tmp_path):

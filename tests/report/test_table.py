@@ -32,6 +32,10 @@ def test_a_cell_has_its_value_or_what_came_of_it(row, line):
     assert lines([row], [*COLUMNS, ("n", "n", count)])[2] == line
 
 
+def test_a_column_whose_name_only_sounds_like_a_time_is_not_marked():
+    assert lines([UNSTABLE | {"operation": "b"}], [("operation", "operation", text), *COLUMNS])[2].startswith("| b |")
+
+
 def test_a_long_table_is_cut_and_says_so():
     rows = [{"name": str(place), "median_ms": 1.0, "median_ms_peer": 1.0} for place in range(MOST_ROWS + 5)]
     table = Table("t", "", pd.DataFrame(rows), COLUMNS)

@@ -2,7 +2,6 @@ import pandas as pd
 import pytest
 
 from pipeline.report import ways
-from pipeline.report.versus import FASTER, UNDECIDED
 
 from .frames import failed, folded, repeated, timed
 
@@ -18,18 +17,8 @@ def steps(*rows):
     return ways.whole_steps(frame, [BASE, "fully_shard"], BASE)
 
 
-def verdicts(found):
-    return found.dropna(subset="verdict").set_index(["case", "way"])["verdict"].to_dict()
-
-
 def doubted():
     return [row for name, medians_ms in DOUBTED.items() for row in repeated(name, medians_ms)]
-
-
-def test_a_single_process_is_not_ranked_while_repeats_of_another_cell_lie_far_apart():
-    singles = [timed("fully_shard", 348.0, case="another"), timed(BASE, 387.0, case="another")]
-    assert set(verdicts(steps(*doubted(), *singles)).values()) == {UNDECIDED}
-    assert verdicts(steps(*singles))["another", "fully_shard"] == FASTER
 
 
 def test_a_way_is_held_against_the_base_of_its_own_cell_alone():
