@@ -52,7 +52,7 @@ def test_what_limits_steps_is_a_column_where_it_differs_and_columns_without_any_
 
 
 def test_weights_agree_only_within_what_rounding_allows():
-    rows = pd.DataFrame({"ranks": [0.0, 0.0, None, 1.0], "ways": [0.0, 0.02, None, None], "weight_tolerance": 0.01})
+    rows = pd.DataFrame({"ranks": [0.0, 0.0, None, 1.0], "ways": [0.0, 0.015, None, None], "weight_tolerance": 0.01})
     assert list(ways.agreement(rows, ["ranks", "ways"])) == ["yes", "no", None, "no"]
 
 

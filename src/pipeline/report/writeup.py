@@ -38,8 +38,8 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
     """Return the write-up as Markdown; what its template shows is escaped unless it is Markdown already."""
     by_stage = facts.by_stage(cells, {each.stage.name: each.rows for each in told})
     words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
-    as_blocks = {"trim_blocks": True, "lstrip_blocks": True}
-    pages = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, finalize=Markdown.escape, **as_blocks)
+    loader, escape = FileSystemLoader(HERE), Markdown.escape
+    pages = Environment(loader=loader, undefined=StrictUndefined, finalize=escape, trim_blocks=True, lstrip_blocks=True)
     pages.filters["count"] = count
     text = pages.get_template(TEMPLATE).render(
         machines=" and ".join(sorted(cells["machine"].unique())),
