@@ -3,7 +3,7 @@
 import pandas as pd
 
 from pipeline.registry import stages
-from pipeline.report.course import filled, places
+from pipeline.report.course import PLACE, filled
 from pipeline.report.frame import fold
 from pipeline.report.section import Section
 
@@ -54,4 +54,4 @@ def lacking(section: Section, name):
     """Return the names of places on the stage's page of the course that a section has no part for."""
     text = (stages()[name].folder / "course.md").read_text(encoding="utf-8")
     assert filled(text, name, {})
-    return set(places(text)) - {part.name for part in (*section.parts, *section.for_course)}
+    return set(PLACE.findall(text)) - {part.name for part in (*section.parts, *section.for_course)}

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.compare.archive import archived_records
+from pipeline.compare.runs import archived_records
 from pipeline.registry import NAMES, stages
 from pipeline.report import frame
 from pipeline.report.chart import Chart
-from pipeline.report.course import places
+from pipeline.report.course import PLACE
 from pipeline.report.drawing import specification
 from pipeline.report.own import without_own
 from pipeline.report.table import MOST_COLUMNS, Table
@@ -113,7 +113,9 @@ def test_its_page_is_short_and_its_parts_have_names_of_their_own(name):
 @pytest.mark.parametrize("name", ANSWERING)
 def test_every_place_of_its_course_page_is_a_part_of_its_section(name):
     found, file = section(name, "h200"), stages()[name].folder / "course.md"
-    assert set(places(file.read_text(encoding="utf-8"))) <= {part.name for part in (*found.parts, *found.for_course)}
+    assert set(PLACE.findall(file.read_text(encoding="utf-8"))) <= {
+        part.name for part in (*found.parts, *found.for_course)
+    }
 
 
 @pytest.mark.parametrize(("name", "run"), MEASURED)

@@ -5,7 +5,7 @@ it measures, in the words of the stage's axes and row keys, as far as the source
 with its unit), value. Values taken under a profiler, or without waiting for the GPU, are left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,11 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.stage import Stage
-from pipeline.compare.figures import KEYS, named, words
+from pipeline.compare.pair import KEYS, named, words
 from pipeline.compare.runs import Run
-from pipeline.report.formats import code, number, text
-from pipeline.report.table import Columns, Table, same
+from pipeline.report.formats import number
+from pipeline.report.table import Table
+from pipeline.report.table import named as columns
 
 FILE = Path(__file__).with_name("published.csv")
 CAPTION = (
@@ -41,29 +42,26 @@ def beside(runs: Sequence[Run]) -> Table:
     names = [run.name for run in runs if run.name in set(lines["of"])]
     sources = sorted(set(lines["of"]) - {*names}, key=lambda name: (not name.startswith("write-up"), name))
     lines = lines.pivot_table("value", KEYS, "of", "first", sort=False).reset_index()
-    columns: Columns = [*same(text, "stage"), *same(code, "cell"), *same(text, "row", "quantity")]
-    return Table("published", CAPTION, lines, [*columns, *same(number, *names, *sources)])
+    values = [(name, name, number) for name in (*names, *sources)]
+    return Table("published", CAPTION, lines, [*columns(lines, "stage cell:code row quantity"), *values])
 
 
 def _matched(run: Run, stage: Stage) -> Iterator[dict[str, Any]]:
     """Yield for each value of a stage that a row of the run is of the row's own value, and the published one."""
     published = load(stage.name)
     rows = run.frames[stage.name].to_dict("records") if len(published) else []
-    known = [{name: word for part in words(row, stage) for name, word in part.items()} for row in rows]
+    known = [words(row, stage) for row in rows]
     # Write-ups time by the host's clock.
     defaults = fields.texts(stage.cell_type()) | {"clock": "host"}
     for value in published.to_dict("records"):
         said = dict(word.split("=") for word in value["of"].split()).items()
         fits = [place for place, each in enumerate(known) if said <= each.items()]
         fits = [place for place in fits if pd.notna(rows[place].get(value["quantity"]))]
-        alike = [sum(known[place].get(name) == word for name, word in defaults.items()) for place in fits]
+        alike = [len(defaults.items() & known[place].items()) for place in fits]
         if alike.count(max(alike, default=0)) == 1:
             row = rows[fits[alike.index(max(alike))]]
             line = named(row, stage) | {"quantity": value["quantity"]}
             yield {**line, "of": run.name, "value": row[value["quantity"]]}
-            yield {**line, "of": _source(value), "value": value["value"]}
-
-
-def _source(value: Mapping[Any, Any]) -> str:
-    who = f"write-up {value['source']}" if value["source"].isdigit() else f"the {value['source']}"
-    return f"{who} ({value['machine'] or 'machine not named'}, other code)"
+            who = f"write-up {value['source']}" if value["source"].isdigit() else f"the {value['source']}"
+            of = f"{who} ({value['machine'] or 'machine not named'}, other code)"
+            yield {**line, "of": of, "value": value["value"]}
