@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Part, Told
-from pipeline.report.writeup import part_markdown, row_links
+from pipeline.report.writeup import blocks, row_links
 
 PLACE = re.compile(r"^\[\[([a-z0-9_]+)\]\]$", re.MULTILINE)
 HEAD = """\
@@ -43,7 +43,7 @@ def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
 
     def part(place: re.Match[str]) -> str:
         found = parts.get(place[1])
-        return part_markdown(stage, found) if found is not None else NOT_HERE.format(stage=stage)
+        return "".join(blocks(stage, [found])) if found is not None else NOT_HERE.format(stage=stage)
 
     return unwrapped(PLACE.sub(part, text))
 
