@@ -70,7 +70,7 @@ class Table:
         only_filled: bool = False,
         **heads: str,
     ) -> "Table":
-        """Make a table of columns that are named in one string, as `named` takes it; only_filled: those with a value."""
+        """Make a table of columns named in one string, as `named` takes it; only_filled: of those with a value."""
         columns = named(rows, names, **heads)
         return cls(name, caption, rows, filled(rows, columns) if only_filled else columns, all_rows, across)
 

@@ -1,7 +1,6 @@
 import pandas as pd
 import pytest
 
-from pipeline.report.versus import SAME
 from pipeline.stages.collectives.cell import COLLECTIVES
 from pipeline.stages.collectives.report import build
 
