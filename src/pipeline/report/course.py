@@ -25,14 +25,14 @@ NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures w
 
 def page(told: Sequence[Told]) -> Markdown:
     """Return the page as Markdown."""
-    blocks = [unwrapped(HEAD)]
+    found = [unwrapped(HEAD)]
     for each in told:
         file = each.stage.folder / "course.md"
         if file.is_file():
             words = file.read_text(encoding="utf-8").strip()
             words = words.replace("\n\n", f"\n\n(All rows: {row_links(each)}.) ", 1)
-            blocks.append(filled(words, each.stage.name, each.every))
-    return Markdown("\n\n".join(blocks) + "\n")
+            found.append(filled(words, each.stage.name, each.every))
+    return Markdown("\n\n".join(found) + "\n")
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
@@ -42,12 +42,7 @@ def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
     """
 
     def part(place: re.Match[str]) -> str:
-        found = parts.get(place[1])
-        return "".join(blocks(stage, [found])) if found is not None else NOT_HERE.format(stage=stage)
+        found = [parts[place[1]]] if place[1] in parts else []
+        return "".join(blocks(stage, found)) or NOT_HERE.format(stage=stage)
 
     return unwrapped(PLACE.sub(part, text))
-
-
-def places(text: str) -> list[str]:
-    """Return the names of the parts that a text has places for."""
-    return PLACE.findall(text)
