@@ -81,7 +81,7 @@ def table(question: str, rows: pd.DataFrame) -> Table:
         found = found.assign(device_tflop=found["device_flops"] / 1e12)
     [caption] = written(found.head(1), CAPTIONS[question])
     across, heads = "case" if question == "ring" else None, {"seq_len": "tokens", "size_bytes": "size"}
-    return Table.of(question, str(caption), found, COLUMNS[question], only_filled=True, across=across, **heads)
+    return Table.of(question, str(caption), found, COLUMNS[question], only_filled=True, across=across, heads=heads)
 
 
 def _answer(found: Mapping[str, pd.DataFrame]) -> str:
@@ -127,7 +127,7 @@ def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
     heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "of"}
     heads |= {"world_size": "GPUs", "intensity": "C / W (FLOPs a byte)", "tokens": "tokens per GPU"}
     names = "world_size C busbw_gb_per_s collective intensity tokens"
-    return Table.of("here", caption, known(found, "tokens"), names, **heads)
+    return Table.of("here", caption, known(found, "tokens"), names, heads=heads)
 
 
 def _main_row(rows: pd.DataFrame) -> pd.Series:

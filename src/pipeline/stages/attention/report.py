@@ -83,7 +83,7 @@ def _times(name: str, both: pd.DataFrame) -> Table:
     )
     shown = both.merge(forward, "left", ON[:2], suffixes=("", "_forward"))
     names = f"head_dim seq_len {' '.join(OF_LENGTH)} phase median_ms_peer median_ms gain verdict"
-    return Table.of(name, caption, shown, names, across="", **OF_LENGTH, phase="")
+    return Table.of(name, caption, shown, names, across="", heads=OF_LENGTH | {"phase": ""})
 
 
 def _limits(rows: pd.DataFrame) -> pd.DataFrame:
@@ -114,7 +114,7 @@ def _tensors(limits: pd.DataFrame) -> Table:
     at = written(told, "batch {setting_batch_size:count}, head_dim {head_dim}, length {seq_len:count}")
     found = pd.DataFrame(parts, columns=["tensor", "elements", "size_bytes"])
     caption = f"The peak at {', '.join(map(str, at))}, by formula:"
-    return Table.of("tensors", caption, found, "tensor elements size_bytes", size_bytes="bytes")
+    return Table.of("tensors", caption, found, "tensor elements size_bytes", heads={"size_bytes": "bytes"})
 
 
 def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:

@@ -144,7 +144,9 @@ def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
         found.append([case, *formula, overhead_ms, *measured, judge(near, fastest)["verdict"]])
     best = pd.DataFrame(found, columns=list(BEST))
     caption = "Best bucket size by formula, √(s·w·o), and measured; overhead measured: step beyond no communication."
-    return Table.of("best_bucket", caption, best, " ".join(best), **{name: head for name, head in BEST.items() if head})
+    return Table.of(
+        "best_bucket", caption, best, " ".join(best), heads={name: head for name, head in BEST.items() if head}
+    )
 
 
 def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None:

@@ -68,4 +68,4 @@ def _saved(steps: pd.DataFrame) -> Table:
     )
     names = f"case {before.name} way rank_bytes saved_bytes less_times"
     caption = "Peak memory of the fullest rank with everything sharded / saved / times less, by way:"
-    return Table.of("saved", caption, after, names, across="", way="")
+    return Table.of("saved", caption, after, names, across="", heads={"way": ""})

@@ -75,7 +75,7 @@ def _sums(sums: pd.DataFrame) -> Table:
     caption = "After {steps:,} additions of {addend}; the error is what rounding the addend and rounding the sums add:"
     names = "accumulator what sum error addend_error rounding_error stall predicted"
     heads = {"accumulator": "sum in", "what": "addend in", "stall": "stalls at a sum of", "predicted": "as predicted"}
-    return Table.of("sums_table", caption.format(**CASE), found, names, **heads)
+    return Table.of("sums_table", caption.format(**CASE), found, names, heads=heads)
 
 
 def _dtypes(seen: pd.DataFrame) -> Table:
@@ -89,7 +89,9 @@ def _dtypes(seen: pd.DataFrame) -> Table:
     types = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(lambda each: "/".join(sorted({*each})))
     caption = "Data types that hooks saw in a training step of the toy model:"
     heads = {"part": "part of the step", "where": "autocast to"}
-    return Table.of("dtypes", caption, types.reset_index(), "part where observed_dtype", across="autocast to", **heads)
+    return Table.of(
+        "dtypes", caption, types.reset_index(), "part where observed_dtype", across="autocast to", heads=heads
+    )
 
 
 def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
@@ -119,4 +121,4 @@ def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
     )
     names = "dtype d_model lost computed variance_pct output_max_error half_spacings largest overflow"
     heads = {"lost": "eps with which zeros have no finite norm", "computed": ""}
-    return Table.of("layer_norm", caption, found, names, across="", **heads)
+    return Table.of("layer_norm", caption, found, names, across="", heads=heads)

@@ -128,7 +128,7 @@ def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
 def _kernels(name: str, kernels: pd.DataFrame, caption: str, across: str | None = None) -> Table:
     kernels = kernels.assign(short=kernels["kernel"].str.replace(f"(?<=^.{{{LONGEST_NAME}}}).+", "…", regex=True))
     names, heads = f"{WHAT} short:code category count time_ms share_pct", {"category": "kind", "count": "calls"}
-    return Table.of(name, caption, kernels, names, across=across, part="pass", short="kernel", **heads)
+    return Table.of(name, caption, kernels, names, across=across, heads=heads | {"part": "pass", "short": "kernel"})
 
 
 def _forward_times(rows: pd.DataFrame) -> Table:
@@ -140,7 +140,7 @@ def _forward_times(rows: pd.DataFrame) -> Table:
     names = "size precision context_length profiler median_ms median_ms_span median_ms_busy off_pct"
     heads = {"median_ms": "host clock, ms", "median_ms_span": "capture: first to last kernel, ms"}
     heads |= {"median_ms_busy": "kernels run for, ms", "off_pct": "capture longer by"}
-    return Table.of("forward_times", "A forward pass without a profiler and captured:", both, names, **heads)
+    return Table.of("forward_times", "A forward pass without a profiler and captured:", both, names, heads=heads)
 
 
 def _shares(rows: pd.DataFrame) -> Table:
@@ -150,7 +150,7 @@ def _shares(rows: pd.DataFrame) -> Table:
     shares = kinds.pivot_table(index=[*CELL[:-1], "part"], columns="category", values="share_pct", sort=False)
     shares = shares.reindex(columns=TOLD_KINDS).add_suffix("_share_pct").reset_index()
     caption = f"Shares of the time in kernels, {' / '.join(TOLD_KINDS)}:"
-    return Table.of("shares", caption, shares, f"{WHAT} {' '.join(shares.columns[4:])}", across="", part="")
+    return Table.of("shares", caption, shares, f"{WHAT} {' '.join(shares.columns[4:])}", across="", heads={"part": ""})
 
 
 def _attention(rows: pd.DataFrame) -> Table:

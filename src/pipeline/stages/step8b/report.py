@@ -61,7 +61,7 @@ def _table(steps: pd.DataFrame) -> Table:
     names = "way median_ms n gain verdict mfu_pct tokens_per_s gpu_idle_pct peak_bytes first_step_ms"
     heads = {"n": "steps timed", "gain": f"times as fast as {base} (interval)", "mfu_pct": "MFU without masked scores"}
     caption = f"{steps['case'].iloc[0]}; repeats: {steps['repeats'].max():.0f}:"
-    return Table.of("steps", caption, steps, names, only_filled=True, **heads)
+    return Table.of("steps", caption, steps, names, only_filled=True, heads=heads)
 
 
 def _budget(rows: pd.DataFrame) -> Chart:
@@ -94,7 +94,7 @@ def _checks(rows: pd.DataFrame) -> Table:
     layers = rows["setting_checked_layers"].iloc[0]
     caption = f"Beside the plain model in fp32, {layers:.0f} layers at context {context:,.0f}, as shares:"
     names = "way loss_error gradient_error worst_gradient_error"
-    return Table.of("checks", caption, known(rows, "loss_error"), names, way="model")
+    return Table.of("checks", caption, known(rows, "loss_error"), names, heads={"way": "model"})
 
 
 def _losses(rows: pd.DataFrame) -> Chart:
