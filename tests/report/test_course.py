@@ -3,21 +3,25 @@ import pytest
 
 from pipeline.registry import stages
 from pipeline.report.course import PLACE, filled
-from pipeline.report.formats import text
-from pipeline.report.table import Table
+from pipeline.report.table import Table, named
 
-TABLE = Table("times", "Times:", pd.DataFrame({"a": ["x"]}), [("a", "a", text)])
-
-
-def test_a_part_takes_its_place_and_the_words_stay():
-    written = filled("### problem\n\nWords.\n\n[[times]]\n\nMore.", "flash", {"times": TABLE})
-    assert written.startswith("### problem\n\nWords.\n\nTimes:\n\n| a |")
-    assert written.endswith("More.")
+ROWS = pd.DataFrame({"a": ["x"]})
+TABLE = Table("times", "Times:", ROWS, named(ROWS, "a"))
 
 
-def test_a_part_right_below_a_paragraph_goes_on_with_it():
-    written = filled("Words\nof a problem.\n[[times]]", "flash", {"times": TABLE})
-    assert written.startswith("Words of a problem. Times:\n\n| a |")
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        (
+            "### problem\n\nWords.\n\n[[times]]\n\nMore.",
+            "### problem\n\nWords.\n\nTimes:\n\n| a |\n| :-- |\n| x |\n\nMore.",
+        ),
+        # What stands right below a paragraph goes on with it.
+        ("Words\nof a problem.\n[[times]]", "Words of a problem. Times:\n\n| a |\n| :-- |\n| x |"),
+    ],
+)
+def test_a_part_takes_its_place_and_the_words_stay(text, written):
+    assert filled(text, "flash", {"times": TABLE}) == written
 
 
 def test_a_part_that_was_not_measured_is_told_with_its_command():
