@@ -1,7 +1,7 @@
 """Write tables: a header, a column and a format each; an outcome stands in for a missing value."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +56,23 @@ class Table:
     all_rows: bool = False
     across: str | None = None
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        caption: str,
+        rows: pd.DataFrame,
+        names: str,
+        *,
+        across: str | None = None,
+        all_rows: bool = True,
+        only_filled: bool = False,
+        heads: Mapping[str, str] | None = None,
+    ) -> "Table":
+        """Make a table of columns named in one string, as `named` takes it; only_filled: of those with a value."""
+        columns = named(rows, names, **(heads or {}))
+        return cls(name, caption, rows, filled(rows, columns) if only_filled else columns, all_rows, across)
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing would be seen."""
@@ -82,7 +99,7 @@ class Table:
         return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
 
 
-def named(rows: pd.DataFrame, names: str, **heads: str) -> Columns:
+def named(rows: pd.DataFrame, names: str, /, **heads: str) -> Columns:
     """Return columns of rows, named in one string: `size median_ms reason:code`.
 
     How values are written stands behind a name, one of `formats.FORMS`, or follows of the unit that the name ends with.

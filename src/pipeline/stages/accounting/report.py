@@ -10,11 +10,12 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import count, written
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, filled, named
+from pipeline.report.table import Table
 from pipeline.stages.accounting.cell import QUESTIONS
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
+UNITS = {"GB": GB, "GiB": GIB}
 # What FSDP calls to gather weights, and what tells its rate where that was not measured: a ring sends as fast.
 GATHERING = ("all_gather", "all_reduce")
 # What the course's page shows of the questions; of the rest other stages' tables hold formula and recording together.
@@ -79,9 +80,8 @@ def table(question: str, rows: pd.DataFrame) -> Table:
     if "device_flops" in found:
         found = found.assign(device_tflop=found["device_flops"] / 1e12)
     [caption] = written(found.head(1), CAPTIONS[question])
-    columns = named(found, COLUMNS[question], seq_len="tokens", size_bytes="size")
-    across = "case" if question == "ring" else None
-    return Table(question, str(caption), found, filled(found, columns), all_rows=True, across=across)
+    across, heads = "case" if question == "ring" else None, {"seq_len": "tokens", "size_bytes": "size"}
+    return Table.of(question, str(caption), found, COLUMNS[question], only_filled=True, across=across, heads=heads)
 
 
 def _answer(found: Mapping[str, pd.DataFrame]) -> str:
@@ -102,17 +102,12 @@ def _answer(found: Mapping[str, pd.DataFrame]) -> str:
 
 
 def _mesh_chart(rows: pd.DataFrame) -> Chart:
-    line = rows[rows["case"] == "batch"].sort_values("tokens", kind="stable")
-    points = [line.assign(what=words, block_ms=line[name]) for name, words in MESH_TIMES.items()]
-    return Chart(
-        "mesh_times",
-        f"Compute bound from {_meshes(rows)['tokens_per_device'].iloc[0]} tokens per device on: a block's times",
-        pd.concat(points, ignore_index=True),
-        "line",
-        Axis("tokens_per_device", "tokens per device"),
-        Axis("block_ms", "ms"),
-        "what",
-    )
+    line = rows[rows["case"] == "batch"].sort_values("tokens", kind="stable").rename(columns=MESH_TIMES)
+    points = line.melt(["tokens_per_device", "status"], list(MESH_TIMES.values()), "what", "block_ms")
+    least = _meshes(rows)["tokens_per_device"].iloc[0]
+    title = f"Compute bound from {least} tokens per device on: a block's times"
+    axes = Axis("tokens_per_device", "tokens per device"), Axis("block_ms", "ms")
+    return Chart("mesh_times", title, points, "line", *axes, "what")
 
 
 def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
@@ -131,8 +126,8 @@ def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
     found["collective"] = found["collective"].str.replace("_", "-")
     heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "of"}
     heads |= {"world_size": "GPUs", "intensity": "C / W (FLOPs a byte)", "tokens": "tokens per GPU"}
-    columns = named(found, "world_size C busbw_gb_per_s collective intensity tokens", **heads)
-    return Table("here", caption, known(found, "tokens"), columns)
+    names = "world_size C busbw_gb_per_s collective intensity tokens"
+    return Table.of("here", caption, known(found, "tokens"), names, heads=heads)
 
 
 def _main_row(rows: pd.DataFrame) -> pd.Series:
@@ -149,14 +144,12 @@ def _whole(numbers: pd.Series, otherwise: str) -> pd.Series:
 
 def _memory(rows: pd.DataFrame) -> pd.DataFrame:
     row = _main_row(rows)
-    lines = [{**row, "bytes_of": name, "size_bytes": row[f"{name}_bytes"]} for name in STATE]
-    found, capacity = pd.DataFrame(lines), row["setting_gpu_memory_gb"]
-    sizes = found["size_bytes"]
-    return found.assign(
-        GiB=sizes / GIB,
-        GPUs_of_GB=[devices_to_hold(size, capacity * GB) for size in sizes],
-        GPUs_of_GiB=[devices_to_hold(size, capacity * GIB) for size in sizes],
-    )
+    sizes, capacity = [row[f"{name}_bytes"] for name in STATE], row["setting_gpu_memory_gb"]
+    gpus = {
+        f"GPUs_of_{name}": [devices_to_hold(size, capacity * unit) for size in sizes] for name, unit in UNITS.items()
+    }
+    found = pd.DataFrame({"bytes_of": STATE, "size_bytes": sizes, "GiB": [size / GIB for size in sizes], **gpus})
+    return found.assign(**row.drop(found.columns, errors="ignore"))
 
 
 def _least_devices(rows: pd.DataFrame) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.report.versus import side_by_side
 from pipeline.stages.attention.cell import PHASES
 
@@ -67,16 +67,11 @@ def _memory(rows: pd.DataFrame) -> Chart:
     forward = rows[rows["phase"] == "forward"].sort_values("mode", ascending=False, kind="stable")
     counted = forward.assign(who=forward["mode"], gb=forward[column] / 1e9)
     formula = forward.drop_duplicates("seq_len").assign(who="predicted", gb=forward[f"model_{column}"] / 1e9)
-    return Chart(
-        "memory",
-        f"Plain attention, {what}: one head of {rows['head_dim'].iloc[0]}, fp32",
-        pd.concat([counted, formula.assign(status="ok")]),
-        "line",
-        Axis("seq_len", "sequence length", log=True),
-        Axis("gb", f"GB, {what}", log=True),
-        "who",
-        limits=[Limit(full / 1e9, "memory") for full in rows["memory_bytes"].dropna().nlargest(1)],
-    )
+    drawn = pd.concat([counted, formula.assign(status="ok")])
+    title = f"Plain attention, {what}: one head of {rows['head_dim'].iloc[0]}, fp32"
+    axes = Axis("seq_len", "sequence length", log=True), Axis("gb", f"GB, {what}", log=True)
+    limits = [Limit(full / 1e9, "memory") for full in rows["memory_bytes"].dropna().nlargest(1)]
+    return Chart("memory", title, drawn, "line", *axes, "who", limits=limits)
 
 
 def _times(name: str, both: pd.DataFrame) -> Table:
@@ -88,7 +83,7 @@ def _times(name: str, both: pd.DataFrame) -> Table:
     )
     shown = both.merge(forward, "left", ON[:2], suffixes=("", "_forward"))
     names = f"head_dim seq_len {' '.join(OF_LENGTH)} phase median_ms_peer median_ms gain verdict"
-    return Table(name, caption, shown, named(shown, names, **OF_LENGTH, phase=""), all_rows=True, across="")
+    return Table.of(name, caption, shown, names, across="", heads=OF_LENGTH | {"phase": ""})
 
 
 def _limits(rows: pd.DataFrame) -> pd.DataFrame:
@@ -118,8 +113,8 @@ def _tensors(limits: pd.DataFrame) -> Table:
     ]
     at = written(told, "batch {setting_batch_size:count}, head_dim {head_dim}, length {seq_len:count}")
     found = pd.DataFrame(parts, columns=["tensor", "elements", "size_bytes"])
-    columns = named(found, "tensor elements size_bytes", size_bytes="bytes")
-    return Table("tensors", f"The peak at {', '.join(map(str, at))}, by formula:", found, columns)
+    caption = f"The peak at {', '.join(map(str, at))}, by formula:"
+    return Table.of("tensors", caption, found, "tensor elements size_bytes", heads={"size_bytes": "bytes"})
 
 
 def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:

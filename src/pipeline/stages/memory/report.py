@@ -1,47 +1,35 @@
 """The memory section: what a peak is made of, how it comes about, and what attention and checkpoints make of it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
-from pipeline.formulas.activations import Workload, residual_stream_bytes
+from pipeline.formulas.activations import residual_stream_bytes
 from pipeline.formulas.checkpointing import blocks_run_again, reruns
-from pipeline.formulas.peak_memory import CATEGORIES, MODES, predict_peaks
+from pipeline.formulas.peak_memory import CATEGORIES
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import code, written
-from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
+from pipeline.report.formats import data_size, written
+from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
-from pipeline.report.table import MOST_ROWS, Columns, Table, named
-from pipeline.report.versus import JUDGED, beside
-from pipeline.stages.memory.cell import Cell
+from pipeline.report.table import Table
+from pipeline.stages.memory.peaks import AXES, ORDERS, STEP, highest, in_words, workload
 
-AXES = ["precision", "size", "context_length", "mode", "attention", "checkpointing", "checkpoint_every", "num_layers"]
-MODEL = ["precision", "size", "context_length", "num_layers"]
-STEP, OPTIMIZER = "train_step", "optimizer"
-WORDS = {
-    "mode": {"inference": "forward, no gradients", "forward": "forward", STEP: "training step"},
-    "attention": {"eager": "plain", "tiled": "tiled", "flash": "our flash", "sdpa": "SDPA"},
-    "checkpointing": {"segments": "", "selective": ", attention kept", "recursive": ", recursive"},
-}
-ORDERS = {"precision": ("fp32", "bf16"), **{name: tuple(words) for name, words in WORDS.items()}}
-SETTING = "{what}, {precision}, context {context_length}, {with_attention} attention"
-TOLD = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
 PLAIN = {"attention": "eager", "checkpoint_every": 0, "num_layers": 0}
 MOST_ALLOCATIONS = 4
-BLOCK_SUMS = {
-    "saved_bytes": "all that it saves",
-    "gradients_bytes": "gradients of its parameters",
-    "input_gradient_bytes": "gradient of its input",
-}
+BLOCK_SUMS = {"saved": "all that it saves", "gradients": "its gradients", "input_gradient": "gradient of its input"}
+BESIDE_FIRST = (
+    "beside the first of the context that fits; before update: the peak of forward and backward; GPUs: of both times"
+)
+BY_BLOCKS = (
+    "Inputs alive at most / blocks run again / peak of forward and backward without parameters and moments / step, ms "
+    "/ times as fast as with none (interval) / verdict, by number of blocks:"
+)
 
 
 def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the memory stage."""
-    rows = in_order(rows, AXES, ORDERS)
-    rows = rows.assign(**{name: rows[key].map(WORDS[key]) for name, key in TOLD.items()})
-    rows = rows.assign(setting=written(rows, SETTING))
+    rows = in_words(rows)
     every = highest(rows)
     found = with_figures(every)
     if found.empty:
@@ -50,59 +38,21 @@ def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     found = found[found["num_layers"] == found["num_layers"].min()]
     lead = _lead(found[found["size"] == found["size"].mode()[0]])
     shown = alike(every, lead[["size", "num_layers"]].to_dict())
-    plain = alike(shown, PLAIN)
-    steps = alike(shown, {"mode": STEP, "precision": lead["precision"]})
-    variants = _variants(shown[shown["mode"] == STEP], lead["precision"])
+    plain, steps = alike(shown, PLAIN), shown[shown["mode"] == STEP]
+    here, plain_here = (each[each["precision"] == lead["precision"]] for each in (steps, plain))
     return Section(
         _answer(lead),
-        [
-            _composition(plain[plain["precision"] == lead["precision"]]),
-            _steps("variants", variants[variants["checkpoint_every"] <= 1]),
-        ],
-        _changes(with_figures(steps), every),
+        [_composition(plain_here, lead), _variants(steps, lead["precision"])],
+        _changes(with_figures(here), every),
         for_course=[
-            _timelines(rows, plain, steps, found.loc[[lead.name]]),
+            _timelines(rows, plain, here, found.loc[[lead.name]]),
             _all_peaks(shown[shown["checkpoint_every"] == 0]),
             _residual_stream(rows, plain),
             _largest(rows, plain),
             _block(rows, shown),
             _depth(every[every["num_layers"] > 0]),
-            _steps("intervals", variants[variants["context_length"] == variants["context_length"].max()]),
         ],
     )
-
-
-def highest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a cell: the highest phase of its last step, or its outcome, and what the formulas give.
-
-    Added also: a step's time, with `status_ms` and `cards_ms`, beside the first of its model and context that fits.
-    """
-    peaks = rows[rows["kind"] == "peak"]
-    last = peaks[peaks["step"].eq(peaks.groupby(AXES)["step"].transform("max")) | peaks["step"].isna()]
-    before = last[last["phase"] != OPTIMIZER].groupby(AXES)["peak_bytes"].max().rename("before_update_bytes")
-    found = last.sort_values("peak_bytes", kind="stable").drop_duplicates(AXES, keep="last").sort_index()
-    timed = rows[rows["kind"] == "time"].set_index(AXES)[[*JUDGED, "cards"]]
-    timed = timed.rename(columns={"status": "status_ms", "cards": "cards_ms"})
-    found = found.drop(columns=list(timed), errors="ignore").join(before, on=AXES).join(timed, on=AXES)
-    # A cell that failed does not say where it ran.
-    found["device_type"] = found["device_type"].fillna(next(iter(rows["device_type"].dropna()), "cpu"))
-    moments = [predict_peaks(_workload(row), row["mode"]) for _, row in found.iterrows()]
-    every = beside(found.assign(status=found["status_ms"]), MODEL, pd.Series(True, found.index))
-    cards = card_counts(every.assign(base_cards=every["base"].map(every["cards_ms"])), "cards_ms", "base_cards")
-    checkpoints = pd.Series(written(every, "every {checkpoint_every}{kept}"), every.index)
-    return every.assign(
-        status=found["status"],
-        checkpoints=checkpoints.where(every["checkpoint_every"] > 0, "none"),
-        gpus=pd.Series(cards, every.index).map(str).where(every["median_ms"].notna()),
-        by_formula_bytes=[max(moment.total_bytes for moment in each.values()) for each in moments],
-    )
-
-
-def _workload(row: pd.Series) -> Workload:
-    """Return what the formulas take of a cell."""
-    axes: dict[str, Any] = {name: row[name] if isinstance(row[name], str) else int(row[name]) for name in AXES}
-    cell = Cell(**axes)
-    return cell.workload(int(row["setting_vocab_size"]), int(row["setting_batch_size"]), row["device_type"])
 
 
 def _of(rows: pd.DataFrame, kind: str, cells: pd.DataFrame) -> pd.DataFrame:
@@ -112,76 +62,58 @@ def _of(rows: pd.DataFrame, kind: str, cells: pd.DataFrame) -> pd.DataFrame:
 
 def _lead(found: pd.DataFrame) -> pd.Series:
     """Choose the recording to speak of: rather a training step, rather a plain one, at the longest context, in bf16."""
-    plain = (found[list(PLAIN)] == pd.Series(PLAIN, dtype=object)).all(axis=1)
-    found = found.assign(mode_place=found["mode"].map(MODES.index), plain=plain, low=found["precision"] == "bf16")
-    return found.sort_values(["mode_place", "plain", "context_length", "low"], kind="stable").iloc[-1]
+    found = found.assign(plain=found.index.isin(alike(found, PLAIN).index), place=found.index)
+    lead = in_order(found, ["mode", "plain", "context_length", "precision"], ORDERS).iloc[-1]
+    return found.loc[lead["place"]]
 
 
 def _answer(lead: pd.Series) -> str:
-    made_of = lead[list(KINDS)].astype(float).nlargest(3)
+    most = lead[list(KINDS)].astype(float).rename(KINDS).nlargest(3)
     return say(
         "A {lead[what]} of {lead[size]} ({lead[precision]}, batch {lead[setting_batch_size]:count}, context "
         "{lead[context_length]:count}, {lead[with_attention]} attention) peaks at {lead[peak_bytes]:data_size}, in "
-        "{lead[phase]}: {size[0]:data_size} {kind[0]}, {size[1]:data_size} {kind[1]}, {size[2]:data_size} {kind[2]}.",
+        "{lead[phase]}: {most}.",
         lead=lead,
-        size=[*made_of],
-        kind=[KINDS[name] for name in made_of.index],
+        most=", ".join(f"{data_size(size)} {kind}" for kind, size in most.items()),
     )
 
 
-def _composition(plain: pd.DataFrame) -> Chart:
+def _composition(plain: pd.DataFrame, lead: pd.Series) -> Chart:
     """Stack what each peak is made of, a bar a context and way to run."""
     drawn = with_figures(in_order(plain, ["mode", "context_length"], ORDERS)).rename(columns=KINDS)
     drawn = drawn.assign(label=written(drawn, "{what}, {context_length}"))
     long = drawn.melt(["label", "phase"], list(KINDS.values()), "kind_of_memory", "part_bytes")
-    title = f"Memory at the peak by way to run and context ({_what(plain)}, plain attention)"
+    title = "Memory at the peak by way to run and context ({size}, {precision}, plain attention)"
     axes, hover = (Axis("gb", "GB"), Axis("label")), {"GB": "gb", "the peak is in": "phase"}
     long = long.assign(gb=long["part_bytes"] / 1e9)
-    return Chart("composition", title, long, "stack", *axes, "kind_of_memory", hover=hover)
-
-
-def _what(cells: pd.DataFrame) -> str:
-    return ", ".join([*cells["size"].unique(), *cells["precision"].unique()])
-
-
-def _timeline(name: str, title: str, rows: pd.DataFrame, cells: pd.DataFrame) -> Chart:
-    """Draw the memory of each kind over the recorded steps, a panel a cell."""
-    recorded = known(_of(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
-    recorded = recorded.assign(events=recorded["events"].astype(float), gb=recorded["active_bytes"].astype(float) / 1e9)
-    total = recorded.groupby(["setting", "events"], sort=False, as_index=False)["gb"].sum().assign(category="total")
-    drawn = pd.concat([total, recorded[[*total]]])
-    drawn = drawn.assign(kind_of_memory=drawn["category"].str.replace("_", " "))
-    axes = Axis("events", "allocations and releases so far"), Axis("gb", "active memory (GB)")
-    panel = "setting" if drawn["setting"].nunique() > 1 else ""
-    return Chart(name, title.format(**cells.iloc[0]), drawn, "line", *axes, "kind_of_memory", panel=panel)
+    return Chart("composition", title.format(**lead), long, "stack", *axes, "kind_of_memory", hover=hover)
 
 
 def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lead: pd.DataFrame) -> Chart:
-    """Draw forward passes alone beside the step, and steps at the shortest and the longest context that has one."""
+    """Draw a panel a recording: forward passes, a step, steps at the shortest and the longest context that has one."""
     ends = with_figures(steps[steps["checkpoint_every"] == 0]).drop_duplicates("context_length")
     forward = with_figures(plain[plain["mode"] != STEP]).merge(lead[["precision", "context_length"]])
     cells = pd.concat([forward, lead, ends.head(1), ends.tail(1)]).drop_duplicates(AXES)
+    drawn = known(_of(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
+    drawn = drawn.assign(gb=drawn["active_bytes"].astype(float) / 1e9).astype({"events": float})
+    total = drawn.groupby(["setting", "events"], sort=False, as_index=False)["gb"].sum().assign(category="total")
+    drawn = pd.concat([total, drawn[[*total]]])
     title = "Active memory: forward passes alone, a step; steps at the shortest and at the longest context that fits"
-    return _timeline("timelines", title, rows, cells)
+    axes = Axis("events", "allocations and releases so far"), Axis("gb", "active memory (GB)")
+    drawn = drawn.assign(kind_of_memory=drawn["category"].str.replace("_", " "))
+    return Chart("timelines", title, drawn, "line", *axes, "kind_of_memory", panel="setting")
 
 
-def _variants(steps: pd.DataFrame, precision: str) -> pd.DataFrame:
-    """Return steps of contexts with several: in this precision, or the one that has such."""
+def _variants(steps: pd.DataFrame, precision: str) -> Table:
+    """Write steps by attention and checkpoints at the longest context with several: in this precision, or another."""
+    steps = steps[steps["checkpointing"] == "segments"]
     several = steps[steps.groupby(["precision", "context_length"])["mode"].transform("size") > 1]
     own = several["precision"] == precision
-    return several[(own if own.any() else ~own) & (several["checkpointing"] == "segments")]
-
-
-def _steps(name: str, shown: pd.DataFrame) -> Table:
-    """Write steps by attention and checkpoints, of the longest contexts for which there is room."""
-    while len(shown) > MOST_ROWS and shown["context_length"].nunique() > 1:
-        shown = shown[shown["context_length"] > shown["context_length"].min()]
+    several = several[own if own.any() else ~own]
+    shown = several[several["context_length"] == several["context_length"].max()]
     names = "context_length with_attention checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain"
-    caption = (
-        f"Training steps ({_what(shown)}) beside the first of the context that fits; before update: the peak of "
-        "forward and backward; GPUs: of both times together."
-    )
-    return Table(name, caption, shown, named(shown, f"{names} verdict gpus"))
+    what = ", ".join([*shown["size"].unique(), *shown["precision"].unique()])
+    return Table.of("variants", f"Training steps ({what}) {BESIDE_FIRST}:", shown, f"{names} verdict gpus")
 
 
 def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
@@ -201,23 +133,22 @@ def _all_peaks(cells: pd.DataFrame) -> Table:
     cells = in_order(cells, ["mode", "attention", "precision", "context_length"], ORDERS)
     names = "what with_attention precision context_length peak_bytes by_formula_bytes"
     caption = f"Peaks of {', '.join(cells['size'].unique())}, as recorded / by formula:"
-    return Table("peaks", caption, cells, named(cells, names), all_rows=True, across="context")
+    return Table.of("peaks", caption, cells, names, across="context")
 
 
 def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     """Put one tensor of the residual stream by formula beside what the recording has."""
     cells = with_figures(plain[plain["mode"] != "inference"]).drop_duplicates(["precision", "context_length"])
     seen = _of(rows, "residual", cells)
-    works = [_workload(row) for _, row in seen.iterrows()]
+    works = [workload(row) for _, row in seen.iterrows()]
     seen = seen.assign(
         d_model=[work.size.d_model for work in works],
         by_formula_mib=[residual_stream_bytes(work) / 2**20 for work in works],
         recorded_mib=seen["size_bytes"] / 2**20,
     )
     names = "size precision setting_batch_size d_model context_length by_formula_mib recorded_mib count"
-    columns = named(seen, names, setting_batch_size="batch")
     caption = "One tensor of the residual stream: by formula, MiB / as recorded, MiB / how many were:"
-    return Table("residual", caption, seen, columns, all_rows=True, across="context")
+    return Table.of("residual", caption, seen, names, across="context", heads={"setting_batch_size": "batch"})
 
 
 def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
@@ -228,13 +159,11 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     found = found.assign(made_by=found["location"].str.split(",").str[0])
     same = ["size_bytes", "category", "made_by", "code"]
     found = found.assign(how_many=found.groupby(same)["count"].transform("sum")).drop_duplicates(same)
-    shown: Columns = [
-        *named(found, "size_bytes how_many category", size_bytes="each"),
-        ("made by", "made_by", code),
-        ("line", "code", code),
-    ]
-    caption = f"The largest allocations ({', '.join(first['setting'])}):"
-    return Table("largest", caption, found.head(MOST_ALLOCATIONS), shown)
+    names, caption = "size_bytes how_many category made_by:code code:code", ", ".join(first["setting"])
+    found = found.head(MOST_ALLOCATIONS)
+    return Table.of(
+        "largest", f"The largest allocations ({caption}):", found, names, heads={"size_bytes": "each", "code": "line"}
+    )
 
 
 def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
@@ -244,33 +173,31 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
     saved = _of(rows, "block_saved", blocks).sort_values(["attention", "rank"], kind="stable")
     saved = saved[saved["rank"] <= MOST_ALLOCATIONS]
     saved = saved.assign(
-        one_block=written(saved, "largest, {rank:.0f}"), module=saved["module"].fillna("").replace("", "block")
+        module=saved["module"].fillna("").replace("", "block"), part=written(saved, "largest, {rank:.0f}")
     )
-    saved = saved.assign(tensor=written(saved, ": {module} {operation}, {dtype} {shape}"))
-    sums = [blocks.assign(one_block=what, size_bytes=blocks[name], tensor="") for name, what in BLOCK_SUMS.items()]
+    saved = saved.assign(cell=written(saved, "{size_bytes:data_size}: {module} {operation}, {dtype} {shape}"))
+    sums = [
+        blocks.assign(part=what, cell=written(blocks, f"{{{name}_bytes:data_size}}"))
+        for name, what in BLOCK_SUMS.items()
+    ]
     both = in_order(pd.concat([saved, *sums]), ["attention"], ORDERS)
-    both = both.assign(
-        setting=written(both, "{with_attention}, {precision}, {context_length:,}"),
-        cell=written(both, "{size_bytes:data_size}{tensor}"),
-    )
-    columns = named(both, "one_block setting cell", setting="", cell="")
+    both = both.assign(setting=written(both, "{with_attention}, {precision}, {context_length:,}"))
     caption = "What one block saves for backward, and its gradients, by attention, precision, context:"
-    return Table("block", caption, both, columns, all_rows=True, across="")
+    return Table.of(
+        "block", caption, both, "part setting cell", across="", heads={"part": "one block", "setting": "", "cell": ""}
+    )
 
 
 def _depth(deep: pd.DataFrame) -> Table:
     """Write checkpoints by the number of blocks: what is alive, what runs again, memory and time."""
     deep = in_order(deep[deep["checkpointing"] != "selective"], ["num_layers", "checkpoint_every"], {})
     of = [*deep[["num_layers", "checkpoint_every", "checkpointing"]].itertuples(index=False, name=None)]
-    deep = deep.rename(columns={"num_layers": "blocks"}).assign(
+    deep = deep.assign(
+        blocks=deep["num_layers"],
         inputs=[1 + max(rerun.inputs for rerun in reruns(*each)) if each[1] else None for each in of],
         again=[blocks_run_again(*each) for each in of],
         # What checkpoints can lower: all but parameters and moments.
         lowered_bytes=deep["before_update_bytes"] - deep["parameters_bytes"] - deep["optimizer_state_bytes"],
     )
-    caption = (
-        "Inputs alive at most / blocks run again / peak of forward and backward without parameters and moments / "
-        "step, ms / times as fast as with none (interval) / verdict, by number of blocks:"
-    )
     names = "checkpoints blocks inputs again lowered_bytes median_ms gain verdict"
-    return Table("depth", caption, deep, named(deep, names), all_rows=True, across="blocks")
+    return Table.of("depth", BY_BLOCKS, deep, names, across="blocks")

@@ -8,7 +8,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import number, significant, written
 from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.stages.precision.cases import ASSIGNED_SUMS, FORMAT_NAMES, METHODS
 from pipeline.stages.precision.cell import DEVICES
 
@@ -58,16 +58,10 @@ def _answer(sums: pd.DataFrame, rows: pd.DataFrame) -> str:
 
 def _curves(added: pd.DataFrame) -> Chart:
     points = added[added["accumulator"] == added["addend_dtype"]].explode(["curve_steps", "curve_sums"])
-    return Chart(
-        "sums",
-        "Running sums by the data type of sum and addend; exact, each ends at 10",
-        points.assign(panel=written(points, "{steps:count} additions of {addend:g}")),
-        "line",
-        Axis("curve_steps", "additions"),
-        Axis("curve_sums", "sum"),
-        "accumulator",
-        panel="panel",
-    )
+    points = points.assign(panel=written(points, "{steps:count} additions of {addend:g}"))
+    title = "Running sums by the data type of sum and addend; exact, each ends at 10"
+    axes = Axis("curve_steps", "additions"), Axis("curve_sums", "sum")
+    return Chart("sums", title, points, "line", *axes, "accumulator", panel="panel")
 
 
 def _sums(sums: pd.DataFrame) -> Table:
@@ -81,8 +75,7 @@ def _sums(sums: pd.DataFrame) -> Table:
     caption = "After {steps:,} additions of {addend}; the error is what rounding the addend and rounding the sums add:"
     names = "accumulator what sum error addend_error rounding_error stall predicted"
     heads = {"accumulator": "sum in", "what": "addend in", "stall": "stalls at a sum of", "predicted": "as predicted"}
-    columns = named(found, names, **heads)
-    return Table("sums_table", caption.format(**CASE), found, columns)
+    return Table.of("sums_table", caption.format(**CASE), found, names, heads=heads)
 
 
 def _dtypes(seen: pd.DataFrame) -> Table:
@@ -95,9 +88,10 @@ def _dtypes(seen: pd.DataFrame) -> Table:
     asked = in_order(asked, ["component", "part"], {"component": COMPONENTS})
     types = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(lambda each: "/".join(sorted({*each})))
     caption = "Data types that hooks saw in a training step of the toy model:"
-    found = types.reset_index()
-    columns = named(found, "part where observed_dtype", part="part of the step", where="autocast to")
-    return Table("dtypes", caption, found, columns, all_rows=True, across="autocast to")
+    heads = {"part": "part of the step", "where": "autocast to"}
+    return Table.of(
+        "dtypes", caption, types.reset_index(), "part where observed_dtype", across="autocast to", heads=heads
+    )
 
 
 def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
@@ -126,5 +120,5 @@ def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
         "spacings of the format / largest inputs of which no row is lost / overflow as predicted:"
     )
     names = "dtype d_model lost computed variance_pct output_max_error half_spacings largest overflow"
-    columns = named(found, names, lost="eps with which zeros have no finite norm", computed="")
-    return Table("layer_norm", caption, found, columns, all_rows=True, across="")
+    heads = {"lost": "eps with which zeros have no finite norm", "computed": ""}
+    return Table.of("layer_norm", caption, found, names, across="", heads=heads)

@@ -9,7 +9,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Section
-from pipeline.report.table import Table, filled, named
+from pipeline.report.table import Table
 from pipeline.stages.step8b.cell import FUSIONS, WHOLE_STEP
 
 CELL = ["size", "context_length", "world_size", "impls"]
@@ -61,7 +61,7 @@ def _table(steps: pd.DataFrame) -> Table:
     names = "way median_ms n gain verdict mfu_pct tokens_per_s gpu_idle_pct peak_bytes first_step_ms"
     heads = {"n": "steps timed", "gain": f"times as fast as {base} (interval)", "mfu_pct": "MFU without masked scores"}
     caption = f"{steps['case'].iloc[0]}; repeats: {steps['repeats'].max():.0f}:"
-    return Table("steps", caption, steps, filled(steps, named(steps, names, **heads)))
+    return Table.of("steps", caption, steps, names, only_filled=True, heads=heads)
 
 
 def _budget(rows: pd.DataFrame) -> Chart:
@@ -85,7 +85,7 @@ def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
         less_than_the_row_above_ms=-found["step_ms"].diff(),
     )
     names = "one_more_a_row steps_timed step_ms less_than_the_row_above_ms peak_bytes"
-    return Table("fusions", "The fused model, one fusion more a row:", found, named(found, names))
+    return Table.of("fusions", "The fused model, one fusion more a row:", found, names)
 
 
 def _checks(rows: pd.DataFrame) -> Table:
@@ -93,10 +93,8 @@ def _checks(rows: pd.DataFrame) -> Table:
     context = rows[["setting_checked_context", "context_length"]].min(axis=None)
     layers = rows["setting_checked_layers"].iloc[0]
     caption = f"Beside the plain model in fp32, {layers:.0f} layers at context {context:,.0f}, as shares:"
-    found = known(rows, "loss_error")
-    return Table(
-        "checks", caption, found, named(found, "way loss_error gradient_error worst_gradient_error", way="model")
-    )
+    names = "way loss_error gradient_error worst_gradient_error"
+    return Table.of("checks", caption, known(rows, "loss_error"), names, heads={"way": "model"})
 
 
 def _losses(rows: pd.DataFrame) -> Chart:
