@@ -15,6 +15,8 @@ from pipeline.stages.accounting.cell import QUESTIONS
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
+# The mesh of the settings first, then tricks, then other splits of its devices.
+MESH_ORDER = {"given": 0, "split": 2}
 # What FSDP calls to gather weights, and what tells its rate where that was not measured: a ring sends as fast.
 GATHERING = ("all_gather", "all_reduce")
 # What the course's page shows of the questions; of the rest other stages' tables hold formula and recording together.
@@ -49,11 +51,20 @@ COLUMNS = {
     "mesh": "case fsdp_size tensor_size tokens_per_device tokens_overall compute_ms fsdp_ms tensor_ms",
     "buckets": "case num_buckets bucket_bytes overhead_ms",
     "ring": "num_devices case sent_bytes ring_ms",  # a column a case
-    "parallel": "strategy axes_overlap phase whole_devices whole_batch_shares whole_width_shares most_devices "
-    "device_tflop weight_bytes activation_bytes compute_ms communication_ms",
+    "parallel": "strategy pass most_devices whole_split tflop_each weights_sent_bytes activations_sent_bytes "
+    "compute_ms communication_ms",
     "activations": "attention seq_len norms_bytes attention_bytes scores_bytes feed_forward_bytes head_bytes "
     "activation_bytes total_bytes",
     "attention": "attention seq_len inputs_bytes score_matrix_bytes kept_bytes most_bytes",
+}
+
+
+HEADS = {
+    "seq_len": "tokens",
+    "size_bytes": "size",
+    "whole_split": "whole devices: X × Y",
+    "tflop_each": "TFLOP each",
+    "most_bytes": "most in forward",
 }
 
 
@@ -76,10 +87,8 @@ def table(question: str, rows: pd.DataFrame) -> Table:
     """Return the table of a question; rows: its answers about one model, with the settings."""
     found = PREPARED.get(question, pd.DataFrame)(rows)
     found = found.replace({name: {"_": " "} for name in ("case", "strategy")}, regex=True)
-    if "device_flops" in found:
-        found = found.assign(device_tflop=found["device_flops"] / 1e12)
     [caption] = written(found.head(1), CAPTIONS[question])
-    columns = named(found, COLUMNS[question], seq_len="tokens", size_bytes="size")
+    columns = named(found, COLUMNS[question], **HEADS)
     across = "case" if question == "ring" else None
     return Table(question, str(caption), found, filled(found, columns), all_rows=True, across=across)
 
@@ -175,10 +184,22 @@ def _least_devices(rows: pd.DataFrame) -> pd.DataFrame:
 def _meshes(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the mesh of the settings, then its variations, the smallest batch first."""
     cases = rows[rows["case"] != "batch"].sort_values("tokens", kind="stable")
-    cases = pd.concat([cases[cases["case"] == "given"], cases[cases["case"] != "given"]])
+    cases = cases.sort_values("case", key=lambda each: each.map(MESH_ORDER).fillna(1), kind="stable")
     return cases.assign(
+        case=cases["case"].replace("split", "another split"),
         tokens_per_device=_whole(cases["whole_tokens_per_device"], "never"),
         tokens_overall=_whole(cases["whole_tokens"], "never"),
+    )
+
+
+def _parallel(rows: pd.DataFrame) -> pd.DataFrame:
+    """Name strategies of two axes by how their transfers go, and devices by their split."""
+    turns = rows["axes_overlap"].map({True: ", axes overlap", False: ", axes in turn"})
+    sent = {"weight_bytes": "weights_sent_bytes", "activation_bytes": "activations_sent_bytes"}
+    return rows.rename(columns={"phase": "pass", **sent}).assign(
+        strategy=rows["strategy"] + turns.where(rows["strategy"] == "fsdp_tensor", ""),
+        whole_split=written(rows, "{whole_devices:count}: {whole_batch_shares:count} × {whole_width_shares:count}"),
+        tflop_each=rows["device_flops"] / 1e12,
     )
 
 
@@ -186,4 +207,5 @@ PREPARED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "memory": _memory,
     "fsdp": _least_devices,
     "mesh": _meshes,
+    "parallel": _parallel,
 }
