@@ -11,8 +11,8 @@ import tarfile
 import pytest
 
 from pipeline.cells.record import with_derived
-from pipeline.compare import archive
-from pipeline.compare.archive import archived_records
+from pipeline.compare import runs as archive
+from pipeline.compare.runs import archived_records
 from pipeline.errors import UserError
 from pipeline.registry import stages
 
@@ -69,7 +69,7 @@ def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_pat
     path = packed(tmp_path / "records.tar.gz", [("cell.json", 200 * 2**20)], "w:gz")
     assert path.stat().st_size < 2**20
     code = (
-        "import resource, sys; from pathlib import Path; from pipeline.compare.archive import archived_records\n"
+        "import resource, sys; from pathlib import Path; from pipeline.compare.runs import archived_records\n"
         "from pipeline.errors import UserError; from pipeline.registry import stages\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: list(archived_records(Path(sys.argv[1]), stages()))\n"

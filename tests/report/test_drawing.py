@@ -99,5 +99,5 @@ def test_what_a_record_holds_is_text_in_a_drawing(tmp_path):
 
 
 def test_a_label_stands_half_way_along_its_line_as_it_is_drawn():
-    x, y = chart("point").middle([(10, 1.0), (1000, 3.0)])
+    x, y = Axis("n", log=True).middle(10, 1000), Axis("n").middle(1.0, 3.0)
     assert (x, y) == (pytest.approx(100), 2.0)  # a logarithmic and a linear axis

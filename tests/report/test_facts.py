@@ -31,7 +31,7 @@ def test_a_stage_counts_cells_times_and_those_that_are_unstable():
     records = [levers_record(ROWS[0], wild, ROWS[2]), gone("oom", "full", size="xl")]
     frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
     [line] = facts.by_stage(cells(*records), frames).to_dict("records")
-    assert (line["cells"], line["with figures"], line["times"], line["unstable"]) == (2, 1, 3, 1)
+    assert (line["cells"], line["with_figures"], line["times"], line["unstable"]) == (2, 1, 3, 1)
 
 
 @pytest.mark.parametrize(("status", "reasons"), [("oom", ["full"] * 2), ("skipped", map(SLOW.format, (0.7, 1.9)))])
@@ -44,7 +44,7 @@ def test_cells_without_figures_share_a_line_by_outcome_and_reason_but_for_its_ow
 def test_missing_cells_share_a_line_a_stage_with_what_is_the_same_in_all():
     asked = [{"stage": "ddp", "cell": {"world_size": 4, "size": size}} for size in ("xl", "2.7B")]
     [line] = facts.missing(asked).to_dict("records")
-    assert (line["cells"], line["what they share"]) == (2, "world_size=4")
+    assert (line["cells"], line["what_they_share"]) == (2, "world_size=4")
     assert facts.missing([]).empty
 
 

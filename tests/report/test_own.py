@@ -3,7 +3,7 @@ import pytest
 
 from pipeline.registry import stages
 from pipeline.report.own import first_table, parts, ranked, without_own
-from pipeline.report.section import Told
+from pipeline.report.section import Section, Told
 
 from .frames import failed, folded, timed
 
@@ -64,6 +64,6 @@ def test_a_section_gets_a_table_and_a_chart_of_them_or_nothing_and_does_not_see_
 
 
 def test_the_first_screen_has_each_at_the_first_problem():
-    found = first_table([Told(FLASH, None, (), "", measured())]).rows
+    found = first_table([Told(FLASH, Section(""), (), "", measured())]).rows
     assert [(row["impl"], row["seq_len"]) for _, row in found.iterrows()] == [("mine", 16384), ("broken", 16384)]
-    assert first_table([Told(FLASH, None, (), "", without_own(measured(), FLASH))]).is_empty
+    assert first_table([Told(FLASH, Section(""), (), "", without_own(measured(), FLASH))]).is_empty

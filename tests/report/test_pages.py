@@ -2,15 +2,15 @@ import json
 import re
 from dataclasses import asdict
 
+import pandas as pd
 import pytest
 from jsonschema import Draft202012Validator
 
 from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.report.asked import Asked, read_asked, write_asked
-from pipeline.report.pages import write_pages
-from pipeline.report.section import Change
-from pipeline.report.summary import SCHEMA
+from pipeline.report.pages import SCHEMA, write_pages
+from pipeline.report.section import Change, Section, Told
 from pipeline.report.writeup import changes
 
 from .runs import GPU, levers_record, step, written
@@ -136,6 +136,7 @@ def test_a_stage_whose_times_are_mostly_unstable_shows_where_they_are_and_no_tab
 
 
 def test_a_change_that_two_stages_tell_of_stands_once():
-    judged = {"ratio": 1.3, "low": 1.2, "high": 1.4, "verdict": "faster", "repeats": 1}
-    told = [Change("our flash attention", where, "2 ms", "1 ms", judged | {"ratio": ratio}) for where, ratio in TOLD]
+    judged = {"ratio": 1.3, "low": 1.2, "high": 1.4, "verdict": "faster", "repeats": 1, "gain": "1.30×"}
+    found = [Change("our flash attention", where, "2 ms", "1 ms", judged | {"ratio": ratio}) for where, ratio in TOLD]
+    told = [Told(stages()["levers"], Section("", changes=[change]), (), "", pd.DataFrame()) for change in found]
     assert changes(told)[["where", "ratio"]].to_numpy().tolist() == [["levers", 1.3]]

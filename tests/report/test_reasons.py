@@ -1,7 +1,6 @@
-import pandas as pd
 import pytest
 
-from pipeline.report.reasons import brief, without_own_numbers
+from pipeline.report.frame import brief
 
 # As torch 2.11 writes it.
 MESSAGE = (
@@ -27,14 +26,3 @@ OTHERS = "Process 538 has 512.00 MiB memory in use. Process 579 has 70.67 GiB me
 )
 def test_where_memory_ran_out_it_is_told_what_others_held_of_it(reason, told):
     assert brief(reason) == told
-
-
-def test_reasons_that_differ_in_their_own_numbers_alone_become_the_same():
-    slow = [f"one forward call takes {seconds} s, above the limit of 0.5 s" for seconds in (0.61, 2.3)]
-    noisy = [f"median known to {percent}% only" for percent in (5.5, 9.2)]
-    full = [brief(f"CUDA out of memory. Tried to allocate {size} GiB.") for size in (2, 64)]
-    found = without_own_numbers(pd.Series([*slow, *noisy, *full, None]))
-    assert found.nunique() == 3
-    assert found.iloc[0] == "one forward call takes … s, above the limit of 0.5 s"
-    assert found.iloc[4] == "CUDA out of memory"
-    assert pd.isna(found.iloc[-1])

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.compare.archive import archived_records
+from pipeline.compare.runs import archived_records
 from pipeline.registry import NAMES, stages
 from pipeline.report import frame
 from pipeline.report.chart import Chart

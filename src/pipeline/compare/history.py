@@ -17,13 +17,13 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.stage import Stage
-from pipeline.compare.figures import words
+from pipeline.compare.pair import words
 from pipeline.compare.runs import Run
 from pipeline.errors import UserError
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import count, ms, text, times
+from pipeline.report.formats import times
 from pipeline.report.frame import known
-from pipeline.report.table import Columns, Table, same
+from pipeline.report.table import Table, named
 from pipeline.report.versus import FASTER, LEAST_DIFFERENCE, SLOWER, median_interval
 
 ALARM_RATE, PERMUTATIONS, SEED = 0.01, 1999, 0
@@ -48,32 +48,25 @@ def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataF
     given: words `axis=value` and `key=value` that name the row, as many as it takes.
     Raises UserError, one line, for words that name no row or several, and where fewer than two runs have a time.
     """
-    what, said = (
-        f"compare: --history {' '.join([stage.name, *given])}",
-        dict(word.partition("=")[::2] for word in given),
-    )
+    what = f"compare: --history {' '.join([stage.name, *given])}"
+    said = dict(word.partition("=")[::2] for word in given)
     allowed = [name for name in (*stage.axes, *stage.row_types.key_columns()) if name != "repeat"]
-    unknown = [name for name in said if name not in allowed]
-    if unknown:
+    if unknown := [name for name in said if name not in allowed]:
         raise UserError(f"{what}: {unknown[0]} must be one of {', '.join(allowed)}")
-    found = [line for run in runs if stage.name in run.frames for line in _lines(run, stage, said)]
-    named = pd.DataFrame([line.pop("words") for line in found])
-    several = [
-        f"{name}={'|'.join(map(str, each.unique()))}" for name, each in named.items() if each.nunique(dropna=False) > 1
-    ]
-    if several:
-        raise UserError(f"{what} names several rows; they differ in {', '.join(several)}")
-    if len(found) < 2:
-        raise UserError(f"{what} has a time in {len(found)} of {len(runs)} runs: a history needs two")
-    rows = pd.DataFrame(found).sort_values("measured", kind="stable", ignore_index=True)
-    found_steps = {step.place: step for step in steps(rows["medians_ms"].tolist())}
-    since = [rows["run"][max(place for place in (0, *found_steps) if place <= number)] for number in rows.index]
-    return rows.assign(
-        number=rows.index + 1,
-        since=[f"since {run}" for run in since],
-        step=[_told(found_steps[number]) if number in found_steps else None for number in rows.index],
-        row=" ".join([stage.name, *(f"{name}={word}" for name, word in named.iloc[0].items())]),
-    )
+    rows = pd.DataFrame([line for run in runs if stage.name in run.frames for line in _lines(run, stage, said)])
+    named = pd.DataFrame([*rows.get("words", ())])
+    open_ = {name: "|".join(map(str, each.unique())) for name, each in named.items() if each.nunique(dropna=False) > 1}
+    if open_:
+        differing = ", ".join(f"{name}={values}" for name, values in open_.items())
+        raise UserError(f"{what} names several rows; they differ in {differing}")
+    if len(rows) < 2:
+        raise UserError(f"{what} has a time in {len(rows)} of {len(runs)} runs: a history needs two")
+    rows = rows.sort_values("measured", kind="stable", ignore_index=True)
+    found = {step.place: step for step in steps(rows["medians_ms"].tolist())}
+    first = rows["run"].where(rows.index.isin([0, *found])).ffill()
+    row = " ".join([stage.name, *(f"{name}={word}" for name, word in named.iloc[0].items())])
+    told = rows.index.map({place: _told(step) for place, step in found.items()})
+    return rows.assign(number=rows.index + 1, since="since " + first, step=told, row=row)
 
 
 def steps(medians_ms: Sequence[Sequence[float]]) -> list[Step]:
@@ -87,14 +80,8 @@ def steps(medians_ms: Sequence[Sequence[float]]) -> list[Step]:
 
 def table(rows: pd.DataFrame) -> Table:
     """Write a history with one line for each run."""
-    columns: Columns = [
-        *same(text, "run", "measured", "commit", "cards"),
-        ("median", "median_ms", ms),
-        ("from", "low_ms", ms),
-        ("to", "high_ms", ms),
-        *same(count, "repeats"),
-        *same(text, "step"),
-    ]
+    names = "run measured commit cards median_ms:ms low_ms:ms high_ms:ms repeats step:text"
+    columns = named(rows, names, median_ms="median", low_ms="from", high_ms="to")
     return Table("history", CAPTION, rows, columns, all_rows=True)
 
 
@@ -112,22 +99,16 @@ def _lines(run: Run, stage: Stage, said: Mapping[str, str]) -> Iterator[dict[str
     for row in known(run.frames[stage.name], "median_ms").to_dict("records"):
         axes, keys = words(row, stage)
         if said.items() <= (axes | keys).items():
-            records = [record for record in run.records if _is_of(record, stage, axes)]
+            # A record from before an axis was there has its default.
+            own = [record for record in run.records if record["stage"] == stage.name]
+            own = [each for each in own if axes.items() <= fields.texts(stage.cell_type(**each["cell"])).items()]
+            low_ms, high_ms = median_interval(row)
             yield {
                 **{name: row[name] for name in ("median_ms", "medians_ms", "status", "repeats", "cards")},
-                **dict(zip(("low_ms", "high_ms"), median_interval(row), strict=True)),
-                "words": axes | keys,
-                "run": run.name,
-                "measured": min(record["started_at"] for record in records),
-                "commit": records[0]["code"]["commit"],
+                **{"low_ms": low_ms, "high_ms": high_ms, "words": axes | keys, "run": run.name},
+                "measured": min(record["started_at"] for record in own),
+                "commit": own[0]["code"]["commit"],
             }
-
-
-def _is_of(record: Mapping[str, Any], stage: Stage, axes: Mapping[str, str]) -> bool:
-    """Tell whether a record is of these axes; one from before an axis was there has its default."""
-    if record["stage"] != stage.name:
-        return False
-    return axes.items() <= fields.texts(stage.cell_type(**record["cell"])).items()
 
 
 def _splits(logs: Sequence[np.ndarray], first: int = 0) -> Iterator[tuple[int, float]]:

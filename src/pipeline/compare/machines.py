@@ -9,11 +9,11 @@ import pandas as pd
 from pipeline.cells import fields
 from pipeline.compare.runs import Run
 from pipeline.errors import UserError
-from pipeline.report.formats import count, gb, number, percent, text
-from pipeline.report.table import Columns, Table, filled, same
+from pipeline.report.formats import text
+from pipeline.report.table import Table, filled, named
 
 STEPS = {"eager": "as written", "tuned": "tuned"}
-MODEL = ["size", "precision", "context_length", "batch_size"]
+MACHINE = "–"
 
 
 def prices(words: Sequence[str], runs: Sequence[Run]) -> dict[str, float]:
@@ -39,60 +39,62 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
     """
     lines: list[dict[str, Any]] = [
         {
-            **{name: model[name] for name in MODEL},
             "model": model["size"],
             "run": run.name,
             "way": words,
-            "batch × context": f"{model['batch_size']}×{model['context_length']}",
+            "shape": f"{model['batch_size']}×{model['context_length']}",
             **step,
             "usd": prices[run.name] / 3600 / step["tokens_per_s"] * 1e6 if run.name in prices else None,
         }
         for run in runs
-        for section in run.sections.values()
+        for section in run.sections
         if section.first_screen
         for model in section.first_screen.summary
         for way, words in STEPS.items()
         if (step := model[way])
     ]
-    keys = ["model", "way", "batch × context"]
+    keys = ["model", "way", "shape"]
     shown = _by_run(lines, runs, ["run", "usd", "tokens_per_s", *keys])
     sizes = list(dict.fromkeys(shown["model"]))
     shown = shown.sort_values("model", key=lambda names: names.map(sizes.index), kind="stable", ignore_index=True)
     priced = shown.dropna(subset="usd").groupby(keys)["usd"]
     best = shown.loc[priced.idxmin()[priced.size() > 1]]
     shown = shown.merge(best[[*keys, "run"]].rename(columns={"run": "cheapest"}), "left", keys)
-    rates: Columns = [("tokens/s", "tokens_per_s", count), ("MFU", "mfu_pct", percent), ("GB", "peak_bytes", gb)]
-    rates += filled(shown, [("USD per 1M tokens", "usd", number)])
-    columns = [*same(text, *keys), *filled(shown, same(text, "cheapest")), ("", "run", text), *rates]
-    caption = f"Training steps ({' / '.join(head for head, _, _ in rates)}):"
-    return Table("models", caption, shown, columns, all_rows=True, across="")
+    names = "model way shape cheapest run tokens_per_s:count mfu_pct peak_bytes:gb usd:number"
+    heads = {"shape": "batch × context", "run": "", "peak_bytes": "GB", "usd": "USD per 1M tokens"}
+    columns = filled(shown, named(shown, names, **heads))
+    rates = [head for head, name, _ in columns if name not in (*keys, "cheapest", "run")]
+    return Table("models", f"Training steps ({' / '.join(rates)}):", shown, columns, all_rows=True, across="")
 
 
 def ceilings(runs: Sequence[Run]) -> Table:
     """Return what each run's stages compare machines by: peaks, bandwidths, attention, collectives."""
-    found = [
-        {"rate of": each.what, "unit": each.unit, "run": run.name, "per_s": each.value, "status": each.status}
+    lines = [
+        {"rate_of": each.what, "unit": each.unit, "run": run.name, "per_s": each.value, "status": each.status}
         for run in runs
-        for section in run.sections.values()
+        for section in run.sections
         for each in section.compared
     ]
-    columns: Columns = [*same(text, "rate of", "unit"), ("", "run", text), ("", "per_s", number)]
-    return Table("ceilings", "Highest rates:", _by_run(found, runs), columns, all_rows=True, across="")
+    rows = _by_run(lines, runs)
+    columns = named(rows, "rate_of unit run per_s:number", run="", per_s="")
+    return Table("ceilings", "Highest rates:", rows, columns, all_rows=True, across="")
 
 
 def differences(runs: Sequence[Run]) -> Table:
     """Return the facts that differ between runs: of machines and software, and of stages that all runs have."""
-    facts = [_facts(run) for run in runs]
     shared = set.intersection(*({record["stage"] for record in run.records} for run in runs))
-    names = [name for name in dict.fromkeys(each for own in facts for each in own) if name[0] in ("–", *shared)]
-    rows = [
-        {"stage": name[0], "what": name[1], "run": run.name, "values": ", ".join(sorted(own.get(name, ()))) or None}
-        for name in names
-        if len({frozenset(own.get(name, ())) for own in facts}) > 1
-        for run, own in zip(runs, facts, strict=True)
+    lines = [
+        {"stage": stage, "what": what, "run": run.name, "value": fields.text(value)}
+        for run in runs
+        for record in run.records
+        for (stage, what), value in _facts(record).items()
+        if stage in (MACHINE, *shared)
     ]
-    columns: Columns = [*same(text, "stage", "what"), ("", "run", text), ("", "values", text)]
-    return Table("differences", "What differs:", _by_run(rows, runs), columns, all_rows=True, across="")
+    values = pd.DataFrame(lines).groupby(["stage", "what", "run"], sort=False)["value"]
+    wide = values.agg(lambda each: ", ".join(sorted(set(each)))).unstack("run", sort=False)
+    rows = wide[wide.nunique(axis=1, dropna=False) > 1].reset_index()
+    columns = [(run.name, run.name, text) for run in runs]
+    return Table("differences", "What differs:", rows, [*named(rows, "stage what"), *columns], all_rows=True)
 
 
 def _by_run(lines: list[dict[str, Any]], runs: Sequence[Run], columns: Sequence[str] = ("run",)) -> pd.DataFrame:
@@ -101,24 +103,24 @@ def _by_run(lines: list[dict[str, Any]], runs: Sequence[Run], columns: Sequence[
     return found.assign(run=pd.Categorical(found["run"], [run.name for run in runs]))
 
 
-def _facts(run: Run) -> dict[tuple[str, str], set[str]]:
-    """Collect all values of each fact of a run, by stage ("–" for those of the machine) and name."""
-    values: dict[tuple[str, str], set[str]] = {}
-    for record in run.records:
-        machine, stage = record["machine"], record["stage"]
-        found = {
-            ("–", "machine"): machine["kind"],
-            ("–", "cpu"): machine["cpu"]["model"],
-            ("–", "logical cores"): machine["cpu"]["logical_cores"],
-            ("–", "GPUs"): len(machine["gpus"]),
-            ("–", "threads"): machine["threads"],
-            ("–", "os"): machine["os"],
-            **{("–", name): version for name, version in machine["software"].items()},
-            ("–", "commit"): record["code"]["commit"],
-            (stage, "code"): record["code"]["digest"],
-            **{(stage, name): value for name, value in record["settings"].items()},
-            **{(stage, f"code of {own['name']}"): own["digest"] for own in record.get("subjects", [])},
-        }
-        for name, value in found.items():
-            values.setdefault(name, set()).add(fields.text(value))
-    return values
+def _facts(record: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """Return the facts of a record by stage, MACHINE for those of the machine, and name."""
+    machine, stage = record["machine"], record["stage"]
+    of_machine = {
+        "machine": machine["kind"],
+        "cpu": machine["cpu"]["model"],
+        "logical cores": machine["cpu"]["logical_cores"],
+        "GPUs": len(machine["gpus"]),
+        "threads": machine["threads"],
+        "os": machine["os"],
+        **machine["software"],
+        "commit": record["code"]["commit"],
+    }
+    of_stage = {
+        "code": record["code"]["digest"],
+        **record["settings"],
+        **{f"code of {own['name']}": own["digest"] for own in record.get("subjects", [])},
+    }
+    return {(MACHINE, name): value for name, value in of_machine.items()} | {
+        (stage, name): value for name, value in of_stage.items()
+    }

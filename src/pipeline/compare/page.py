@@ -2,23 +2,36 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import pandas as pd
 
 from pipeline.compare import history
 from pipeline.compare.machines import ceilings, differences, models
-from pipeline.compare.pair import Pair
+from pipeline.compare.pair import KEYS, Pair
 from pipeline.compare.runs import Run
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import code, count, data_size, intervals, number, text, times
 from pipeline.report.html.page import RowTable, page, row_table
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Part, say
-from pipeline.report.table import Columns, Table, same
+from pipeline.report.table import Table, named
 from pipeline.report.versus import SAME
-from pipeline.report.writeup import image
+from pipeline.report.writeup import blocks
 
-OF_ROW: Columns = [*same(text, "stage"), *same(code, "cell"), *same(text, "row")]
+HEADS = {
+    "median_ms_a": "A, ms",
+    "median_ms_b": "B, ms",
+    "gain": "B times as fast (interval)",
+    "repeats_a": "repeats A",
+    "repeats_b": "repeats B",
+    "bytes_a": "A",
+    "bytes_b": "B",
+    "ratio": "B over A",
+    "status_a": "outcome in A",
+    "status_b": "outcome in B",
+    "reason_b": "reason",
+}
+OF_ROW = "stage cell:code row"
 MEANINGS = {
     "A (ms)": "median of A; with repeats, the median of their medians",
     "B (ms)": "median of B; with repeats, the median of their medians",
@@ -27,7 +40,7 @@ MEANINGS = {
     "high": "upper end of the interval",
 }
 OF_TIME = dict(zip(MEANINGS, ("median_ms_a", "median_ms_b", "ratio", "low", "high"), strict=True))
-Parts = Sequence[str | Part]
+Parts = Sequence[Markdown | Part]
 
 
 def comparison(
@@ -48,8 +61,8 @@ def explored(pair: Pair | None, beside: Table | None) -> dict[str, RowTable]:
     """Return the tables that a reader of the page filters: every time of two runs, every published value."""
     found = {}
     if pair is not None and len(pair.times):
-        rows = pair.times[["stage", "cell", "row", "quantity", "verdict", *OF_TIME.values()]]
-        found["times"] = row_table(rows.set_axis([*rows.columns[:5], *OF_TIME], axis="columns"), MEANINGS)
+        rows = pair.times[[*KEYS, "verdict", *OF_TIME.values()]]
+        found["times"] = row_table(rows.set_axis([*KEYS, "verdict", *OF_TIME], axis="columns"), MEANINGS)
     return found | ({"published": row_table(beside.rows, {})} if beside else {})
 
 
@@ -58,50 +71,44 @@ def one_row(rows: pd.DataFrame) -> Parts:
     return [say("**{row}**", row=rows["row"].iloc[0]), history.chart(rows), history.table(rows)]
 
 
-def markdown(parts: Parts) -> Markdown:
-    """Return parts as Markdown, without charts."""
-    shown = [part for part in parts if not isinstance(part, Chart)]
-    written = [part.markdown() if isinstance(part, Table) else part for part in shown if _is_shown(part)]
-    return Markdown("\n\n".join(written))
+def markdown(parts: Parts, drawn: bool = False) -> Markdown:
+    """Return parts as Markdown; drawn: with links to charts' drawings."""
+    shown = [
+        [part] if isinstance(part, Markdown) else blocks("compare", [part])
+        for part in parts
+        if drawn or not isinstance(part, Chart)
+    ]
+    return Markdown("\n\n".join(chain(*shown)))
 
 
 def html(runs: Sequence[Run], parts: Parts, tables: Mapping[str, RowTable]) -> str:
     """Return parts as an HTML page."""
     title = say("# {names} compared", names=" and ".join(dict.fromkeys(run.machine for run in runs)))
     charts = {f"compare/{part.name}": part for part in parts if isinstance(part, Chart)}
-    placed = [image("compare", part) if isinstance(part, Chart) else part for part in parts]
-    return page(markdown([title, *placed]), charts, tables)
-
-
-def _is_shown(part: str | Part) -> bool:
-    return bool(part) if isinstance(part, str) else not part.is_empty
+    return page(markdown([title, *parts], drawn=True), charts, tables)
 
 
 def _details(pair: Pair, every: bool) -> list[Part]:
-    differing = pair.times if every else pair.times[pair.times["verdict"] != SAME]
+    times = pair.times if every else pair.times[pair.times["verdict"] != SAME]
     verdicts = pair.times["verdict"].value_counts(sort=False).rename("times").reset_index()
-    of_times: Columns = [
-        *OF_ROW,
-        *same(text, "quantity"),
-        ("A, ms", "median_ms_a", number),
-        ("B, ms", "median_ms_b", number),
-        ("B times as fast (interval)", "gain", text),
-        *same(text, "verdict"),
-        ("repeats A", "repeats_a", count),
-        ("repeats B", "repeats_b", count),
-    ]
-    of_memory: Columns = [*OF_ROW, *same(text, "quantity"), ("A", "bytes_a", data_size), ("B", "bytes_b", data_size)]
-    of_outcomes: Columns = [*OF_ROW, ("A", "status_a", text), ("B", "status_b", text), ("reason", "reason_b", text)]
-    gains = differing.assign(gain=intervals(differing))
     tables = [
-        Table("verdicts", "Times by verdict:", verdicts, [*same(text, "verdict"), *same(count, "times")]),
-        Table("times", "Times that differ, slowest first:", gains, of_times, every),
-        Table("memory", "Memory peaks that differ:", pair.memory, [*of_memory, ("B over A", "ratio", times)], every),
-        Table("outcomes", "Outcomes that changed:", pair.outcomes, of_outcomes, every),
-        Table("only_a", "Only in A:", pair.only_in_a, [*OF_ROW, ("outcome", "status_a", text)], every),
-        Table("only_b", "Only in B:", pair.only_in_b, [*OF_ROW, ("outcome", "status_b", text)], every),
+        ("verdicts", "Times by verdict:", verdicts, "verdict times"),
+        (
+            "times",
+            "Times that differ, slowest first:",
+            times,
+            f"{OF_ROW} quantity median_ms_a median_ms_b gain verdict repeats_a repeats_b",
+        ),
+        ("memory", "Memory peaks that differ:", pair.memory, f"{OF_ROW} quantity bytes_a bytes_b ratio:times"),
+        ("outcomes", "Outcomes that changed:", pair.outcomes, f"{OF_ROW} status_a status_b reason_b"),
+        ("only_a", "Only in A:", pair.only_in_a, f"{OF_ROW} status_a"),
+        ("only_b", "Only in B:", pair.only_in_b, f"{OF_ROW} status_b"),
     ]
-    return [*([_ratios(pair)] if len(pair.times) else []), *tables]
+    written = [
+        Table(name, caption, rows, named(rows, names, **HEADS), every or name == "verdicts")
+        for name, caption, rows, names in tables
+    ]
+    return [*([_ratios(pair)] if len(pair.times) else []), *written]
 
 
 def _ratios(pair: Pair) -> Chart:

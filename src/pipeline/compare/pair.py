@@ -1,17 +1,26 @@
 """Compare two runs row by row: faster or slower, more memory, missing results."""
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from pipeline.cells import fields
 from pipeline.cells.rows import WITH_FIGURES
-from pipeline.compare.figures import KEYS, ROW, figures
+from pipeline.cells.stage import Stage
 from pipeline.compare.runs import Run
-from pipeline.report.versus import COLUMNS, FASTER, SAME, SLOWER, UNDECIDED, judge
+from pipeline.report.versus import FASTER, JUDGED, SAME, SLOWER, UNDECIDED, judged
 
 # In table order: the worst first.
 ORDER = (SLOWER, UNDECIDED, FASTER, SAME)
+ROW = ["stage", "cell", "row"]
+KEYS = [*ROW, "quantity"]
+COLUMNS = [*KEYS, *JUDGED, "reason", "repeats", "cards", "bytes"]
+OF_REPEATS = ("samples_of_repeats", "spread_log_std", "spread_degrees")
+# How long the GPU works in a step: one number, where a time has a median and quartiles.
+GPU_BUSY = "gpu_busy_ms"
 
 
 @dataclass(frozen=True)
@@ -45,14 +54,14 @@ class Pair:
 
 def compare(a: Run, b: Run, tolerance: float) -> Pair:
     """Compare the rows of two runs; differences below the fraction `tolerance` fail nothing."""
-    rows_a, rows_b = figures(a.frames, a.stages), figures(b.frames, b.stages)
+    rows_a, rows_b = (pd.DataFrame(_figures(run), columns=COLUMNS) for run in (a, b))
     both = rows_a.merge(rows_b, on=KEYS, suffixes=("_a", "_b"))
     each = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in (rows_a, rows_b)]
     rows = each[0].merge(each[1], "outer", ROW, suffixes=("_a", "_b"), indicator="of")
     changed = rows[(rows["of"] == "both") & (rows["status_a"] != rows["status_b"])]
     lost = changed["status_a"].isin(WITH_FIGURES) & ~changed["status_b"].isin(WITH_FIGURES)
     return Pair(
-        times=_judged(both.dropna(subset=["median_ms_a", "median_ms_b"]), tolerance),
+        times=_times(both.dropna(subset=["median_ms_a", "median_ms_b"]), tolerance),
         memory=_memory(both.dropna(subset=["bytes_a", "bytes_b"]), tolerance),
         outcomes=changed.assign(lost=lost),
         only_in_a=rows[rows["of"] == "left_only"],
@@ -61,10 +70,56 @@ def compare(a: Run, b: Run, tolerance: float) -> Pair:
     )
 
 
-def _judged(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
-    sides = [both.filter(regex=f"{end}$").rename(columns=lambda name: name[:-2]) for end in ("_a", "_b")]
-    judged = [judge(a, b) for a, b in zip(*(side.to_dict("records") for side in sides), strict=True)]
-    found = both.join(pd.DataFrame(judged, both.index, COLUMNS))
+def named(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
+    """Name a row of a frame by ROW: its cell without the repeat, its keys, of which texts stand without their name."""
+    cell, keys = words(row, stage)
+    return {
+        "stage": stage.name,
+        "cell": " ".join(f"{name}={word}" for name, word in cell.items()),
+        "row": " ".join(word if isinstance(row[name], str) else f"{name}={word}" for name, word in keys.items()),
+    }
+
+
+def words(row: Mapping[Any, Any], stage: Stage) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the values of a row's axes, but `repeat`, and of its keys, as words that name it."""
+    axes = {name: fields.text(row[name]) for name in stage.axes if name != "repeat"}
+    return axes, {name: _word(row[name]) for name in stage.row_types.key_columns() if pd.notna(row[name])}
+
+
+def _word(value: Any) -> str:
+    return fields.text(int(value) if isinstance(value, float) and value == int(value) else value)
+
+
+def _figures(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield COLUMNS of each figure: a time has its median and quartiles, a peak of memory `bytes`.
+
+    A row without figures has one line, of quantity ``.
+    """
+    for name, rows in run.frames.items():
+        for row in rows.to_dict("records"):
+            line = {column: row[column] for column in ("status", "reason", "repeats", "cards")}
+            found = _quantities(row) if row["status"] in WITH_FIGURES else {}
+            for quantity, figure in (found or {"": {}}).items():
+                yield {**named(row, run.stages[name]), **line, "quantity": quantity, **figure}
+
+
+def _quantities(row: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
+    known = {name: value for name, value in row.items() if isinstance(value, int | float) and pd.notna(value)}
+    found: dict[str, dict[str, Any]] = {}
+    for name, value in known.items():
+        part = name.removeprefix("median_")
+        if part != name and f"q1_{part}" in known:
+            found[part] = {"median_ms": value, "q1_ms": row[f"q1_{part}"], "q3_ms": row[f"q3_{part}"]}
+            found[part] |= {each: row.get(each) for each in OF_REPEATS} if part == "ms" else {}
+        elif name == GPU_BUSY and value > 0:
+            found[name] = dict.fromkeys(("median_ms", "q1_ms", "q3_ms"), value)
+        elif name.startswith("peak_") and name.endswith("bytes") and value > 0:
+            found[name] = {"bytes": value}
+    return found
+
+
+def _times(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
+    found = judged(both, "_a", "_b")
     found["worse"] = (found["verdict"] == SLOWER) & (found["ratio"].astype(float) * (1 + tolerance) < 1)
     order = found["verdict"].map(ORDER.index)
     return found.assign(order=order).sort_values(["order", "ratio"], kind="stable", ignore_index=True)

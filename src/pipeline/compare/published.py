@@ -13,10 +13,11 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.stage import Stage
-from pipeline.compare.figures import KEYS, named, words
+from pipeline.compare.pair import KEYS, named, words
 from pipeline.compare.runs import Run
-from pipeline.report.formats import code, number, text
-from pipeline.report.table import Columns, Table, same
+from pipeline.report.formats import number
+from pipeline.report.table import Table
+from pipeline.report.table import named as columns_of
 
 FILE = Path(__file__).with_name("published.csv")
 CAPTION = (
@@ -41,8 +42,11 @@ def beside(runs: Sequence[Run]) -> Table:
     names = [run.name for run in runs if run.name in set(lines["of"])]
     sources = sorted(set(lines["of"]) - {*names}, key=lambda name: (not name.startswith("write-up"), name))
     lines = lines.pivot_table("value", KEYS, "of", "first", sort=False).reset_index()
-    columns: Columns = [*same(text, "stage"), *same(code, "cell"), *same(text, "row", "quantity")]
-    return Table("published", CAPTION, lines, [*columns, *same(number, *names, *sources)])
+    columns = [
+        *columns_of(lines, "stage cell:code row quantity"),
+        *((name, name, number) for name in [*names, *sources]),
+    ]
+    return Table("published", CAPTION, lines, columns)
 
 
 def _matched(run: Run, stage: Stage) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,10 @@ class Axis:
     log: bool = False
     zero: bool = True
 
+    def middle(self, first: float, last: float) -> float:
+        """Return what lies half way between two values as the axis is drawn."""
+        return math.sqrt(first * last) if self.log else (first + last) / 2
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -65,27 +69,18 @@ class Chart:
         return self.mark in ("bar", "stack", "strip")
 
     @property
+    def has_value(self) -> pd.Series:
+        """Which rows have a value on each axis of numbers."""
+        numbers = [self.x.column] if self.is_horizontal else [self.x.column, self.y.column]
+        return self.rows[numbers].notna().all(axis=1)
+
+    @property
     def drawn(self) -> pd.DataFrame:
         """The rows that have a place: with a value, or bars without one, which tell their outcome."""
-        with_value = self.rows[self._numbers].notna().all(axis=1) if len(self.rows) else pd.Series(dtype=bool)
-        if self.mark == "bar" and "status" in self.rows:
-            with_value |= ~self.rows["status"].isin(WITH_FIGURES)
-        return self.rows[with_value]
-
-    def middle(self, points: Sequence[tuple[float, float]]) -> tuple[float, float]:
-        """Return the place half way between the ends of a line as it is drawn, where its label stands."""
-        ends = list(zip(points[0], points[-1], strict=True))
-        x, y = (
-            math.sqrt(first * last) if axis.log else (first + last) / 2
-            for axis, (first, last) in zip((self.x, self.y), ends, strict=True)
-        )
-        return x, y
+        tells_outcome = self.mark == "bar" and "status" in self.rows and ~self.rows["status"].isin(WITH_FIGURES)
+        return self.rows[self.has_value | tells_outcome]
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing would be seen."""
-        return not self.rows[self._numbers].notna().all(axis=1).any()
-
-    @property
-    def _numbers(self) -> list[str]:
-        return [self.x.column] if self.is_horizontal else [self.x.column, self.y.column]
+        return not self.has_value.any()

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Part, Told
-from pipeline.report.writeup import part_markdown, row_links
+from pipeline.report.writeup import blocks, row_links
 
 PLACE = re.compile(r"^\[\[([a-z0-9_]+)\]\]$", re.MULTILINE)
 HEAD = """\
@@ -30,14 +30,14 @@ NOT_HERE = "*Not measured here: `snakemake results/{stage}/cells.csv` measures w
 
 def page(told: Sequence[Told]) -> Markdown:
     """Return the page as Markdown."""
-    blocks = ["\n\n".join(map(unwrapped, HEAD.split("\n\n")))]
+    found = ["\n\n".join(map(unwrapped, HEAD.split("\n\n")))]
     for each in told:
         file = each.stage.folder / "course.md"
         if file.is_file():
             heading, first, rest = file.read_text(encoding="utf-8").strip().split("\n\n", 2)
             first = f"{first}\nAll rows: {row_links(each)}."
-            blocks.append(filled("\n\n".join([heading, first, rest]), each.stage.name, each.every))
-    return Markdown("\n\n".join(blocks) + "\n")
+            found.append(filled("\n\n".join([heading, first, rest]), each.stage.name, each.every))
+    return Markdown("\n\n".join(found) + "\n")
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
@@ -45,14 +45,14 @@ def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
 
     A paragraph with a place right below it, without an empty line, is about that part alone: without it it is left out.
     """
-    blocks: list[str] = []
+    told: list[str] = []
     for block in re.split(r"\n{2,}", text):
         words, names = PLACE.sub("", block).strip("\n"), places(block)
-        found = [part_markdown(stage, parts[name]) for name in names if name in parts]
-        blocks += [unwrapped(words)] if words and (found or not names) else []
-        blocks += found or ([NOT_HERE.format(stage=stage)] if names else [])
+        found = blocks(stage, [parts[name] for name in names if name in parts])
+        told += [unwrapped(words)] if words and (found or not names) else []
+        told += found or ([NOT_HERE.format(stage=stage)] if names else [])
     # Of several parts in a row that lack, one line tells.
-    return "\n\n".join(block for block, before in zip(blocks, [None, *blocks], strict=False) if block != before)
+    return "\n\n".join(block for block, before in zip(told, [None, *told], strict=False) if block != before)
 
 
 def places(text: str) -> list[str]:

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,8 @@ CONFIG = {
     "aria": False,  # the page names a chart as a whole
     "font": "Arial, Liberation Sans, sans-serif",
     "view": {"stroke": None},
-    "axis": {
-        **LABELS,
-        "labelColor": MUTED,
-        "gridColor": LINE,
-        "domainColor": LINE,
-        "tickColor": LINE,
-        "titlePadding": 8,
-    },
+    "axis": {**LABELS, "labelColor": MUTED, "titlePadding": 8}
+    | dict.fromkeys(("gridColor", "domainColor", "tickColor"), LINE),
     "axisY": {"labelLimit": 260},
     "axisQuantitative": {"tickCount": 8},
     "legend": {**LABELS, "orient": "top", "columns": 5, "columnPadding": 24, "labelLimit": 260, "symbolSize": 80},
@@ -48,15 +43,13 @@ TAG, LONG_NUMBER = re.compile(r"<[^>]+>"), re.compile(r"(\.\d\d)\d+")
 
 def specification(chart: Chart) -> Spec:
     """Return the specification of a chart for the page, which JSON can hold; of panels one is shown, and chosen."""
-    picker: Spec = {}
+    view: Spec = {"width": "container", "autosize": {"type": "fit-x", "contains": "padding"}}
     if chart.panel:
         options = [str(name) for name in chart.drawn[chart.panel].unique()]
         bind = {"input": "select", "options": options, "name": "shown "}
-        picker["params"] = [{"name": "panel", "value": options[0], "bind": bind}]
-        picker["transform"] = [{"filter": f"toString(datum['{chart.panel}']) === panel"}]
-    view = _view(chart, _looks(chart), is_still=False)
-    fit = {"type": "fit-x", "contains": "padding"}
-    return {"width": "container", "autosize": fit, **picker, **view, "config": CONFIG}
+        view["params"] = [{"name": "panel", "value": options[0], "bind": bind}]
+        view["transform"] = [{"filter": f"toString(datum['{chart.panel}']) === panel"}]
+    return {**view, **_view(chart, _looks(chart), is_still=False), "config": CONFIG}
 
 
 def draw(chart: Chart, path: Path) -> None:
@@ -73,8 +66,9 @@ def draw(chart: Chart, path: Path) -> None:
     path.write_text(rounded.replace(">", f">{DARK}", 1) + "\n", encoding="utf-8")
 
 
+@cache
 def library() -> str:
-    """Return the script that draws specifications in a page, as `vegaEmbed`."""
+    """Return the script that draws specifications in a page, as `vegaEmbed`; to bundle it takes two seconds."""
     bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;", vl_version=VERSION)
     return f"(() => {{{bundle}}})();"
 
@@ -88,11 +82,8 @@ def _view(chart: Chart, looks: Mapping[str, str], is_still: bool) -> Spec:
     if chart.is_horizontal:
         height = {"step": BAR_PX if chart.mark == "bar" else STACK_PX}
         height |= {"for": "offset"} if chart.mark == "bar" and chart.colour else {}
-    return {
-        "height": height,
-        "data": {"values": _values(chart, looks)},
-        "layer": [*_lines_behind(chart), *_layers(chart, looks, is_still), *_limits(chart)],
-    }
+    layers = [*_lines_behind(chart), *_layers(chart, looks, is_still), *_limits(chart)]
+    return {"height": height, "data": {"values": _values(chart, looks)}, "layer": layers}
 
 
 def _values(chart: Chart, looks: Mapping[str, str]) -> list[Spec]:
@@ -107,9 +98,8 @@ def _values(chart: Chart, looks: Mapping[str, str]) -> list[Spec]:
     elif chart.mark == "stack":
         drawn[PLACE] = drawn[chart.colour].astype(str).map([*looks].index)
     own = [chart.x.column, chart.y.column, chart.colour, chart.panel, chart.low, chart.high]
-    names = [*own, "status", WORDS, PLACE, TOLD]
-    shown = drawn[[name for name in dict.fromkeys(names) if name and name in drawn]]
-    return json.loads(shown.to_json(orient="records", double_precision=9))
+    shown = [name for name in dict.fromkeys([*own, "status", WORDS, PLACE, TOLD]) if name and name in drawn]
+    return json.loads(drawn[shown].to_json(orient="records", double_precision=9))
 
 
 def _told(chart: Chart, drawn: pd.DataFrame) -> Iterator[dict[str, str]]:
@@ -124,9 +114,9 @@ def _told(chart: Chart, drawn: pd.DataFrame) -> Iterator[dict[str, str]]:
 
 def _four_digits(value: Any) -> str:
     """Write a number to four digits, a text as it is, nothing where there is none."""
-    if isinstance(value, str) or pd.isna(value):
-        return value if isinstance(value, str) else ""
-    return f"{float(f'{value:.4g}'):,.10g}"
+    if isinstance(value, str):
+        return value
+    return "" if pd.isna(value) else f"{float(f'{value:.4g}'):,.10g}"
 
 
 def _layers(chart: Chart, looks: Mapping[str, str], is_still: bool) -> list[Spec]:
@@ -163,28 +153,24 @@ def _layers(chart: Chart, looks: Mapping[str, str], is_still: bool) -> list[Spec
 
 
 def _limits(chart: Chart) -> Iterator[Spec]:
-    across, along = ("x", "y") if chart.is_horizontal else ("y", "x")
-    axis = chart.x if chart.is_horizontal else chart.y
+    across, along, axis, start = ("x", "y", chart.x, 0) if chart.is_horizontal else ("y", "x", chart.y, "width")
     for limit in chart.limits:
         data = {"values": [{"value": limit.value, "label": limit.label}]}
         at = {across: {**_numbers(axis), "field": "value"}}
-        edge = {along: {"value": 0 if chart.is_horizontal else "width"}, "text": {"field": "label"}}
+        edge = {along: {"value": start}, "text": {"field": "label"}}
         yield {"data": data, "mark": {"type": "rule", "strokeDash": [2, 3]}, "encoding": at}
         yield {"data": data, "mark": {"type": "text", "align": "right", "dy": -6}, "encoding": {**at, **edge}}
 
 
 def _lines_behind(chart: Chart) -> Iterator[Spec]:
-    names, place = (chart.x.column, chart.y.column), {"x": _numbers(chart.x), "y": _numbers(chart.y)}
+    axes, place = (chart.x, chart.y), {"x": _numbers(chart.x), "y": _numbers(chart.y)}
+    line, words = {"type": "line", "strokeDash": [2, 3], "color": MUTED}, {"type": "text", "align": "right", "dy": -8}
     for label, points in chart.lines.items():
-        ends = [dict(zip(names, point, strict=True)) for point in points]
-        middle = dict(zip(names, chart.middle(points), strict=True)) | {"label": label}
-        words = {"type": "text", "align": "right", "dy": -8}
-        yield {
-            "data": {"values": ends},
-            "mark": {"type": "line", "strokeDash": [2, 3], "color": MUTED},
-            "encoding": place,
-        }
-        yield {"data": {"values": [middle]}, "mark": words, "encoding": {**place, "text": {"field": "label"}}}
+        ends = [{axis.column: value for axis, value in zip(axes, point, strict=True)} for point in points]
+        middle = {axis.column: axis.middle(ends[0][axis.column], ends[-1][axis.column]) for axis in axes}
+        yield {"data": {"values": ends}, "mark": line, "encoding": place}
+        told = {"data": {"values": [{**middle, "label": label}]}, "mark": words}
+        yield {**told, "encoding": {**place, "text": {"field": "label"}}}
 
 
 def _names(chart: Chart) -> Spec:

@@ -11,8 +11,9 @@ from pipeline.cells.stage import Stages
 from pipeline.cells.tabulate import cell_line
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.frame import WHOLE_STEP, known, readable
-from pipeline.report.reasons import without_own_numbers
 
+# What differs from row to row in reasons that are otherwise the same.
+OWN_NUMBERS = r"[\d.]+(?= s, above)|(?<=known to )[\d.]+%"
 ABSENT = ("none", "absent")
 MOST_GPUS_NAMED = 4
 
@@ -54,28 +55,26 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
     """Return one row per stage: cells, those with figures, times, unstable ones, repeats, and how far these lie apart.
 
     std between repeats: of their medians, pooled over its whole steps, or all times where it has none; furthest two: of
-    one such time; at power limit: times at a clock that it lowered.
+    one such time.
     """
-    found = []
-    for name, frame in frames.items():
-        own, times = cells[cells["stage"] == name], known(frame, "median_ms")
-        steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
-        repeated = known(steps if len(steps) else times, "spread_pct")
-        repeated = repeated[repeated["repeats"] > 1] if len(repeated) else repeated
-        found.append(
-            {
-                "stage": name,
-                "cells": len(own),
-                "with figures": int(own["status"].isin(WITH_FIGURES).sum()),
-                "times": len(times),
-                "unstable": int((times["status"] == "unstable").sum()),
-                "most repeats": int(frame["repeats"].max()) if len(frame) else 0,
-                "std between repeats": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
-                "furthest two": repeated["spread_pct"].max() if len(repeated) else None,
-                "at power limit": int(frame["power_capped"].eq(True).sum()) if "power_capped" in frame else 0,
-            }
-        )
-    return pd.DataFrame(found)
+    return pd.DataFrame([_of_stage(cells[cells["stage"] == name], frame) for name, frame in frames.items()])
+
+
+def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
+    times = known(frame, "median_ms")
+    steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
+    repeated = known(steps if len(steps) else times, "spread_pct")
+    repeated = repeated[repeated["repeats"] > 1] if len(repeated) else repeated
+    return {
+        "stage": cells["stage"].iloc[0],
+        "cells": len(cells),
+        "with_figures": int(cells["status"].isin(WITH_FIGURES).sum()),
+        "times": len(times),
+        "unstable": int((times["status"] == "unstable").sum()),
+        "most_repeats": int(frame["repeats"].max()),
+        "std_between_repeats": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
+        "furthest_two": repeated["spread_pct"].max() if len(repeated) else None,
+    }
 
 
 def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
@@ -84,17 +83,13 @@ def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
     Those of one stage, outcome and reason share a row; all that the machine lacks what it takes share one.
     """
     lacking = cells[~cells["status"].isin([*WITH_FIGURES, "failed"])].rename(columns={"status": "outcome"})
-    lacking = lacking.assign(reason=without_own_numbers(lacking["reason"].astype("string")).fillna(""))
-    skipped = lacking["outcome"] == "skipped"
-    ran, skipped = lacking[~skipped], lacking[skipped]
-    found = ran.groupby(["outcome", "stage", "reason"], sort=False).agg(
-        cells=("cell", "size"), example=("cell", "first")
-    )
-    listed = skipped.groupby("outcome").agg(
-        stage=("stage", _together), reason=("reason", _together), cells=("cell", "size")
-    )
-    found = found.reset_index().sort_values("cells", ascending=False, kind="stable")
-    return pd.concat([found, listed.reset_index()], ignore_index=True)
+    reasons = lacking["reason"].astype("string").str.replace(OWN_NUMBERS, "…", regex=True).fillna("")
+    lacking, is_skipped = lacking.assign(reason=reasons), lacking["outcome"] == "skipped"
+    ran = lacking[~is_skipped].groupby(["outcome", "stage", "reason"], sort=False)
+    skipped = lacking[is_skipped].groupby("outcome")
+    found = ran.agg(cells=("cell", "size"), example=("cell", "first")).sort_values("cells", ascending=False)
+    listed = skipped.agg(stage=("stage", _together), reason=("reason", _together), cells=("cell", "size"))
+    return pd.concat([found.reset_index(), listed.reset_index()], ignore_index=True)
 
 
 def _together(values: pd.Series) -> str:
@@ -106,28 +101,21 @@ def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
     asked: their stages and cells.
     """
-    found: dict[str, list[Mapping[str, Any]]] = {}
-    for each in asked:
-        found.setdefault(each["stage"], []).append(each["cell"])
+    by_stage = {each["stage"]: [other["cell"] for other in asked if other["stage"] == each["stage"]] for each in asked}
     lines = [
         {
             "stage": stage,
             "cells": len(own),
-            "what they share": " ".join(
+            "what_they_share": " ".join(
                 f"{axis}={fields.text(value)}"
                 for axis, value in own[0].items()
                 if all(cell.get(axis) == value for cell in own)
             ),
             "command": f"snakemake results/{stage}/cells.csv",
         }
-        for stage, own in found.items()
+        for stage, own in by_stage.items()
     ]
     return pd.DataFrame(lines)
-
-
-def busy(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells beside which other processes kept more than half of the cores busy."""
-    return cells[cells["host_busy"].astype(str) == "True"] if "host_busy" in cells else cells.head(0)
 
 
 def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> pd.Series:

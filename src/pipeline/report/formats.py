@@ -10,25 +10,6 @@ import pandas as pd
 
 from pipeline.report.markup import Markdown, code
 
-__all__ = [
-    "Form",
-    "code",
-    "count",
-    "data_size",
-    "gb",
-    "interval",
-    "intervals",
-    "mib",
-    "ms",
-    "number",
-    "percent",
-    "plain",
-    "significant",
-    "text",
-    "times",
-    "written",
-]
-
 # What writes one value of a column.
 Form = Callable[..., str]
 
@@ -90,11 +71,6 @@ def gb(value: float) -> str:
     return significant(value / 1e9)
 
 
-def mib(value: float) -> str:
-    """Write bytes as MiB of 2^20, without the unit."""
-    return significant(value / 2**20)
-
-
 def data_size(value: float) -> str:
     """Write bytes with their unit, powers of ten."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -115,20 +91,25 @@ def _end(value: float) -> str:
     return f"{value:.3f}" if f"{value:.2f}" == "1.00" else f"{value:.2f}"
 
 
-def intervals(rows: pd.DataFrame) -> list[str | None]:
-    """Write the ratios of rows of `versus` with their intervals; nothing where there is no ratio."""
-    return [None if pd.isna(row["ratio"]) else interval(row) for _, row in rows.iterrows()]
+FORMS: Mapping[str, Form] = {
+    form.__name__: form for form in (code, count, data_size, gb, ms, number, percent, plain, text, times)
+}
 
 
-class _Filling(string.Formatter):
+class Filling(string.Formatter):
+    """Fills templates whose fields may name what writes them: `{median_ms:ms}`; finish: what each becomes then."""
+
+    def __init__(self, finish: Form = str) -> None:
+        self.finish = finish
+
     def format_field(self, value: Any, form: str) -> str:
-        return str(globals()[form](value)) if form in __all__ else str(super().format_field(value, form))
+        """Return a field in its form: one of FORMS or, as in `{tokens:,}`, a format of Python's."""
+        return self.finish(FORMS[form](value) if form in FORMS else format(value, form) if form else value)
 
 
 def written(rows: pd.DataFrame, template: str) -> list[str | None]:
     """Fill a template such as `{size}, {median_ms:ms}` with each of the rows; nothing where a value is missing."""
-    filling = _Filling()
-    fields = [name for _, name, _, _ in filling.parse(template) if name]
-    complete = rows[fields].notna().all(axis=1)
+    filling = Filling()
+    complete = rows[[name for _, name, _, _ in filling.parse(template) if name]].notna().all(axis=1)
     lines = zip(rows.to_dict("records"), complete, strict=True)
     return [filling.format(template, **line) if is_complete else None for line, is_complete in lines]

@@ -11,6 +11,7 @@ A row holds the median of its repeats in every column of numbers, and beside it:
 The outcome is `unstable` where that of a repeat is, or where the repeats contradict each other.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,6 @@ from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.cells.stage_rows import stage_rows
 from pipeline.cells.timed_rows import idle_columns
 from pipeline.report.markup import one_line
-from pipeline.report.reasons import brief
 from pipeline.report.versus import pooled_repeat_spread
 
 Records = Sequence[Mapping[str, Any]]
@@ -35,6 +35,9 @@ WHOLE_STEP = "train_step"
 # What a phase shares with the whole step that it is of.
 OF_STEP = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")
 LIMIT = f"{SETTING}unstable_rel_error"
+# "CUDA out of memory. Tried to allocate ... Process 579 has 70.67 GiB memory in use. ... this process has 56.20 ..."
+OUT_OF_MEMORY = re.compile(r"CUDA out of memory\. .*", re.DOTALL)
+OF_OTHERS = re.compile(r"Process \d+ has ([\d.]+) GiB memory in use")
 
 
 def by_stage(stages: Stages, records: Records) -> dict[str, pd.DataFrame]:
@@ -71,26 +74,38 @@ def readable(rows: pd.DataFrame) -> pd.DataFrame:
     return shown.copy()
 
 
+def brief(reason: str) -> str:
+    """Shorten what PyTorch says where a GPU's memory runs out: that it did, and how many GiB other processes held.
+
+    Where the driver cannot tell this process from others, all that it lists may be this one.
+    """
+
+    def told(found: re.Match[str]) -> str:
+        held_gib = sum(map(float, OF_OTHERS.findall(found[0]))) if "this process has" in found[0] else 0.0
+        return "CUDA out of memory" + (f"; other processes held {held_gib:.0f} GiB of the GPU" if held_gib else "")
+
+    return OUT_OF_MEMORY.sub(told, reason)
+
+
 def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Fold rows that are the same in `keys`, the repeats of each other, into one; see the head of this module."""
-    names = _joined(rows, keys)
+    of = _groups(rows, keys)
     has_figures = rows["status"].isin(WITH_FIGURES)
     # A repeat with figures speaks for those without; the order of rows stays.
     spoken = pd.concat([rows[has_figures], rows[~has_figures]])
-    first = spoken[~names[spoken.index].duplicated()].sort_index()
-    first = first.set_axis(pd.Index(names[first.index]))
-    measured, of = rows[has_figures], names[has_figures]
-    speaks = first["status"].isin(WITH_FIGURES)  # what else was read of a row without figures stays
-    for name in measured.select_dtypes("number"):
-        if name not in (*keys, "repeat") and not name.startswith(SETTING):
-            first[name] = measured[name].groupby(of).median().reindex(first.index).where(speaks, first[name])
+    first = spoken[~of[spoken.index].duplicated()].sort_index()
+    first.index = pd.Index(of[first.index])
+    measured, own = rows[has_figures], [*keys, "repeat", *rows.filter(like=SETTING)]
+    numbers = measured.select_dtypes("number").columns.difference(own)
+    repeats = measured.groupby(of)
+    # What else was read of a row without figures stays.
+    first[numbers] = repeats[list(numbers)].median().reindex(first.index).fillna(first[numbers])
     first = _with_limit(first)
-    first["cards"] = measured["cards"].groupby(of).agg(lambda cards: ", ".join(dict.fromkeys(cards)))
-    first["repeats"] = of.groupby(of).size().reindex(first.index, fill_value=0)
+    first["cards"] = repeats["cards"].agg(lambda cards: ", ".join(dict.fromkeys(cards)))
+    first["repeats"] = repeats.size().reindex(first.index, fill_value=0)
     first = first.drop(columns="repeat", errors="ignore")
     if "samples_ms" in rows:
-        timed = measured[measured["samples_ms"].notna()]
-        first = _with_spread(first, timed, of[timed.index])
+        first = _with_spread(first, known(measured, "samples_ms").groupby(of))
     return first.reset_index(drop=True).copy()  # as few blocks, of which sections take rows again and again
 
 
@@ -104,17 +119,14 @@ def _with_limit(first: pd.DataFrame) -> pd.DataFrame:
     return first.assign(limited_by=pd.Series(limits, busy.index, dtype=object).combine_first(first["limited_by"]))
 
 
-def _with_spread(first: pd.DataFrame, timed: pd.DataFrame, of: pd.Series) -> pd.DataFrame:
-    """Add what the repeats say of each other to folded rows; timed: the repeats, of: the names of their rows."""
-    medians = timed["median_ms"].groupby(of).agg(list)
-    spread = medians.map(lambda each: max(each) / min(each) - 1)
-    first = first.assign(
-        samples_of_repeats=timed["samples_ms"].groupby(of).agg(list),
-        medians_ms=medians,
-        spread_pct=100 * spread,
-    )
-    unstable = timed["status"].eq("unstable").groupby(of).any().reindex(first.index, fill_value=False)
-    apart = _contradict(first, spread.reindex(first.index), medians.reindex(first.index))
+def _with_spread(first: pd.DataFrame, timed: Any) -> pd.DataFrame:
+    """Add what the repeats say of each other to folded rows; timed: the repeats, grouped by their rows."""
+    medians = timed["median_ms"].agg(list).reindex(first.index)
+    spread = medians.map(lambda each: max(each) / min(each) - 1, na_action="ignore").astype(float)
+    samples = timed["samples_ms"].agg(list)
+    first = first.assign(samples_of_repeats=samples, medians_ms=medians, spread_pct=100 * spread)
+    unstable = timed["status"].agg(lambda each: "unstable" in set(each)).reindex(first.index, fill_value=False)
+    apart = _contradict(first, spread, medians)
     first["status"] = first["status"].mask(unstable | apart, "unstable")
     words = first["spread_pct"].map("repeats lie {:.0f}% apart".format, na_action="ignore")
     first["reason"] = first["reason"].astype(object).mask(apart & ~unstable, words)
@@ -134,27 +146,25 @@ def _whole_steps_ms(first: pd.DataFrame) -> pd.Series:
     """Return the time of the whole step that each row is a phase of; 0 where there is none."""
     if "phase" not in first or not (first["phase"] == WHOLE_STEP).any():
         return pd.Series(0.0, index=first.index)
-    steps = first[first["phase"] == WHOLE_STEP]
-    every = _joined(first, OF_STEP)
-    return every.map(steps["median_ms"].groupby(every[steps.index]).max()).fillna(0.0)
+    of = _groups(first, OF_STEP)
+    return of.map(first[first["phase"] == WHOLE_STEP].groupby(of)["median_ms"].max()).fillna(0.0)
 
 
-def _joined(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
-    """Join columns of text to one name a row; those that are not there are left out."""
+def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
+    """Number the groups of rows that are the same in these columns; those that are not there are left out."""
     present = [name for name in columns if name in rows]
-    if not present:
-        return pd.Series("", index=rows.index)
-    return rows[present].astype("string").fillna("").agg(" ".join, axis=1)
+    return rows.groupby(present, sort=False, dropna=False).ngroup() if present else pd.Series(0, rows.index)
 
 
 def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
     """Add how far repeats of the same kind lie apart, unstable ones too: a single process stands for them as well."""
-    kinds = _joined(first, KIND)
-    pooled = first["medians_ms"].dropna().groupby(kinds).agg(pooled_repeat_spread)
-    spreads = kinds.map(pooled)
-    degrees = spreads.map(lambda spread: spread.degrees, na_action="ignore").astype(float)
+    kinds = _groups(first, KIND)
+    pooled = kinds.map(first["medians_ms"].dropna().groupby(kinds).agg(pooled_repeat_spread))
+    log_std, degrees = (
+        pooled.map(lambda spread, name=name: getattr(spread, name), na_action="ignore").astype(float)
+        for name in ("log_std", "degrees")
+    )
     too_few = first["repeats"].lt(2) & degrees.lt(LEAST_DEGREES)
-    log_std = spreads.map(lambda spread: spread.log_std, na_action="ignore").astype(float)
     return first.assign(spread_log_std=log_std.mask(too_few), spread_degrees=degrees.mask(too_few))
 
 
@@ -175,8 +185,8 @@ def _one_peak(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _one_line(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_one_line(item) for item in value]
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return [one_line(item) for item in value]
     return one_line(value) if isinstance(value, str) else value
 
 

@@ -1,6 +1,7 @@
 """Rank the user's own implementations beside the others that solve the same problem."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -8,25 +9,16 @@ import pandas as pd
 from pipeline.cells.fields import text as field_text
 from pipeline.cells.stage import Stage
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import code, number, text, times
+from pipeline.report.formats import number
 from pipeline.report.frame import alike, with_figures
 from pipeline.report.section import Part, Told
-from pipeline.report.table import Columns, Table, same
+from pipeline.report.table import Table, named
 from pipeline.report.versus import versus
 
 PARTS = ("own", "own_chart")
 MOST_PANELS = 4
-RANKED: Columns = [
-    ("problem", "problem", text),
-    ("ms", "median_ms", number),
-    ("rank", "place", number),
-    ("of", "of", number),
-    ("fastest other", "best", text),
-    ("its ms", "best_ms", number),
-    ("speed-up", "ratio", times),
-    ("verdict", "verdict", text),
-    ("reason", "reason", text),
-]
+RANKED = "problem median_ms place of best best_ms ratio:times verdict reason"
+HEADS = {"label": "your own", "place": "rank", "best": "fastest other", "best_ms": "its ms", "ratio": "speed-up"}
 
 
 def without_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
@@ -56,9 +48,10 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     told = ("impl", *measured.whole, *measured.apart_by)
     keys = [name for name in stage.row_types.key_columns() if name in whole and name not in told]
     differing = [name for name in (*stage.axes, *measured.apart_by) if name in whole and whole[name].nunique() > 1]
+    lines = whole.to_dict("records")
     whole = whole.assign(
-        problem=[" ".join(f"{name}={field_text(row[name])}" for name in differing) for _, row in whole.iterrows()],
-        label=[_label(row, keys) for _, row in whole.iterrows()],
+        problem=[" ".join(f"{name}={field_text(row[name])}" for name in differing) for row in lines],
+        label=[_label(row, keys) for row in lines],
         first=whole.index.isin(alike(whole, measured.first).index),
     )
     whole = whole[whole["problem"].isin(whole.loc[whole["own"], "problem"])]
@@ -69,13 +62,12 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
 
 def _beside_best(whole: pd.DataFrame) -> pd.DataFrame:
     names, others = (whole.loc[whole["own"] == own, "impl"].unique().tolist() for own in (True, False))
-    duel = versus(whole, ["problem"], "impl", names, others).set_index(["problem", "label"])
-    duel = duel[~duel.index.duplicated()].reindex(pd.MultiIndex.from_frame(whole[["problem", "label"]]))
-    found = {"best": "label_peer", "best_ms": "median_ms_peer", "ratio": "ratio", "verdict": "verdict"}
-    return whole.assign(**{name: duel[column].to_numpy() for name, column in found.items()})
+    found = {"label_peer": "best", "median_ms_peer": "best_ms", "ratio": "ratio", "verdict": "verdict"}
+    duel = versus(whole, ["problem"], "impl", names, others).drop_duplicates(["problem", "label"])
+    return whole.join(duel.set_index(["problem", "label"])[[*found]].rename(columns=found), on=["problem", "label"])
 
 
-def _label(row: pd.Series, keys: Sequence[str]) -> str:
+def _label(row: Mapping[Hashable, Any], keys: Sequence[str]) -> str:
     told = ", ".join(f"{key} {field_text(int(row[key]))}" for key in keys if pd.notna(row[key]))
     return f"{row['impl']} ({told})" if told else row["impl"]
 
@@ -86,7 +78,8 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     if found.empty:
         return []
     caption = "Your own beside the fastest of the others:"
-    table = Table(PARTS[0], caption, found[found["own"]], [("your own", "label", code), *RANKED])
+    own = found[found["own"]]
+    table = Table(PARTS[0], caption, own, named(own, f"label:code {RANKED}", **HEADS))
     shown = found[found["problem"].isin(found["problem"].unique()[:MOST_PANELS])]
     shown = shown.assign(
         who=np.where(shown["own"], "your own", "others"),
@@ -105,4 +98,4 @@ def first_table(told: Sequence[Told]) -> Table:
     first = [rows[rows["problem"] == rows["problem"].iloc[0]].drop_duplicates("impl") for rows in mine]
     rows = pd.concat(first, ignore_index=True) if first else pd.DataFrame()
     caption = "Your own, each at the first problem of its stage:"
-    return Table("own", caption, rows, [("your own", "label", code), *same(text, "stage"), *RANKED])
+    return Table("own", caption, rows, named(rows, f"label:code stage {RANKED}", **HEADS))

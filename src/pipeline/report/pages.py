@@ -1,29 +1,32 @@
 """Build all pages of a run from its records: write-up, course, HTML, summary, and the drawings that they show."""
 
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+from jsonschema import validate
 
 from pipeline.cells.disk import write_text
 from pipeline.cells.record import read_record
-from pipeline.cells.rows import columns
+from pipeline.cells.rows import STATUSES, columns
 from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.stage_rows import stage_rows
 from pipeline.errors import UserError
+from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report import course, drawing, facts, frame, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
+from pipeline.report.formats import count
 from pipeline.report.html.page import page, row_table
 from pipeline.report.markup import unwrapped
-from pipeline.report.section import Told
-from pipeline.report.summary import summary
-from pipeline.report.writeup import writeup
+from pipeline.report.section import Section, Told, say
+from pipeline.report.writeup import changes, writeup
 
-WRITEUP, COURSE, HTML, SUMMARY, FIGURES = "writeup.md", "course.md", "report.html", "summary.json", "figures"
-CELLS = "cells"
+VERSION = 2  # of the summary
+SCHEMA = Path(__file__).parent / "summary.schema.json"
 
 
 def write_pages(asked: Asked, stages: Stages, folder: Path) -> None:
@@ -38,18 +41,18 @@ def write_pages(asked: Asked, stages: Stages, folder: Path) -> None:
     every = [told(stages[name], stages, frames) for name in frames]
     cells = facts.cells(records, stages)
     text = writeup(asked, cells, every)
-    tables = {each.stage.name: _all_rows(each.stage, records) for each in every} | {CELLS: row_table(cells, {})}
-    charts = _charts(every)
+    tables = {each.stage.name: _all_rows(each.stage, records) for each in every} | {"cells": row_table(cells, {})}
+    parts = {f"{each.stage.name}/{name}": part for each in every for name, part in each.every.items()}
+    charts = {key: part for key, part in parts.items() if isinstance(part, Chart)}
     shown = {key: chart for key, chart in charts.items() if f"](figures/{key}.svg)" in text}
+    pages = {"writeup.md": text, "course.md": course.page(every), "report.html": page(text, shown, tables)}
     try:
-        shutil.rmtree(folder / FIGURES, ignore_errors=True)
-        (folder / FIGURES).mkdir(parents=True)
+        shutil.rmtree(folder / "figures", ignore_errors=True)
+        (folder / "figures").mkdir(parents=True)
         for key, chart in charts.items():
-            drawing.draw(chart, folder / FIGURES / f"{key}.svg")
-        write_text(folder / WRITEUP, text)
-        write_text(folder / COURSE, course.page(every))
-        write_text(folder / HTML, page(text, shown, tables))
-        write_text(folder / SUMMARY, summary(asked, cells, every))
+            drawing.draw(chart, folder / "figures" / f"{key}.svg")
+        for name, content in (pages | {"summary.json": summary(asked, cells, every)}).items():
+            write_text(folder / name, content)
     except OSError as error:
         raise UserError(f"cannot write the pages into {folder}: {error}") from None
 
@@ -59,12 +62,13 @@ def told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> To
     rows = frames[stage.name]
     shown = own.without_own(rows, stage)
     beside = {name: own.without_own(frames[name], stages[name]) for name in stage.reads if name in frames}
-    section = stage.report()(shown, beside) if len(frame.with_figures(shown)) else None
-    if section and frame.shares_a_cpu(rows):
+    has_figures = len(frame.with_figures(shown)) > 0
+    section = stage.report()(shown, beside) if has_figures else Section(_no_figures(rows))
+    if frame.shares_a_cpu(rows):
         section = replace(section, changes=())  # what ranks on one CPU gain is no advice
-    parts = [*(section.parts if section else ()), *own.parts(rows, stage)]
-    note = unwrapped((stage.folder / "report.md").read_text(encoding="utf-8").strip())
-    return Told(stage, section, [part for part in parts if not part.is_empty], note, rows)
+    note = unwrapped((stage.folder / "report.md").read_text(encoding="utf-8").strip()) if has_figures else ""
+    parts = [part for part in (*section.parts, *own.parts(rows, stage)) if not part.is_empty]
+    return Told(stage, section, parts, note, rows)
 
 
 def meanings(stage: Stage) -> dict[str, str]:
@@ -73,12 +77,33 @@ def meanings(stage: Stage) -> dict[str, str]:
     return {name: item.meaning for each in reversed(declared) for name, item in each.items()}
 
 
+def summary(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> str:
+    """Return the first screen's values as JSON for programs.
+
+    Raises jsonschema.ValidationError for what `summary.schema.json` does not allow.
+    """
+    screens = [each.section.first_screen for each in told if each.section.first_screen]
+    found = {
+        "version": VERSION,
+        "machines": sorted(cells["machine"].unique()),
+        "software": {name: sorted(cells[name].astype(str).unique()) for name in SOFTWARE},
+        "scale": asked.scale or None,
+        "commits": sorted(cells["commit"].dropna().astype(str).unique()),
+        "measured": {"from": cells["started_at"].min(), "to": cells["started_at"].max()},
+        "cells": {status: int((cells["status"] == status).sum()) for status in STATUSES},
+        "models": [model for screen in screens for model in screen.summary],
+        "changes": json.loads(changes(told).drop(columns="gain").to_json(orient="records")),
+    }
+    validate(found, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    return json.dumps(found, indent=1, allow_nan=False) + "\n"
+
+
+def _no_figures(rows: pd.DataFrame) -> str:
+    outcomes = ", ".join(f"{count(number)} {outcome}" for outcome, number in rows["status"].value_counts().items())
+    reason = next(iter(rows["reason"].dropna()), "")
+    return say("No figures: {outcomes}. {reason}", outcomes=outcomes, reason=reason)
+
+
 def _all_rows(stage: Stage, records: frame.Records) -> Mapping:
     own_records = [record for record in records if record["stage"] == stage.name]
     return row_table(frame.readable(stage_rows(stage, own_records)), meanings(stage))
-
-
-def _charts(told: Sequence[Told]) -> dict[str, Chart]:
-    """Return all charts by the stage and their name."""
-    parts = {f"{each.stage.name}/{name}": part for each in told for name, part in each.every.items()}
-    return {key: part for key, part in parts.items() if isinstance(part, Chart)}

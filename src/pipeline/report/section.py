@@ -1,6 +1,5 @@
 """Declare what a stage reports: an answer, tables, charts, changes to make; its note is in `report.md`."""
 
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +56,7 @@ class FirstScreen:
     """The first screen of the page: one line, one chart, one table of models, and these as numbers (summary.json)."""
 
     line: str
-    chart: Chart | None
+    chart: Chart
     models: Table
     summary: Sequence[Mapping[str, Any]] = ()
 
@@ -87,7 +86,7 @@ class Told:
     """What a stage tells on the pages: its section, its parts in order with the user's own, its note, its rows."""
 
     stage: Stage
-    section: Section | None
+    section: Section
     parts: Sequence[Part]
     note: str
     rows: pd.DataFrame = field(repr=False)
@@ -95,8 +94,8 @@ class Told:
     @property
     def every(self) -> dict[str, Part]:
         """All that would show something, by name: of the section, of the first screen, of the course's page."""
-        first = self.section.first_screen.chart if self.section and self.section.first_screen else None
-        found = [*self.parts, *([first] if first else []), *(self.section.for_course if self.section else ())]
+        screen = self.section.first_screen
+        found = [*self.parts, *([screen.chart] if screen else []), *self.section.for_course]
         return {part.name: part for part in found if not part.is_empty}
 
 
@@ -105,9 +104,4 @@ def say(template: str, **values: Any) -> Markdown:
 
     A field may name what writes it in pipeline.report.formats: `{step[median_ms]:ms}`.
     """
-    return Markdown(_Sentence().vformat(template, (), values))
-
-
-class _Sentence(string.Formatter):
-    def format_field(self, value: Any, form: str) -> str:
-        return Markdown.escape(getattr(formats, form)(value) if form else value)
+    return Markdown(formats.Filling(Markdown.escape).vformat(template, (), values))

@@ -1,14 +1,14 @@
 """Write tables: a header, a column and a format each; an outcome stands in for a missing value."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from pipeline.report.formats import Form, code, data_size, number, percent, plain, text
+from pipeline.report.formats import FORMS, Form, code, data_size, number, percent, plain, text
 from pipeline.report.markup import Markdown
 
 MOST_ROWS, MOST_COLUMNS = 12, 10
@@ -37,8 +37,6 @@ HEADS = {
     "repeats": "repeats",
     "limited_by": "limited by",
 }
-# What `versus` says of a row.
-GAIN: Columns = [(HEADS["gain"], "gain", text), ("verdict", "verdict", text)]
 
 
 @dataclass(frozen=True)
@@ -85,11 +83,16 @@ class Table:
 
 
 def named(rows: pd.DataFrame, names: str, **heads: str) -> Columns:
-    """Return columns of rows, named in one string; what the names say of units decides how values are written.
+    """Return columns of rows, named in one string: `size median_ms reason:code`.
 
+    How values are written stands behind a name, one of `formats.FORMS`, or follows of the unit that the name ends with.
     heads: of some columns the heading in place of HEADS and of the name itself.
     """
-    return [(heads.get(name, _head(name)), name, _form(name, rows[name])) for name in names.split()]
+    told = [name.partition(":")[::2] for name in names.split()]
+    return [
+        (heads.get(name, _head(name)), name, FORMS[form] if form else _form(name, rows.get(name, ())))
+        for name, form in told
+    ]
 
 
 def _head(name: str) -> str:
@@ -97,8 +100,8 @@ def _head(name: str) -> str:
     return HEADS[known] if known else re.sub(r"_(bytes|pct)\b", "", name).replace("_ms", ", ms").replace("_", " ")
 
 
-def _form(name: str, values: pd.Series) -> Form:
-    if values.map(lambda value: isinstance(value, str)).any():
+def _form(name: str, values: Iterable[Any]) -> Form:
+    if any(isinstance(value, str) for value in values):
         return text
     units = {"_ms": number, "_pct": percent, "_bytes": data_size}
     return next((form for unit, form in units.items() if f"{unit}_" in f"{name}_"), plain)
@@ -107,11 +110,6 @@ def _form(name: str, values: pd.Series) -> Form:
 def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
     """Keep the columns that have a value in any row: a machine without a GPU has no clock and no data sheet."""
     return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
-
-
-def same(form: Form, *names: str) -> Columns:
-    """Return columns that have their headers in `rows` too."""
-    return [(name, name, form) for name in names]
 
 
 def _spread(lines: list[list[str]], place: int, values: list[str]) -> list[list[str]]:

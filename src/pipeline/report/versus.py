@@ -14,8 +14,7 @@ that the quartiles allow, and only a ratio off by 5% or more is called.
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -36,12 +35,11 @@ Row = Mapping[str, Any]
 Repeats = Sequence[Sequence[float]]
 
 
-@dataclass(frozen=True)
-class RepeatSpread:
+class RepeatSpread(NamedTuple):
     """How far repeats lie apart: the standard deviation of the logs of their medians, and its degrees of freedom."""
 
     log_std: float
-    degrees: int
+    degrees: float
 
 
 def versus(
@@ -52,19 +50,16 @@ def versus(
     who: the column that names them. Columns are those of ours, with `_peer` those of the other, and COLUMNS: ratio is
     the peer's time over ours, so above 1 ours is faster; gain is the ratio with its interval, as text.
     """
-    names = [ours] if isinstance(ours, str) else list(ours)
     timed = frame[frame["status"].isin(WITH_FIGURES)]
-    mine, theirs = timed[timed[who].isin(names)], timed[timed[who].isin(peers)]
-    theirs = theirs.loc[theirs.groupby(list(on), sort=False, dropna=False)["median_ms"].idxmin()]
-    both = mine.merge(theirs, on=list(on), suffixes=("", "_peer"))
-    judged = [judge(peer, own) for own, peer in zip(_sides(both, ""), _sides(both, "_peer"), strict=True)]
-    return both.assign(**{name: [each[name] for each in judged] for name in COLUMNS})
+    mine, theirs = (timed[timed[who].isin([names] if isinstance(names, str) else names)] for names in (ours, peers))
+    fastest = theirs.groupby(list(on), sort=False, dropna=False)["median_ms"].idxmin()
+    return judged(mine.merge(theirs.loc[fastest], on=list(on), suffixes=("", "_peer")), "_peer")
 
 
 def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, peer: str) -> pd.DataFrame:
     """Put two beside each other wherever `ours` has a row, whatever came of it; the columns are those of `versus`."""
-    both = frame[frame[who] == ours].merge(frame[frame[who] == peer], "left", list(on), suffixes=("", "_peer"))
-    return both.merge(versus(frame, on, who, ours, [peer])[[*on, *COLUMNS]], "left", list(on))
+    mine, theirs = (frame[frame[who] == name] for name in (ours, peer))
+    return judged(mine.merge(theirs, "left", list(on), suffixes=("", "_peer")), "_peer")
 
 
 def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.DataFrame:
@@ -72,15 +67,22 @@ def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.Data
 
     Added: COLUMNS, empty for that row itself and where a side has no figures; `base`, that row's index.
     """
-    timed = rows["status"].isin(WITH_FIGURES)
     groups = rows.groupby(list(on), sort=False, dropna=False).ngroup()
-    bases = groups.map({group: place for place, group in reversed([*groups[timed & is_base].items()])})
-    judged = [
-        judge(rows.loc[base], row) if timed[place] and pd.notna(base) and base != place else {}
-        for (place, row), base in zip(rows.iterrows(), bases, strict=True)
-    ]
-    found = rows.drop(columns=list(COLUMNS), errors="ignore").join(pd.DataFrame(judged, rows.index, COLUMNS))
-    return found.assign(base=bases)
+    first = groups[is_base & rows["status"].isin(WITH_FIGURES)].drop_duplicates()
+    bases = groups.map(pd.Series(first.index, first))
+    others = rows.reindex(bases.mask(bases == rows.index)).set_axis(rows.index).add_suffix("_base")
+    return judged(rows.join(others), "_base").drop(columns=others.columns).assign(base=bases)
+
+
+def judged(both: pd.DataFrame, base: str, other: str = "") -> pd.DataFrame:
+    """Add COLUMNS to rows of two sides, told by the suffixes of their columns; empty where one has no figures."""
+    sides = (
+        both.reindex(columns=[f"{name}{suffix}" for name in JUDGED]).set_axis([*JUDGED], axis="columns")
+        for suffix in (base, other)
+    )
+    pairs = zip(*(rows.to_dict("records") for rows in sides), strict=True)
+    found = [judge(a, b) if {a["status"], b["status"]} <= {*WITH_FIGURES} else {} for a, b in pairs]
+    return both.assign(**pd.DataFrame(found, both.index, COLUMNS))
 
 
 def judge(base: Row, other: Row) -> dict[str, Any]:
@@ -115,10 +117,8 @@ def pooled_repeat_spread(medians: Iterable[Sequence[float]]) -> RepeatSpread | N
     """Pool the spread of repeats, given for each figure the medians of its repeats; None where no figure has two."""
     logs = [np.log(each) for each in medians if len(each) > 1]
     degrees = sum(len(each) - 1 for each in logs)
-    if degrees == 0:
-        return None
     squares = sum(float(((each - each.mean()) ** 2).sum()) for each in logs)
-    return RepeatSpread(math.sqrt(squares / degrees), degrees)
+    return RepeatSpread(math.sqrt(squares / degrees), degrees) if degrees else None
 
 
 def compare_samples(base: Repeats, other: Repeats, spread: RepeatSpread) -> dict[str, Any] | None:
@@ -130,13 +130,7 @@ def compare_samples(base: Repeats, other: Repeats, spread: RepeatSpread) -> dict
         return None
     log_ratio, margin = _log_median(base) - _log_median(other), _margin([base, other], spread)
     ratio, low, high = (math.exp(log_ratio + off) for off in (0.0, -margin, margin))
-    if low > 1 and ratio >= LEAST_DIFFERENCE:
-        word = FASTER
-    elif high < 1 and ratio <= 1 / LEAST_DIFFERENCE:
-        word = SLOWER
-    else:
-        word = SAME if low >= 1 / LARGEST_SAMENESS and high <= LARGEST_SAMENESS else UNDECIDED
-    return {"ratio": ratio, "low": low, "high": high, "verdict": word}
+    return _verdict(ratio, low, high, LEAST_DIFFERENCE, LARGEST_SAMENESS)
 
 
 def log_median_error(samples: Sequence[float]) -> tuple[float, float]:
@@ -155,26 +149,24 @@ def log_median_error(samples: Sequence[float]) -> tuple[float, float]:
     return float(log_medians.std() * math.sqrt(count / (count - block))), count / block - 1
 
 
-def _sides(both: pd.DataFrame, suffix: str) -> list[dict[Any, Any]]:
-    names = {f"{name}{suffix}": name for name in JUDGED}
-    return both[[name for name in names if name in both]].rename(columns=names).to_dict("records")
-
-
 def _widest_spread(*rows: Row) -> RepeatSpread | None:
-    known = [row for row in rows if not math.isnan(row.get("spread_degrees") or math.nan)]
-    spreads = [RepeatSpread(row["spread_log_std"], int(row["spread_degrees"])) for row in known]
-    return max(spreads, key=lambda spread: spread.log_std, default=None)
+    spreads = [RepeatSpread(row.get("spread_log_std"), row.get("spread_degrees") or 0) for row in rows]
+    return max((spread for spread in spreads if spread.degrees > 0), default=None)
 
 
 def _by_quartiles(base: Row, other: Row) -> dict[str, Any]:
     ratio = base["median_ms"] / other["median_ms"]
     low, high = base["q1_ms"] / other["q3_ms"], base["q3_ms"] / other["q1_ms"]
-    if max(ratio, 1 / ratio) <= LARGEST_SAMENESS and max(high, 1 / low) <= LEAST_WITHOUT_REPEATS:
-        word = SAME
-    elif max(ratio, 1 / ratio) < LEAST_WITHOUT_REPEATS or low <= 1 <= high:
-        word = UNDECIDED
-    else:
+    return _verdict(ratio, low, high, LEAST_WITHOUT_REPEATS, LEAST_WITHOUT_REPEATS)
+
+
+def _verdict(ratio: float, low: float, high: float, least: float, widest: float) -> dict[str, Any]:
+    """Call a ratio that is off by `least` and whose interval excludes 1; widest: the interval of what is the same."""
+    apart = max(ratio, 1 / ratio)
+    if apart >= least and not low <= 1 <= high:
         word = FASTER if ratio > 1 else SLOWER
+    else:
+        word = SAME if apart <= LARGEST_SAMENESS and max(high, 1 / low) <= widest else UNDECIDED
     return {"ratio": ratio, "low": low, "high": high, "verdict": word}
 
 

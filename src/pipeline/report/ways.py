@@ -53,8 +53,8 @@ def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the steps of each case with figures: first those that the host does not limit, with most repeats."""
 
     def doubt(steps: pd.DataFrame) -> tuple[bool, float, float]:
-        by_host = steps["limited_by"].eq("host").mean() >= MOSTLY
-        return bool(by_host), -float(steps["repeats"].max()), float(steps["status"].ne("ok").mean())
+        limited_by_host = steps["limited_by"].eq("host").mean()
+        return limited_by_host >= MOSTLY, -steps["repeats"].max(), steps["status"].ne("ok").mean()
 
     return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_figures(own))), key=doubt)
 
@@ -110,17 +110,15 @@ def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
 
 def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes") -> str:
     """Say what the fastest of our ways takes beside the base; memory: the column of what a rank needs."""
-    timed = with_figures(steps)
-    best = timed[timed["way"].isin(ours) & timed["ratio"].notna()].sort_values("median_ms").head(1)
+    best = steps[steps["way"].isin(ours) & steps["ratio"].notna()].nsmallest(1, "median_ms")
     if best.empty:
         return only(steps)
-    new, old = best.iloc[0], timed.loc[best["base"].iloc[0]]
+    new, old = best.iloc[0], steps.loc[best["base"].iloc[0]]
+    cost = Change.between("", "", old, new, memory)
     return say(
         "{new[case]}: a step takes {cost.after} with {new[way]}; {cost.before} with {old[way]}: {new[gain]} as fast "
         "({new[verdict]}).",
-        cost=Change.between("", "", old, new, memory),
-        old=old,
-        new=new,
+        **{"cost": cost, "old": old, "new": new},
     )
 
 
@@ -132,7 +130,7 @@ def only(steps: pd.DataFrame) -> str:
 
 def changes(steps: pd.DataFrame, what: str, ways: Sequence[str], memory: str = "rank_bytes") -> list[Change]:
     """Return the fastest of these ways as a change from the base, where it is faster; what: with `{way}` filled in."""
-    found = steps[steps["way"].isin(ways) & (steps["verdict"] == FASTER)].sort_values("median_ms").head(1)
+    found = steps[steps["way"].isin(ways) & (steps["verdict"] == FASTER)].nsmallest(1, "median_ms")
     return [
         Change.between(what.format(**row), row["case"], steps.loc[row["base"]], row, memory)
         for _, row in found.iterrows()
@@ -161,13 +159,13 @@ def captures(steps: pd.DataFrame, captured: pd.DataFrame, names: str) -> Table:
 def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:
     """Draw captured steps: for each kind of work the share of each part of the step in which it ran."""
     drawn = [
-        pd.DataFrame({"way": row["way"], "kind": kind, "at_pct": 100 * np.arange(PARTS) / PARTS, "busy_pct": busy})
+        {"way": row["way"], "kind": kind, "at_pct": 100 * place / PARTS, "busy_pct": part.mean()}
         for row in captured.to_dict("records")
         for kind in kinds
-        if isinstance(row.get(f"{kind}_busy_pct"), list)
-        for busy in [[part.mean() for part in np.array_split(row[f"{kind}_busy_pct"], PARTS)]]
+        if isinstance(busy := row.get(f"{kind}_busy_pct"), list)
+        for place, part in enumerate(np.array_split(busy, PARTS))
     ]
-    rows = pd.concat(drawn, ignore_index=True) if drawn else pd.DataFrame(columns=["way", "kind", "at_pct", "busy_pct"])
+    rows = pd.DataFrame(drawn, columns=["way", "kind", "at_pct", "busy_pct"])
     axes = Axis("at_pct", "time, in % of the step"), Axis("busy_pct", "busy (%)")
     title = f"One captured step, when each lane is busy: {', '.join(kinds)}"
     return Chart("capture", title, rows, "line", *axes, "kind", panel="way")

@@ -6,11 +6,9 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -36,8 +34,7 @@ CHART = Markup(
 LONE_CHART = re.compile(r"<p>(<figure .*?</figure>\n)</p>")
 
 
-@dataclass(frozen=True)
-class Body:
+class Body(NamedTuple):
     """Rendered Markdown: its title, its HTML, its second-level headings by anchor."""
 
     title: str
@@ -52,7 +49,7 @@ def page(text: str, charts: Mapping[str, Chart], tables: Mapping[str, RowTable])
     The page's content security policy lets run only its own scripts, told by their digests, and load nothing.
     """
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    library = _library() if charts else ""
+    library = drawing.library() if charts else ""
     specifications = {key: drawing.specification(chart) for key, chart in charts.items()}
     packed = {"library": library, "charts": _json(specifications), "tables": _json(tables)}
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
@@ -102,16 +99,13 @@ def to_html(text: str, charts: Collection[str] = ()) -> Body:
     headings = [(token, inline) for token, inline in pairwise(tokens) if token.type == "heading_open"]
     for token, inline in headings:
         token.attrSet("id", anchor(inline.content))
-    for part in (part for token in tokens for part in token.children or ()):
-        if part.type == "link_open" and (table := TABLE_LINK.fullmatch(str(part.attrGet("href")))):
-            part.attrSet("href", f"#rows-{table[1]}/{table[2]}")
+    for link in (part for token in tokens for part in token.children or () if part.type == "link_open"):
+        if table := TABLE_LINK.fullmatch(str(link.attrGet("href"))):
+            link.attrSet("href", f"#rows-{table[1]}/{table[2]}")
     html = LONE_CHART.sub(r"\1", parser.renderer.render(tokens, parser.options, {}))
-    title = next((_plain(inline) for token, inline in headings if token.tag == "h1"), "")
+    title, *_ = [*(_plain(inline) for token, inline in headings if token.tag == "h1"), ""]
     contents = [(anchor(inline.content), _plain(inline)) for token, inline in headings if token.tag == "h2"]
     return Body(title, Markup(html), contents)
-
-
-_library = cache(drawing.library)  # to bundle it takes two seconds
 
 
 def _plain(token: Token) -> str:

@@ -15,6 +15,7 @@ from pipeline.stages.accounting.cell import QUESTIONS
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
+CASES = {"_": " ", "^shares$": "shares", "^whole$": "the whole tensor", "^split$": "another split"}
 # The mesh of the settings first, then tricks, then other splits of its devices.
 MESH_ORDER = {"given": 0, "split": 2}
 # What FSDP calls to gather weights, and what tells its rate where that was not measured: a ring sends as fast.
@@ -60,6 +61,7 @@ COLUMNS = {
 
 
 HEADS = {
+    "case": "",
     "seq_len": "tokens",
     "size_bytes": "size",
     "whole_split": "whole devices: X × Y",
@@ -86,10 +88,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 def table(question: str, rows: pd.DataFrame) -> Table:
     """Return the table of a question; rows: its answers about one model, with the settings."""
     found = PREPARED.get(question, pd.DataFrame)(rows)
-    found = found.replace({name: {"_": " "} for name in ("case", "strategy")}, regex=True)
+    found = found.replace({"case": CASES, "strategy": {"_": " "}}, regex=True)
     [caption] = written(found.head(1), CAPTIONS[question])
     columns = named(found, COLUMNS[question], **HEADS)
-    across = "case" if question == "ring" else None
+    across = "" if question == "ring" else None
     return Table(question, str(caption), found, filled(found, columns), all_rows=True, across=across)
 
 
@@ -186,7 +188,6 @@ def _meshes(rows: pd.DataFrame) -> pd.DataFrame:
     cases = rows[rows["case"] != "batch"].sort_values("tokens", kind="stable")
     cases = cases.sort_values("case", key=lambda each: each.map(MESH_ORDER).fillna(1), kind="stable")
     return cases.assign(
-        case=cases["case"].replace("split", "another split"),
         tokens_per_device=_whole(cases["whole_tokens_per_device"], "never"),
         tokens_overall=_whole(cases["whole_tokens"], "never"),
     )

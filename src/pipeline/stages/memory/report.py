@@ -8,6 +8,7 @@ import pandas as pd
 from pipeline.formulas.activations import Workload, residual_stream_bytes
 from pipeline.formulas.checkpointing import blocks_run_again, reruns
 from pipeline.formulas.peak_memory import CATEGORIES, MODES, predict_peaks
+from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import code, written
 from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
@@ -26,6 +27,10 @@ WORDS = {
 }
 ORDERS = {"precision": ("fp32", "bf16"), **{name: tuple(words) for name, words in WORDS.items()}}
 SETTING = "{what}, {precision}, context {context_length}, {with_attention} attention"
+DEPTH = (
+    "Steps of {size} (d_model {d_model}, {precision}, batch {setting_batch_size}, context {context_length:count}, "
+    "{with_attention} attention) with so many blocks; activations: those at the fullest moments of forward and backward:"
+)
 TOLD = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
 PLAIN = {"attention": "eager", "checkpoint_every": 0, "num_layers": 0}
@@ -79,7 +84,8 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     """
     peaks = rows[rows["kind"] == "peak"]
     last = peaks[peaks["step"].eq(peaks.groupby(AXES)["step"].transform("max")) | peaks["step"].isna()]
-    before = last[last["phase"] != OPTIMIZER].groupby(AXES)["peak_bytes"].max().rename("before_update_bytes")
+    before = last[last["phase"] != OPTIMIZER].groupby(AXES)[["peak_bytes", "activations_bytes"]].max()
+    before.columns = ["before_update_bytes", "most_activations_bytes"]
     found = last.sort_values("peak_bytes", kind="stable").drop_duplicates(AXES, keep="last").sort_index()
     timed = rows[rows["kind"] == "time"].set_index(AXES)[[*JUDGED, "cards"]]
     timed = timed.rename(columns={"status": "status_ms", "cards": "cards_ms"})
@@ -89,7 +95,8 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     moments = [predict_peaks(_workload(row), row["mode"]) for _, row in found.iterrows()]
     every = beside(found.assign(status=found["status_ms"]), MODEL, pd.Series(True, found.index))
     cards = card_counts(every.assign(base_cards=every["base"].map(every["cards_ms"])), "cards_ms", "base_cards")
-    checkpoints = pd.Series(written(every, "every {checkpoint_every}{kept}"), every.index)
+    checkpoints = pd.Series(written(every, "every {checkpoint_every} blocks{kept}"), every.index)
+    checkpoints = checkpoints.str.replace("every 1 blocks", "each block")
     return every.assign(
         status=found["status"],
         checkpoints=checkpoints.where(every["checkpoint_every"] > 0, "none"),
@@ -159,9 +166,10 @@ def _timeline(name: str, title: str, rows: pd.DataFrame, cells: pd.DataFrame) ->
 def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lead: pd.DataFrame) -> Chart:
     """Draw forward passes alone beside the step, and steps at the shortest and the longest context that has one."""
     ends = with_figures(steps[steps["checkpoint_every"] == 0]).drop_duplicates("context_length")
-    forward = with_figures(plain[plain["mode"] != STEP]).merge(lead[["precision", "context_length"]])
+    told = pd.concat([lead, ends.head(1), ends.tail(1)])[["precision", "context_length"]].drop_duplicates()
+    forward = with_figures(plain[plain["mode"] != STEP]).merge(told)
     cells = pd.concat([forward, lead, ends.head(1), ends.tail(1)]).drop_duplicates(AXES)
-    title = "Active memory: forward passes alone, a step; steps at the shortest and at the longest context that fits"
+    title = "Active memory in forward passes alone and in steps, a panel each, by context up to the longest that fits"
     return _timeline("timelines", title, rows, cells)
 
 
@@ -178,8 +186,8 @@ def _steps(name: str, shown: pd.DataFrame) -> Table:
         shown = shown[shown["context_length"] > shown["context_length"].min()]
     names = "context_length with_attention checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain"
     caption = (
-        f"Training steps ({_what(shown)}) beside the first of the context that fits; before update: the peak of "
-        "forward and backward; GPUs: of both times together."
+        f"Training steps ({_what(shown)}). Ratios are against the first row of the same context that fits. Before "
+        "update is the peak of forward and backward. GPUs: 2 means that the two times come from different GPUs."
     )
     return Table(name, caption, shown, named(shown, f"{names} verdict gpus"))
 
@@ -263,14 +271,12 @@ def _depth(deep: pd.DataFrame) -> Table:
     deep = in_order(deep[deep["checkpointing"] != "selective"], ["num_layers", "checkpoint_every"], {})
     of = [*deep[["num_layers", "checkpoint_every", "checkpointing"]].itertuples(index=False, name=None)]
     deep = deep.rename(columns={"num_layers": "blocks"}).assign(
+        d_model=[SIZES[size].d_model for size in deep["size"]],
         inputs=[1 + max(rerun.inputs for rerun in reruns(*each)) if each[1] else None for each in of],
         again=[blocks_run_again(*each) for each in of],
-        # What checkpoints can lower: all but parameters and moments.
-        lowered_bytes=deep["before_update_bytes"] - deep["parameters_bytes"] - deep["optimizer_state_bytes"],
     )
-    caption = (
-        "Inputs alive at most / blocks run again / peak of forward and backward without parameters and moments / "
-        "step, ms / times as fast as with none (interval) / verdict, by number of blocks:"
-    )
-    names = "checkpoints blocks inputs again lowered_bytes median_ms gain verdict"
-    return Table("depth", caption, deep, named(deep, names), all_rows=True, across="blocks")
+    what = written(deep.head(1), DEPTH)
+    heads = {"inputs": "inputs alive at most", "again": "blocks run again", "most_activations_bytes": "activations"}
+    names = f"blocks checkpoints {' '.join(heads)} median_ms gain verdict"
+    gain = "times as fast as with none (interval)"
+    return Table("depth", "".join(what), deep, named(deep, names, **heads, gain=gain), all_rows=True)

@@ -29,7 +29,8 @@ _, MASK, SOFTMAX, _ = ATTENTION_PHASES
 MATMUL, OTHER = "matmul", "other"
 TOLD_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
-NAMED, MOST_KERNELS, LONGEST_NAME = 2, 3, 64
+NAMED, MOST_KERNELS = 2, 3
+LONG_NAME = r"(?<=^.{32}).{10,}(?=.{32}$)"
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
 FIRST = "The kernel with the most time / its kind / calls / ms / share:"
@@ -126,7 +127,8 @@ def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
 
 
 def _kernels(name: str, kernels: pd.DataFrame, caption: str, across: str | None = None) -> Table:
-    kernels = kernels.assign(short=kernels["kernel"].str.replace(f"(?<=^.{{{LONGEST_NAME}}}).+", "…", regex=True))
+    # What tells kernels apart often stands at the end of their names.
+    kernels = kernels.assign(short=kernels["kernel"].str.replace(LONG_NAME, "…", regex=True))
     what, rest = (
         named(kernels, WHAT, part="pass"),
         named(kernels, "category count time_ms share_pct", category="kind", count="calls"),
@@ -137,11 +139,11 @@ def _kernels(name: str, kernels: pd.DataFrame, caption: str, across: str | None 
 
 def _forward_times(rows: pd.DataFrame) -> Table:
     """Put the forward pass by the host clock, without a profiler, beside the capture's."""
-    timed = rows.loc[(rows["kind"] == "time") & (rows["range"] == FORWARD), [*CELL, "clock", "median_ms", "status"]]
+    timed = rows.loc[(rows["kind"] == "time") & (rows["range"] == FORWARD), [*CELL, "clock", "median_ms", "status", "captured_by"]]
     host, span, busy = (timed[timed["clock"] == clock] for clock in ("host", "span", "busy"))
     both = host.merge(span, "left", CELL, suffixes=("", "_span")).merge(busy, "left", CELL, suffixes=("", "_busy"))
     both = both.assign(off_pct=100 * (both["median_ms_span"] / both["median_ms"] - 1))
-    names = "size precision context_length profiler median_ms median_ms_span median_ms_busy off_pct"
+    names = "size precision context_length captured_by median_ms median_ms_span median_ms_busy off_pct"
     heads = {"median_ms": "host clock, ms", "median_ms_span": "capture: first to last kernel, ms"}
     columns = named(both, names, **heads, median_ms_busy="kernels run for, ms", off_pct="capture longer by")
     return Table("forward_times", "A forward pass without a profiler and captured:", both, columns, all_rows=True)
@@ -160,7 +162,7 @@ def _shares(rows: pd.DataFrame) -> Table:
 
 def _attention(rows: pd.DataFrame) -> Table:
     """Write for both passes the time of attention's products, of its mask, of its softmax, and of all else in it."""
-    phases = rows[(rows["kind"] == "attention") & rows["range"].isin(DIRECTIONS)]
+    phases = in_order(rows[(rows["kind"] == "attention") & rows["range"].isin(DIRECTIONS)], ["range", *CELL], ORDERS)
     phases = phases.assign(part=phases["range"].map(DIRECTIONS), beside_ms=phases["time_ms"] - phases["matmul_ms"])
     on = [*CELL, "part"]
     softmax, mask = (phases[phases["phase"] == phase] for phase in (SOFTMAX, MASK))
@@ -170,6 +172,7 @@ def _attention(rows: pd.DataFrame) -> Table:
     found = found.merge(mask[[*on, "time_ms"]].rename(columns={"time_ms": "mask_ms"}), "left", on)
     found["times"] = found["time_ms"] / found["matmul_ms"]
     found["flops_times"] = found["flops"] / found["flops_softmax"]
+    found["per_flop_times"] = found["times"] * found["flops_times"]
     heads = {
         "matmul_ms": "two products, ms",
         "mask_ms": "mask, ms",
@@ -177,8 +180,7 @@ def _attention(rows: pd.DataFrame) -> Table:
         "time_ms": "softmax, ms",
         "times": "softmax's time over the products'",
         "flops_times": "products' FLOPs over softmax's",
+        "per_flop_times": "softmax's time per FLOP over the products'",
     }
-    columns = filled(found, named(found, f"{WHAT} {' '.join(heads)}", **heads, part=""))
-    told = " / ".join(head for head, name, _ in columns if name in heads)
-    caption = f"Inside plain attention, all layers together: {told}:"
-    return Table("attention", caption, found, columns, all_rows=True, across="")
+    columns = filled(found, named(found, f"part {WHAT[:-5]} {' '.join(heads)}", **heads, part="pass"))
+    return Table("attention", "Inside plain attention, all layers together:", found, columns, all_rows=True)
