@@ -37,7 +37,8 @@ def page(told: Sequence[Told]) -> Markdown:
             heading, first, rest = file.read_text(encoding="utf-8").strip().split("\n\n", 2)
             first = f"{first}\nAll rows: {row_links(each)}."
             found.append(filled("\n\n".join([heading, first, rest]), each.stage.name, each.every))
-    return Markdown("\n\n".join(found) + "\n")
+    # Tables are many, so that headings stand right above their text.
+    return Markdown(re.sub(r"(?<=\n)(### .*\n)\n", r"\1", "\n\n".join(found)) + "\n")
 
 
 def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:

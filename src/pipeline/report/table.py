@@ -62,7 +62,7 @@ class Table:
         return self.rows.empty
 
     def markdown(self) -> Markdown:
-        """Write the table as Markdown under its caption."""
+        """Write the table as Markdown under its caption, if it has one."""
         shown = self.rows if self.all_rows else self.rows.head(MOST_ROWS)
         lines = [[_cell(row, name, form) for _, name, form in self.columns] for row in shown.to_dict("records")]
         heads: list[str] = [Markdown.escape(head) for head, _, _ in self.columns]
@@ -79,7 +79,8 @@ class Table:
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
         more = len(self.rows) - len(shown)
         rest = f"\n\n… and {more:,} more rows in the tables below." if more else ""
-        return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
+        caption = f"{Markdown.escape(self.caption)}\n\n" if self.caption else ""
+        return Markdown(f"{caption}{written}{rest}")
 
 
 def named(rows: pd.DataFrame, names: str, **heads: str) -> Columns:

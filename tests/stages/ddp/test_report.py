@@ -64,14 +64,14 @@ def test_a_variant_without_memory_is_shown_by_its_outcome_and_weights_that_diffe
 
 def test_the_tables_have_of_bucket_sizes_the_fastest_and_torchs_own_and_the_course_all_beside_naive():
     found = shown(section(steps()))
-    assert {"bucketed 1 MB", TORCH} <= set(found["ways_1"].rows["way"])
-    assert "bucketed 100 MB" not in set(found["ways_1"].rows["way"])
+    assert {"bucketed 1 MiB", TORCH} <= set(found["ways_1"].rows["way"])
+    assert "bucketed 100 MiB" not in set(found["ways_1"].rows["way"])
     beside_naive = found["beside_naive"].rows.set_index("way")["ratio"]
     assert beside_naive["overlap"] == pytest.approx(130 / 110)
-    assert {"bucketed 1 MB", "bucketed 100 MB", "bucketed 1000 MB"} <= set(beside_naive.index)
+    assert {"bucketed 1 MiB", "bucketed 100 MiB", "bucketed 1000 MiB"} <= set(beside_naive.index)
 
 
-@pytest.mark.parametrize(("status", "fastest"), [("ok", "overlap"), ("unstable", "bucketed 1 MB")])
+@pytest.mark.parametrize(("status", "fastest"), [("ok", "overlap"), ("unstable", "bucketed 1 MiB")])
 def test_the_answer_does_not_rest_on_an_unstable_step(status, fastest):
     rows = [row | {"status": status} if row["impl"] == "overlap" else row for row in steps()]
     assert f"fastest way, {fastest}:" in section(rows).answer

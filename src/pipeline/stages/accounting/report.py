@@ -15,6 +15,7 @@ from pipeline.stages.accounting.cell import QUESTIONS
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
+ACROSS = {"ring": "devices", "parallel": "pass"}
 CASES = {"_": " ", "^shares$": "shares", "^whole$": "the whole tensor", "^split$": "another split"}
 # The mesh of the settings first, then tricks, then other splits of its devices.
 MESH_ORDER = {"given": 0, "split": 2}
@@ -42,7 +43,8 @@ CAPTIONS = {
     "{setting_egress_gbytes_per_s:g} GB/s, by what is sent at a time: bytes / ms:",
     "parallel": "Most devices that stay compute bound: a feed-forward layer of {size} in 16 bits, "
     "{setting_batch_tokens:count} tokens, C = {setting_peak_tflops_per_s:g} TFLOP/s, "
-    "W = {setting_egress_gbytes_per_s:g} GB/s; what each does, at the exact limit:",
+    "W = {setting_egress_gbytes_per_s:g} GB/s. Limit, exact / whole: X × Y / TFLOP of a device / bytes that it sends of "
+    "weights + of activations / ms, at the exact limit:",
     "activations": "What {size} keeps for the backward pass in fp32 at batch {batch_size}:",
     "attention": "One layer's attention in fp32, batch {batch_size}, {num_heads:count} heads of {head_dim:count}:",
 }
@@ -51,9 +53,8 @@ COLUMNS = {
     "fsdp": "seq_len state_bytes activation_bytes not_sharded_bytes devices on_each_bytes",
     "mesh": "case fsdp_size tensor_size tokens_per_device tokens_overall compute_ms fsdp_ms tensor_ms",
     "buckets": "case num_buckets bucket_bytes overhead_ms",
-    "ring": "num_devices case sent_bytes ring_ms",  # a column a case
-    "parallel": "strategy pass most_devices whole_split tflop_each weights_sent_bytes activations_sent_bytes "
-    "compute_ms communication_ms",
+    "ring": "case num_devices sent_bytes ring_ms",
+    "parallel": "strategy pass most_devices whole_split tflop_each sent compute_ms",
     "activations": "attention seq_len norms_bytes attention_bytes scores_bytes feed_forward_bytes head_bytes "
     "activation_bytes total_bytes",
     "attention": "attention seq_len inputs_bytes score_matrix_bytes kept_bytes most_bytes",
@@ -62,10 +63,9 @@ COLUMNS = {
 
 HEADS = {
     "case": "",
+    "num_devices": "devices",
     "seq_len": "tokens",
     "size_bytes": "size",
-    "whole_split": "whole devices: X × Y",
-    "tflop_each": "TFLOP each",
     "most_bytes": "most in forward",
 }
 
@@ -81,8 +81,14 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     return Section(
         _answer(found),
         [*([_mesh_chart(found["mesh"])] if "mesh" in found else []), _here(beside)],
-        for_course=[table(question, each) for question, each in found.items() if question in IN_COURSE],
+        for_course=[table(question, _of_course(each)) for question, each in found.items() if question in IN_COURSE],
     )
+
+
+def _of_course(rows: pd.DataFrame) -> pd.DataFrame:
+    """Leave out splits of the mesh that need more tokens than the given one."""
+    given = rows.loc[rows["case"] == "given", "tokens"]
+    return rows[(rows["case"] != "split") | rows["tokens"].le(given.max())]
 
 
 def table(question: str, rows: pd.DataFrame) -> Table:
@@ -91,8 +97,7 @@ def table(question: str, rows: pd.DataFrame) -> Table:
     found = found.replace({"case": CASES, "strategy": {"_": " "}}, regex=True)
     [caption] = written(found.head(1), CAPTIONS[question])
     columns = named(found, COLUMNS[question], **HEADS)
-    across = "" if question == "ring" else None
-    return Table(question, str(caption), found, filled(found, columns), all_rows=True, across=across)
+    return Table(question, str(caption), found, filled(found, columns), all_rows=True, across=ACROSS.get(question))
 
 
 def _answer(found: Mapping[str, pd.DataFrame]) -> str:
@@ -196,11 +201,11 @@ def _meshes(rows: pd.DataFrame) -> pd.DataFrame:
 def _parallel(rows: pd.DataFrame) -> pd.DataFrame:
     """Name strategies of two axes by how their transfers go, and devices by their split."""
     turns = rows["axes_overlap"].map({True: ", axes overlap", False: ", axes in turn"})
-    sent = {"weight_bytes": "weights_sent_bytes", "activation_bytes": "activations_sent_bytes"}
-    return rows.rename(columns={"phase": "pass", **sent}).assign(
+    return rows.rename(columns={"phase": "pass"}).assign(
         strategy=rows["strategy"] + turns.where(rows["strategy"] == "fsdp_tensor", ""),
         whole_split=written(rows, "{whole_devices:count}: {whole_batch_shares:count} × {whole_width_shares:count}"),
         tflop_each=rows["device_flops"] / 1e12,
+        sent=written(rows, "{weight_bytes:data_size} + {activation_bytes:data_size}"),
     )
 
 

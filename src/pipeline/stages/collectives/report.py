@@ -163,18 +163,16 @@ def _times(bursts: pd.DataFrame) -> Chart:
 
 
 def _by_size(usual: pd.DataFrame) -> Table:
-    """Write the time of an all-reduce of each size back to back and alone, a row per backend and ranks."""
-    bursts, singles = (usual[usual["timing"] == how] for how in (BURST, SINGLE))
+    """Write the time of an all-reduce of each size back to back and alone, a row per backend and ranks that ran."""
+    timed = with_figures(usual)
+    bursts, singles = (timed[timed["timing"] == how] for how in (BURST, SINGLE))
     on = [*CELL, "size_bytes"]
     both = bursts.merge(singles[[*on, "median_ms", "status"]], "left", on, suffixes=("", "_alone"))
-    # What did not run says so at every size.
-    sizes = sorted(both["size_bytes"].dropna().unique())
-    each_size = [[size] if pd.notna(size) else sizes for size in both["size_bytes"]]
-    both = both.assign(size_bytes=each_size).explode("size_bytes").dropna(subset="size_bytes")
-    both = both.astype({"size_bytes": float})
+    both = both.assign(ring_factor=2 * (both["world_size"] - 1) / both["world_size"])
     columns: Columns = [
         ("backend", "backend", text),
         ("ranks", "of", text),
+        ("2·(n − 1)/n", "ring_factor", number),
         ("", "size_bytes", size_words),
         ("back to back, ms", "median_ms", number),
         ("alone, ms", "median_ms_alone", number),

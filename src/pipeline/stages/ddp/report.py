@@ -27,9 +27,9 @@ COLUMNS = "all_reduces peak_bytes weights_agree"
 
 
 def label(impl: str, bucket_size_mb: float | None) -> str:
-    """Name a variant: `bucketed 10 MB`."""
+    """Name a variant: `bucketed 10 MiB`."""
     name = NAMES.get(impl, impl)
-    return name if pd.isna(bucket_size_mb) else f"{name} {bucket_size_mb:.0f} MB"
+    return name if pd.isna(bucket_size_mb) else f"{name} {bucket_size_mb:.0f} MiB"
 
 
 TORCH = label("torch", 25)  # of DistributedDataParallel's bucket_cap_mb, by default
@@ -57,7 +57,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         ways.changes(lead[lead["impl"] == "torch"], "DDP's bucket_cap_mb={bucket_size_mb:.0f}", ORDER, "peak_bytes"),
         for_course=[
             _beside_naive(own),
-            ways.captures(lead, captured, "communication_ms hidden_ms hidden_pct"),
             ways.lanes(captured, ("computation", "communication", "waiting")),
             _best(steps, beside.get("collectives", pd.DataFrame())),
         ],
@@ -108,7 +107,7 @@ def _added(steps: pd.DataFrame) -> Chart:
     title = "What averaging gradients adds to a step without communication"
     axes = Axis("added_ms", "ms beyond a step without communication"), Axis("way")
     words = drawn["added_ms"].map(number, na_action="ignore")
-    hover = {"step (ms)": "median_ms", "times as fast as torch DDP 25 MB": "gain", "verdict": "verdict"}
+    hover = {"step (ms)": "median_ms", "times as fast as torch DDP 25 MiB": "gain", "verdict": "verdict"}
     return Chart("added", title, drawn.assign(words=words), "bar", *axes, label="words", panel="case", hover=hover)
 
 
@@ -145,13 +144,12 @@ def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
         }
         found.append({"case": own["case"].iloc[0]} | line)
     best = pd.DataFrame(found)
-    caption = "Best bucket size by formula, √(s·w·o), and measured; overhead measured: step beyond no communication."
     units = {
-        name: name.replace("_mb", ", MB").replace("_us", ", µs").replace("_", " ")
+        name: name.replace("_mb", ", MiB").replace("_us", ", µs").replace("_", " ")
         for name in best
         if name[-3:] in ("_mb", "_us")
     }
-    return Table("best_bucket", caption, best, named(best, " ".join(best), w_gb_per_s="w, GB/s", **units))
+    return Table("best_bucket", "", best, named(best, " ".join(best), w_gb_per_s="w, GB/s", **units))
 
 
 def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None:

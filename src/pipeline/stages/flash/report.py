@@ -56,11 +56,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     errors = _errors(rows, ours)
     return Section(
         _answer(torch_s, heads_s, queued) + _exact(errors),
-        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s)],
+        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s), _errors_table(errors)],
         _changes(models, ours, torch_s, queued),
         for_course=[
-            _errors_table(errors),
-            _memory(heads, ours),
             _grid(plain_s, queued),
             _leaderboard(rows, ours, queued),
         ],
@@ -237,23 +235,13 @@ def _exact(errors: pd.DataFrame) -> str:
 
 
 def _errors_table(found: pd.DataFrame) -> Table:
-    caption = "Largest relative errors (L2) against float64, ours / plain / over so many problems that both solved:"
+    caption = "Largest relative errors (L2) against float64, ours / plain / number of problems that both solved:"
     return Table("errors", caption, found, named(found, "dtype what error error_peer problems", what=""), across="")
-
-
-def _memory(heads: pd.DataFrame, ours: str) -> Table:
-    """Write what a call needs beside its inputs, in the first dtype and at a middle width."""
-    off = (heads["head_dim"] - 64).abs()
-    here = heads[(off == off.min()) & heads["dtype"].isin(heads["dtype"].head(1)) & heads["impl"].isin([ours, "eager"])]
-    here = known(here[here["phase"] == BOTH_PHASES], "extra_bytes").sort_values("impl", ascending=False)
-    caption = "Peak memory of forward + backward beside its inputs, one causal head:"
-    columns = named(here, "who dtype head_dim seq_len extra_bytes")
-    return Table("memory", caption, here, columns, all_rows=True, across="length")
 
 
 def _leaderboard(rows: pd.DataFrame, ours: str, queued: str) -> Table:
     here = alike(rows, {**LEADERBOARD, "phase": BOTH_PHASES})
     caption = f"The leaderboard's shape, forward + backward{queued}, each beside ours:"
-    found = versus(here, PROBLEM, "impl", list(WORDS), [ours])
+    found = versus(here, PROBLEM, "impl", [impl for impl in WORDS if impl not in ("sdpa_efficient", "flex")], [ours])
     columns = named(found, "shape who median_ms median_call_ms tflops_per_s gain verdict", median_call_ms="alone, ms")
     return Table("leaderboard", caption, found, columns)

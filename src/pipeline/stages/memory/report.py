@@ -29,7 +29,8 @@ ORDERS = {"precision": ("fp32", "bf16"), **{name: tuple(words) for name, words i
 SETTING = "{what}, {precision}, context {context_length}, {with_attention} attention"
 DEPTH = (
     "Steps of {size} (d_model {d_model}, {precision}, batch {setting_batch_size}, context {context_length:count}, "
-    "{with_attention} attention) with so many blocks; activations: those at the fullest moments of forward and backward:"
+    "{with_attention} attention), by number of blocks: inputs alive at most / blocks run again / activations at the fullest "
+    "moment of forward and backward / times as fast as with no checkpoints (interval):"
 )
 TOLD = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
@@ -262,8 +263,7 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
         cell=written(both, "{size_bytes:data_size}{tensor}"),
     )
     columns = named(both, "one_block setting cell", setting="", cell="")
-    caption = "What one block saves for backward, and its gradients, by attention, precision, context:"
-    return Table("block", caption, both, columns, all_rows=True, across="")
+    return Table("block", "", both, columns, all_rows=True, across="")
 
 
 def _depth(deep: pd.DataFrame) -> Table:
@@ -276,7 +276,5 @@ def _depth(deep: pd.DataFrame) -> Table:
         again=[blocks_run_again(*each) for each in of],
     )
     what = written(deep.head(1), DEPTH)
-    heads = {"inputs": "inputs alive at most", "again": "blocks run again", "most_activations_bytes": "activations"}
-    names = f"blocks checkpoints {' '.join(heads)} median_ms gain verdict"
-    gain = "times as fast as with none (interval)"
-    return Table("depth", "".join(what), deep, named(deep, names, **heads, gain=gain), all_rows=True)
+    names = "checkpoints blocks inputs again most_activations_bytes gain"
+    return Table("depth", "".join(what), deep, named(deep, names), all_rows=True, across="blocks")

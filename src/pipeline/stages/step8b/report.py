@@ -23,6 +23,10 @@ NAMES = {
     "bf16_eager": "plain model in bf16",
 }
 PEERS, OURS = ("torch_eager", "torch_compiled", "torch_selective"), ("ours", "ours_fully_shard")
+FUSIONS_CAPTION = (
+    "The fused model, one fusion more a row, in one process. Few steps each: read only large differences. The first row "
+    "has PyTorch's fastest attention:"
+)
 FUSION_WORDS = {
     "none": "our blocks and FSDP, torch's operations",
     "attention": "our attention",
@@ -43,9 +47,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     change = "our fused model and FSDP, free memory in place of checkpoints"
     return Section(
         ways.answer(steps, ours, "peak_bytes"),
-        [_table(steps), _budget(rows)],
+        [_table(steps), _budget(rows), _fusions(rows, steps)],
         ways.changes(steps, change, ours, "peak_bytes"),
-        for_course=[_fusions(rows, steps), _checks(rows), _losses(rows)],
+        for_course=[_checks(rows), _losses(rows)],
     )
 
 
@@ -85,14 +89,17 @@ def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
         less_than_the_row_above_ms=-found["step_ms"].diff(),
     )
     names = "one_more_a_row steps_timed step_ms less_than_the_row_above_ms peak_bytes"
-    return Table("fusions", "The fused model, one fusion more a row:", found, named(found, names))
+    return Table("fusions", FUSIONS_CAPTION, found, named(found, names))
 
 
 def _checks(rows: pd.DataFrame) -> Table:
     """Write how far loss and gradients of few layers are from the plain model's in fp32."""
     context = rows[["setting_checked_context", "context_length"]].min(axis=None)
     layers = rows["setting_checked_layers"].iloc[0]
-    caption = f"Beside the plain model in fp32, {layers:.0f} layers at context {context:,.0f}, as shares:"
+    caption = (
+        f"Outputs must not change: errors as shares, beside the plain model in fp32, {layers:.0f} layers at context "
+        f"{context:,.0f}. The plain model in bf16 has the error that bf16 itself makes:"
+    )
     found = known(rows, "loss_error")
     return Table(
         "checks", caption, found, named(found, "way loss_error gradient_error worst_gradient_error", way="model")

@@ -205,6 +205,8 @@ def _compiled(warm: pd.DataFrame) -> Table:
     steps = duel["median_ms_first"] / (duel["median_ms_peer_step"] - duel["median_ms_step"])
     duel = duel.assign(first_s=duel["median_ms_first"] / 1e3, steps=steps.where(duel["verdict_step"] == FASTER))
     duel = in_order(duel, [*CELL, "phase"], ORDERS)
+    sizes = duel.groupby("precision")["size"]
+    duel = duel[duel["size"].eq(sizes.transform("first")) | duel["size"].eq(sizes.transform("last"))]
     names = "size precision context_length limited_by_step first_s steps part median_ms_peer median_ms gain verdict"
     columns = named(duel, names, first_s="first step, s", steps="paid back after steps")
     caption = "As written / compiled, ms / times as fast (interval) / verdict:"
