@@ -56,6 +56,24 @@ class Table:
     all_rows: bool = False
     across: str | None = None
 
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        caption: str,
+        rows: pd.DataFrame,
+        names: str,
+        /,
+        *,
+        across: str | None = None,
+        all_rows: bool = True,
+        only_filled: bool = False,
+        **heads: str,
+    ) -> "Table":
+        """Make a table of columns named in one string, as `named` takes it; only_filled: those with a value."""
+        columns = named(rows, names, **heads)
+        return cls(name, caption, rows, filled(rows, columns) if only_filled else columns, all_rows, across)
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing would be seen."""
@@ -83,7 +101,7 @@ class Table:
         return Markdown(f"{caption}{written}{rest}")
 
 
-def named(rows: pd.DataFrame, names: str, **heads: str) -> Columns:
+def named(rows: pd.DataFrame, names: str, /, **heads: str) -> Columns:
     """Return columns of rows, named in one string: `size median_ms reason:code`.
 
     How values are written stands behind a name, one of `formats.FORMS`, or follows of the unit that the name ends with.

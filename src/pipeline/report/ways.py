@@ -110,7 +110,7 @@ def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
 
 def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes") -> str:
     """Say what the fastest of our ways takes beside the base; memory: the column of what a rank needs."""
-    best = steps[steps["way"].isin(ours) & steps["ratio"].notna()].nsmallest(1, "median_ms")
+    best = steps[steps["way"].isin(ours) & steps["ratio"].notna()].sort_values("median_ms").head(1)
     if best.empty:
         return only(steps)
     new, old = best.iloc[0], steps.loc[best["base"].iloc[0]]
@@ -130,7 +130,7 @@ def only(steps: pd.DataFrame) -> str:
 
 def changes(steps: pd.DataFrame, what: str, ways: Sequence[str], memory: str = "rank_bytes") -> list[Change]:
     """Return the fastest of these ways as a change from the base, where it is faster; what: with `{way}` filled in."""
-    found = steps[steps["way"].isin(ways) & (steps["verdict"] == FASTER)].nsmallest(1, "median_ms")
+    found = steps[steps["way"].isin(ways) & (steps["verdict"] == FASTER)].sort_values("median_ms").head(1)
     return [
         Change.between(what.format(**row), row["case"], steps.loc[row["base"]], row, memory)
         for _, row in found.iterrows()

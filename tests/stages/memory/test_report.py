@@ -121,10 +121,10 @@ def test_the_residual_stream_by_formula_is_what_was_recorded():
 def test_allocations_of_one_line_count_together_and_a_block_tells_its_largest_tensors_and_sums():
     found = shown(section(cell_of(**BF16)))
     assert found["largest"].rows["how_many"].tolist() == [6]
-    block = found["block"].rows.set_index("one_block")["cell"]
-    assert len(block) == 5 + 3
-    assert block["largest, 5"] == "84.0 MB: part_5 Silu.self, bfloat16 [4, 8]"
-    assert block["gradients of its parameters"] == "1.00 MB"
+    block = found["block"].rows.set_index("part")["cell"]
+    assert len(block) == 4 + 3
+    assert block["largest, 4"] == "84.0 MB: part_4 Silu.self, bfloat16 [4, 8]"
+    assert block["its gradients"] == "1.00 MB"
 
 
 def test_checkpoints_by_depth_tell_what_runs_again_and_what_they_lower():

@@ -10,7 +10,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import count, written
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, filled, named
+from pipeline.report.table import Table
 from pipeline.stages.accounting.cell import QUESTIONS
 
 # The sequence length to answer with, where the question leaves it open.
@@ -19,6 +19,7 @@ ACROSS = {"ring": "devices", "parallel": "pass"}
 CASES = {"_": " ", "^shares$": "shares", "^whole$": "the whole tensor", "^split$": "another split"}
 # The mesh of the settings first, then tricks, then other splits of its devices.
 MESH_ORDER = {"given": 0, "split": 2}
+UNITS = {"GB": GB, "GiB": GIB}
 # What FSDP calls to gather weights, and what tells its rate where that was not measured: a ring sends as fast.
 GATHERING = ("all_gather", "all_reduce")
 # What the course's page shows of the questions; of the rest other stages' tables hold formula and recording together.
@@ -43,8 +44,8 @@ CAPTIONS = {
     "{setting_egress_gbytes_per_s:g} GB/s, by what is sent at a time: bytes / ms:",
     "parallel": "Most devices that stay compute bound: a feed-forward layer of {size} in 16 bits, "
     "{setting_batch_tokens:count} tokens, C = {setting_peak_tflops_per_s:g} TFLOP/s, "
-    "W = {setting_egress_gbytes_per_s:g} GB/s. Limit, exact / whole: X × Y / TFLOP of a device / bytes that it sends of "
-    "weights + of activations / ms, at the exact limit:",
+    "W = {setting_egress_gbytes_per_s:g} GB/s. Limit, exact / whole: X × Y / TFLOP of a device / bytes that it sends "
+    "of weights + of activations / ms, at the exact limit:",
     "activations": "What {size} keeps for the backward pass in fp32 at batch {batch_size}:",
     "attention": "One layer's attention in fp32, batch {batch_size}, {num_heads:count} heads of {head_dim:count}:",
 }
@@ -96,8 +97,8 @@ def table(question: str, rows: pd.DataFrame) -> Table:
     found = PREPARED.get(question, pd.DataFrame)(rows)
     found = found.replace({"case": CASES, "strategy": {"_": " "}}, regex=True)
     [caption] = written(found.head(1), CAPTIONS[question])
-    columns = named(found, COLUMNS[question], **HEADS)
-    return Table(question, str(caption), found, filled(found, columns), all_rows=True, across=ACROSS.get(question))
+    across = ACROSS.get(question)
+    return Table.of(question, str(caption), found, COLUMNS[question], only_filled=True, across=across, **HEADS)
 
 
 def _answer(found: Mapping[str, pd.DataFrame]) -> str:
@@ -107,8 +108,9 @@ def _answer(found: Mapping[str, pd.DataFrame]) -> str:
     return say(
         "{memory[size]}, with {billions:count}B parameters, has a training state of {state_gb:count} GB: "
         "{memory[state_gpus]:count} GPUs of {memory[setting_gpu_memory_gb]:count} GB. FSDP with {fsdp[seq_len]:count} "
-        "tokens per device takes {fsdp[devices]} devices of {fsdp[setting_device_memory_gb]:count} GB. To keep "
-        "{mesh[num_devices]:count} devices compute bound takes {mesh[tokens_per_device]} tokens per device.",
+        "tokens per device takes {fsdp[devices]} devices of {fsdp[setting_device_memory_gb]:count} GB. On "
+        "the assignment's mesh of {mesh[num_devices]:count} devices communication hides from {mesh[tokens_per_device]} "
+        "tokens per device on.",
         memory=memory,
         billions=memory["parameters"] / 1e9,
         state_gb=memory["state_bytes"] / GB,
@@ -118,17 +120,12 @@ def _answer(found: Mapping[str, pd.DataFrame]) -> str:
 
 
 def _mesh_chart(rows: pd.DataFrame) -> Chart:
-    line = rows[rows["case"] == "batch"].sort_values("tokens", kind="stable")
-    points = [line.assign(what=words, block_ms=line[name]) for name, words in MESH_TIMES.items()]
-    return Chart(
-        "mesh_times",
-        f"Compute bound from {_meshes(rows)['tokens_per_device'].iloc[0]} tokens per device on: a block's times",
-        pd.concat(points, ignore_index=True),
-        "line",
-        Axis("tokens_per_device", "tokens per device"),
-        Axis("block_ms", "ms"),
-        "what",
-    )
+    line = rows[rows["case"] == "batch"].sort_values("tokens", kind="stable").rename(columns=MESH_TIMES)
+    points = line.melt(["tokens_per_device", "status"], list(MESH_TIMES.values()), "what", "block_ms")
+    least = _meshes(rows)["tokens_per_device"].iloc[0]
+    title = f"Compute bound from {least} tokens per device on: a block's times"
+    axes = Axis("tokens_per_device", "tokens per device"), Axis("block_ms", "ms")
+    return Chart("mesh_times", title, points, "line", *axes, "what")
 
 
 def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
@@ -147,8 +144,8 @@ def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
     found["collective"] = found["collective"].str.replace("_", "-")
     heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "of"}
     heads |= {"world_size": "GPUs", "intensity": "C / W (FLOPs a byte)", "tokens": "tokens per GPU"}
-    columns = named(found, "world_size C busbw_gb_per_s collective intensity tokens", **heads)
-    return Table("here", caption, known(found, "tokens"), columns)
+    names = "world_size C busbw_gb_per_s collective intensity tokens"
+    return Table.of("here", caption, known(found, "tokens"), names, **heads)
 
 
 def _main_row(rows: pd.DataFrame) -> pd.Series:
@@ -165,14 +162,12 @@ def _whole(numbers: pd.Series, otherwise: str) -> pd.Series:
 
 def _memory(rows: pd.DataFrame) -> pd.DataFrame:
     row = _main_row(rows)
-    lines = [{**row, "bytes_of": name, "size_bytes": row[f"{name}_bytes"]} for name in STATE]
-    found, capacity = pd.DataFrame(lines), row["setting_gpu_memory_gb"]
-    sizes = found["size_bytes"]
-    return found.assign(
-        GiB=sizes / GIB,
-        GPUs_of_GB=[devices_to_hold(size, capacity * GB) for size in sizes],
-        GPUs_of_GiB=[devices_to_hold(size, capacity * GIB) for size in sizes],
-    )
+    sizes, capacity = [row[f"{name}_bytes"] for name in STATE], row["setting_gpu_memory_gb"]
+    gpus = {
+        f"GPUs_of_{name}": [devices_to_hold(size, capacity * unit) for size in sizes] for name, unit in UNITS.items()
+    }
+    found = pd.DataFrame({"bytes_of": STATE, "size_bytes": sizes, "GiB": [size / GIB for size in sizes], **gpus})
+    return found.assign(**row.drop(found.columns, errors="ignore"))
 
 
 def _least_devices(rows: pd.DataFrame) -> pd.DataFrame:

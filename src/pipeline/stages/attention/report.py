@@ -12,7 +12,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.report.versus import side_by_side
 from pipeline.stages.attention.cell import PHASES
 
@@ -52,9 +52,9 @@ def _answer(both: pd.DataFrame, limits: pd.DataFrame) -> str:
     return say(
         "Plain attention in fp32, batch {forward[setting_batch_size]}, one head of {forward[head_dim]}: by formula "
         "forward and backward fit into {limit[memory_bytes]:data_size} up to length {limit[fits]:count}. At "
-        "{forward[seq_len]:count} forward takes {forward[median_ms_peer]:ms} and backward {backward[median_ms_peer]:ms}. "
-        "Compiled, forward is {forward[ratio]:times} as fast ({forward[verdict]}), backward {backward[ratio]:times} "
-        "({backward[verdict]}).",
+        "{forward[seq_len]:count} forward takes {forward[median_ms_peer]:ms} and backward "
+        "{backward[median_ms_peer]:ms}. Compiled, forward is {forward[ratio]:times} as fast ({forward[verdict]}), "
+        "backward {backward[ratio]:times} ({backward[verdict]}).",
         forward=forward,
         backward=backward,
         limit=limits.iloc[0],
@@ -67,16 +67,11 @@ def _memory(rows: pd.DataFrame) -> Chart:
     forward = rows[rows["phase"] == "forward"].sort_values("mode", ascending=False, kind="stable")
     counted = forward.assign(who=forward["mode"], gb=forward[column] / 1e9)
     formula = forward.drop_duplicates("seq_len").assign(who="predicted", gb=forward[f"model_{column}"] / 1e9)
-    return Chart(
-        "memory",
-        f"Plain attention, {what}: one head of {rows['head_dim'].iloc[0]}, fp32",
-        pd.concat([counted, formula.assign(status="ok")]),
-        "line",
-        Axis("seq_len", "sequence length", log=True),
-        Axis("gb", f"GB, {what}", log=True),
-        "who",
-        limits=[Limit(full / 1e9, "memory") for full in rows["memory_bytes"].dropna().nlargest(1)],
-    )
+    drawn, title = pd.concat([counted, formula.assign(status="ok")]), f"Plain attention, {what}: one head of "
+    axes = Axis("seq_len", "sequence length", log=True), Axis("gb", f"GB, {what}", log=True)
+    limits = [Limit(full / 1e9, "memory") for full in rows["memory_bytes"].dropna().nlargest(1)]
+    title += f"{rows['head_dim'].iloc[0]}, fp32"
+    return Chart("memory", title, drawn, "line", *axes, "who", limits=limits)
 
 
 def _times(both: pd.DataFrame) -> Table:
@@ -89,25 +84,24 @@ def _times(both: pd.DataFrame) -> Table:
     )
     shown = both.merge(forward, "left", ON[:2], suffixes=("", "_forward"))
     names = f"head_dim seq_len {' '.join(OF_LENGTH)} phase median_ms_peer median_ms gain verdict"
-    return Table("times", caption, shown, named(shown, names, **OF_LENGTH, phase=""), all_rows=True, across="")
+    return Table.of("times", caption, shown, names, across="", **OF_LENGTH, phase="")
 
 
 def _held(both: pd.DataFrame) -> Table:
     """Write what passes take in memory, by width, of which the ends are told, and length."""
-    forward = both[
-        (both["phase"] == "forward") & both["head_dim"].isin([both["head_dim"].min(), both["head_dim"].max()])
-    ]
+    ends = [both["head_dim"].min(), both["head_dim"].max()]
+    forward = both[(both["phase"] == "forward") & both["head_dim"].isin(ends)]
     names = "head_dim seq_len saved_bytes_peer before_backward_bytes_peer peak_bytes_peer peak_bytes"
     caption = "Memory: saved for backward / in use before backward / peak / peak, compiled:"
-    return Table("held", caption, forward, named(forward, names), all_rows=True, across="length")
+    return Table.of("held", caption, forward, names, across="length")
 
 
 def _grid(both: pd.DataFrame) -> Table:
     """Write the times of both modes, a row a width and phase and a column a length."""
     both = in_order(both, ["phase", "head_dim", "seq_len"], {"phase": PHASES})
-    columns = named(both, "phase head_dim seq_len median_ms_peer median_ms gain verdict", phase="pass")
+    names = "phase head_dim seq_len median_ms_peer median_ms gain verdict"
     caption = "Times of a pass: eager, ms / compiled, ms / compiled: times as fast (interval) / verdict:"
-    return Table("grid", caption, both, columns, all_rows=True, across="length")
+    return Table.of("grid", caption, both, names, across="length", phase="pass")
 
 
 def _limits(rows: pd.DataFrame) -> pd.DataFrame:
@@ -137,12 +131,11 @@ def _tensors(limits: pd.DataFrame) -> Table:
     ]
     at = written(told, "batch {setting_batch_size:count}, head_dim {head_dim}, length {seq_len:count}")
     found = pd.DataFrame(parts, columns=["tensor", "elements", "size_bytes"])
-    columns = named(found, "tensor elements size_bytes", size_bytes="bytes")
     caption = (
         "The peak comes in softmax's backward pass, which needs several score matrices at once. By formula, for the "
         f"smallest problem that runs out of memory, or the largest if none does ({', '.join(map(str, at))}):"
     )
-    return Table("tensors", caption, found, columns)
+    return Table.of("tensors", caption, found, "tensor elements size_bytes", size_bytes="bytes")
 
 
 def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:

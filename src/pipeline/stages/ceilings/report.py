@@ -1,15 +1,14 @@
 """The ceilings section: what this machine does at most, beside what its data sheet promises."""
 
-from collections.abc import Hashable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, ms, number, percent, text, written
+from pipeline.report.formats import ms, number, written
 from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Compared, Section, say
-from pipeline.report.table import Columns, Table, filled
+from pipeline.report.table import Table
 from pipeline.stages.ceilings.cell import DTYPES
 
 # All but products, in reading order.
@@ -51,13 +50,10 @@ def transfers(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _compared(best: pd.DataFrame, moved: pd.DataFrame) -> list[Compared]:
     """Return the rates by which machines are compared."""
-    rates = [(f"{row['dtype']} product", "TFLOP/s", row["tflops_per_s"], row["status"]) for row in _lines(best)]
-    rates += [(row["ceiling"], "GB/s", row["gb_per_s"], row["status"]) for row in _lines(known(moved, "gb_per_s"))]
+    best, moved = (with_figures(rows).to_dict("records") for rows in (best, known(moved, "gb_per_s")))
+    rates = [(f"{row['dtype']} product", "TFLOP/s", row["tflops_per_s"], row["status"]) for row in best]
+    rates += [(row["ceiling"], "GB/s", row["gb_per_s"], row["status"]) for row in moved]
     return [Compared(*rate) for rate in rates]
-
-
-def _lines(rows: pd.DataFrame) -> list[dict[Hashable, Any]]:
-    return with_figures(rows).to_dict("records")
 
 
 def _answer(best: pd.DataFrame, moved: pd.DataFrame) -> str:
@@ -83,32 +79,18 @@ def _chart(rows: pd.DataFrame) -> Chart:
     drawn = in_order(known(rows[rows["what"] == "matmul"], "side"), ["dtype", "side"], {"dtype": DTYPES})
     promised = known(drawn, "datasheet_tflops_per_s").groupby("datasheet_tflops_per_s", sort=False)["dtype"].unique()
     limits = [Limit(peak, f"data sheet, {' and '.join(dtypes)}") for peak, dtypes in promised.items()]
-    return Chart(
-        "rates",
-        "Rate of a product of two square matrices, by their side",
-        drawn,
-        "line",
-        Axis("side", "rows and columns of each matrix", log=True),
-        Axis("tflops_per_s", "TFLOP/s", log=True),
-        "dtype",
-        limits=limits,
-        hover={"SM clock (MHz)": "mean_sm_clock_mhz", "power limit": "power_capped", "one call (ms)": "median_ms"},
-    )
+    title, side = "Rate of a product of two square matrices, by their side", "rows and columns of each matrix"
+    axes = Axis("side", side, log=True), Axis("tflops_per_s", "TFLOP/s", log=True)
+    hover = {"SM clock (MHz)": "mean_sm_clock_mhz", "power limit": "power_capped", "one call (ms)": "median_ms"}
+    return Chart("rates", title, drawn, "line", *axes, "dtype", limits=limits, hover=hover)
 
 
 def _table(best: pd.DataFrame, moved: pd.DataFrame) -> Table:
     best = best.assign(at=written(best, "{side:count} × {side:count}"), promised=best["datasheet_tflops_per_s"])
     moved = moved.assign(at=written(moved, "{tensor_bytes:data_size}"), promised=moved["datasheet_gb_per_s"])
     found = pd.concat([best, moved], ignore_index=True)
-    columns: Columns = [
-        ("call", "ceiling", text),
-        ("TFLOP/s", "tflops_per_s", number),
-        ("GB/s", "gb_per_s", number),
-        ("data sheet", "promised", number),
-        ("share", "share_pct", percent),
-        ("of", "at", text),
-        ("SM clock (MHz)", "mean_sm_clock_mhz", count),
-        ("time of a call", "median_ms", ms),
-    ]
+    names = "ceiling tflops_per_s gb_per_s promised:number share_pct at mean_sm_clock_mhz:count median_ms:ms"
+    heads = {"ceiling": "call", "promised": "data sheet", "at": "of", "mean_sm_clock_mhz": "SM clock (MHz)"}
+    heads |= {"gb_per_s": "GB/s", "share_pct": "share", "median_ms": "time of a call"}
     caption = "The fastest product of two matrices in each data type, moving data, and an operator on one number:"
-    return Table("ceilings", caption, found, filled(found, columns), all_rows=True)
+    return Table.of("ceilings", caption, found, names, only_filled=True, **heads)

@@ -1,16 +1,15 @@
-"""The collectives section: bus bandwidth and time by size, latency three ways, torch beside NCCL itself."""
+"""The collectives section: bus bandwidth and time by size, and the latency of a call three ways."""
 
 from collections.abc import Mapping
 
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import interval, ms, number, percent, text
+from pipeline.report.formats import ms, number
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Section, say
-from pipeline.report.table import Columns, Table, filled
-from pipeline.report.versus import versus
+from pipeline.report.table import Table
 from pipeline.stages.collectives.cell import COLLECTIVES
 
 BACKENDS = ("nccl", "gloo")
@@ -25,14 +24,13 @@ USUAL = {"collective": "all_reduce", "dtype": "fp32"}
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the collectives stage; beside: ceilings, for the rate of a copy between GPUs."""
     calls = _calls(rows)
-    by_torch = calls[calls["impl"] == "torch"]
-    bursts = by_torch[by_torch["timing"] == BURST]
-    groups, link, usual = _groups(by_torch), _link_gb_per_s(beside), alike(by_torch, USUAL)
-    largest = _largest_group(bursts)
+    bursts, groups, usual = calls[calls["timing"] == BURST], _groups(calls), alike(calls, USUAL)
+    links = known(beside.get("ceilings", pd.DataFrame()), "kind", "gb_per_s")
+    link = next((float(row["gb_per_s"]) for _, row in links.iterrows() if row["kind"] == "to_peer"), None)
     return Section(
         _answer(groups),
-        [_table(groups, link), _busbw(largest, link), _sizes(largest)],
-        for_course=[_by_size(usual), _times(usual[usual["timing"] == BURST]), _beside_nccl(calls)],
+        [_table(groups, link), _busbw(bursts, link)],
+        for_course=[_by_size(usual), _times(usual[usual["timing"] == BURST])],
     )
 
 
@@ -43,8 +41,8 @@ def size_words(size_bytes: float) -> str:
 
 
 def _calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the repeated calls in reading order, most ranks first; single ones by the host's clock."""
-    calls = rows[rows["timing"].isin(HOW)]
+    """Return torch's repeated calls in reading order, most ranks first; single ones by the host's clock."""
+    calls = rows[rows["timing"].isin(HOW) & (rows["impl"] == "torch")]
     calls = calls[(calls["timing"] != SINGLE) | (calls["clock"] != "cuda_events")]
     of_nodes = (" of " + calls["nodes"].astype(str) + " nodes").where(calls["nodes"] > 1, "")
     calls = calls.assign(
@@ -59,102 +57,61 @@ def _calls(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _groups(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per cell: its smallest call timed in each way, and its best bus bandwidth."""
-    found = []
-    for _, own in calls.groupby(CELL, sort=False):
-        bursts = own[own["timing"] == BURST]
-        row, timed = bursts.iloc[0].to_dict(), with_figures(bursts)
-        row |= {f"status_{part}": row["status"] for part in ("best", *HOW)}
-        if len(timed):
-            best = timed.loc[timed["busbw_gb_per_s"].idxmax()]
-            row |= {f"{name}_best": best[name] for name in ("busbw_gb_per_s", "size", "status")}
-        for how in HOW:
-            least = own[own["timing"] == how].sort_values("size_bytes").head(1)
-            row |= {f"{name}_{how}": value for name in ("median_ms", "status") for value in least[name]}
-        found.append(row)
-    made = ["busbw_gb_per_s_best", "size_best", "status_best", *(f"median_ms_{how}" for how in HOW)]
-    return pd.DataFrame(found, columns=list(dict.fromkeys([*calls, *made, *(key for row in found for key in row)])))
-
-
-def _largest_group(bursts: pd.DataFrame) -> pd.DataFrame:
-    """Return the bursts of the first backend that has figures, on its most ranks."""
-    timed = with_figures(bursts)
-    return alike(bursts, timed.iloc[0][["backend", "world_size", "nodes"]].to_dict()) if len(timed) else timed
-
-
-def _link_gb_per_s(beside: Mapping[str, pd.DataFrame]) -> float | None:
-    """Return the rate of a copy to another GPU; None where it was not measured."""
-    links = known(beside.get("ceilings", pd.DataFrame()), "kind", "gb_per_s")
-    return next((float(row["gb_per_s"]) for _, row in links.iterrows() if row["kind"] == "to_peer"), None)
+    """Return a row per cell: its smallest call timed in each way, as `_burst` and so on, and its `_best` bandwidth."""
+    bursts = calls[calls["timing"] == BURST]
+    best = with_figures(bursts).sort_values("busbw_gb_per_s", ascending=False, kind="stable")
+    found = bursts.drop_duplicates(CELL)
+    for name, own in {"best": best, **{how: calls[calls["timing"] == how] for how in HOW}}.items():
+        own = own.drop_duplicates(CELL).set_index(CELL)[["busbw_gb_per_s", "size", "median_ms", "status"]]
+        found = found.join(own.add_suffix(f"_{name}"), on=CELL)
+        found[f"status_{name}"] = found[f"status_{name}"].fillna(found["status"])
+    return found
 
 
 def _answer(groups: pd.DataFrame) -> str:
-    timed = groups.dropna(subset="busbw_gb_per_s_best")
+    timed = known(groups, "busbw_gb_per_s_best")
     if timed.empty:
         return "No call back to back has a time."
     best = timed.loc[timed["busbw_gb_per_s_best"].idxmax()]
+    told = {
+        "best": number(best["busbw_gb_per_s_best"]),
+        **{how: ms(best[f"median_ms_{how}"]) for how in (BURST, SINGLE)},
+    }
+    marks = {name: Markdown("~" if best[f"status_{name}"] == "unstable" else "") for name in told}
     return say(
-        "Over {ranks} {what} of {backend} reaches {busbw} GB/s of bus bandwidth at {size}. Its smallest call, "
-        "{least}, takes {burst} back to back and {single} alone.",
-        **best[["what", "ranks", "backend"]],
-        busbw=_marked(best["status_best"]) + number(best["busbw_gb_per_s_best"]),
-        size=best["size_best"],
-        least=best["size"],
-        burst=_marked(best[f"status_{BURST}"]) + ms(best[f"median_ms_{BURST}"]),
-        single=_marked(best[f"status_{SINGLE}"]) + ms(best[f"median_ms_{SINGLE}"]),
+        "Over {ranks} {what} of {backend} reaches {best} GB/s of bus bandwidth at {size_best}. Its smallest call, "
+        "{size}, takes {burst} back to back and {single} alone.",
+        **best[["what", "ranks", "backend", "size_best", "size"]],
+        **{name: marks[name] + words for name, words in told.items()},
     )
-
-
-def _marked(status: str) -> Markdown:
-    return Markdown("~" if status == "unstable" else "")
 
 
 def _table(groups: pd.DataFrame, link: float | None) -> Table:
     of_link = (100 * groups["busbw_gb_per_s_best"] / (link or float("nan"))).where(groups["backend"] == "nccl")
-    found = groups.assign(of_link_pct=of_link)
     least = "".join(groups["size"].dropna().head(1))
-    columns: Columns = [
-        ("collective", "what", text),
-        ("backend", "backend", text),
-        ("ranks", "of", text),
-        ("dtype", "dtype", text),
-        (f"{least} in a graph", f"median_ms_{GRAPH}", ms),
-        (f"{least} back to back", f"median_ms_{BURST}", ms),
-        (f"{least} alone, by the host's clock", f"median_ms_{SINGLE}", ms),
-        ("best bus bandwidth (GB/s)", "busbw_gb_per_s_best", number),
-        ("reached at", "size_best", text),
-        ("of a copy between GPUs", "of_link_pct", percent),
-    ]
-    caption = "Each collective by torch.distributed, median of the slowest rank:"
-    return Table("groups", caption, found, filled(found, columns))
+    names = "what backend of dtype median_ms_graph:ms median_ms_burst:ms median_ms_single:ms busbw_gb_per_s_best:number"
+    heads = {"what": "collective", "of": "ranks", "busbw_gb_per_s_best": "best bus bandwidth (GB/s)"}
+    heads |= {"median_ms_graph": f"{least} in a graph", "median_ms_burst": f"{least} back to back"}
+    heads |= {"median_ms_single": f"{least} alone, by the host's clock", "of_link_pct": "of a copy between GPUs"}
+    caption, found = (
+        "Each collective by torch.distributed, median of the slowest rank:",
+        groups.assign(of_link_pct=of_link),
+    )
+    more = {"all_rows": False, "only_filled": True, "size_best": "reached at"}
+    return Table.of("groups", caption, found, f"{names} size_best of_link_pct", **more, **heads)
 
 
 def _busbw(bursts: pd.DataFrame, link: float | None) -> Chart:
-    """Draw bus bandwidth over size in one data type, with one line for each collective."""
-    drawn = bursts[bursts["dtype"].isin(bursts["dtype"].head(1))]
-    return Chart(
-        "busbw",
+    """Draw bus bandwidth over size in one data type, of the first backend with figures on its most ranks."""
+    largest = with_figures(bursts).head(1)[["backend", "world_size", "nodes", "dtype"]]
+    drawn = bursts.merge(largest)
+    limits = [Limit(link, "copy from GPU to GPU")] if link and set(drawn["backend"]) == {"nccl"} else []
+    title, axes = (
         "Bus bandwidth of calls back to back over their size",
-        drawn,
-        "line",
-        SIZE_AXIS,
-        Axis("busbw_gb_per_s", "bus bandwidth (GB/s)"),
-        "what",
-        limits=[Limit(link, "copy from GPU to GPU")] if link and set(drawn["backend"]) == {"nccl"} else [],
-        hover={"ms": "median_ms", "algorithm bandwidth (GB/s)": "algbw_gb_per_s", "ranks": "ranks"},
+        (SIZE_AXIS, Axis("busbw_gb_per_s", "bus bandwidth (GB/s)")),
     )
-
-
-def _sizes(bursts: pd.DataFrame) -> Table:
-    columns: Columns = [
-        ("collective", "what", text),
-        ("dtype", "dtype", text),
-        ("", "size_bytes", size_words),
-        ("GB/s", "busbw_gb_per_s", number),
-        ("time", "median_ms", ms),
-    ]
-    caption = "Bus bandwidth in GB/s / time of a call back to back, by size, on the most ranks:"
-    return Table("sizes", caption, known(bursts, "size_bytes"), columns, True, "")
+    hover = {"ms": "median_ms", "algorithm bandwidth (GB/s)": "algbw_gb_per_s", "ranks": "ranks"}
+    return Chart("busbw", title, drawn, "line", *axes, "what", limits=limits, hover=hover)
 
 
 def _times(bursts: pd.DataFrame) -> Chart:
@@ -168,31 +125,10 @@ def _by_size(usual: pd.DataFrame) -> Table:
     bursts, singles = (timed[timed["timing"] == how] for how in (BURST, SINGLE))
     on = [*CELL, "size_bytes"]
     both = bursts.merge(singles[[*on, "median_ms", "status"]], "left", on, suffixes=("", "_alone"))
-    both = both.assign(ring_factor=2 * (both["world_size"] - 1) / both["world_size"])
-    columns: Columns = [
-        ("backend", "backend", text),
-        ("ranks", "of", text),
-        ("2·(n − 1)/n", "ring_factor", number),
-        ("", "size_bytes", size_words),
-        ("back to back, ms", "median_ms", number),
-        ("alone, ms", "median_ms_alone", number),
-    ]
+    both = both.assign(
+        ring_factor=2 * (both["world_size"] - 1) / both["world_size"], size=both["size_bytes"].map(size_words)
+    )
     caption = "Time of an all-reduce of fp32 numbers back to back / alone, ms, median of the slowest rank:"
-    return Table("by_size", caption, both, columns, all_rows=True, across="")
-
-
-def _beside_nccl(calls: pd.DataFrame) -> Table:
-    """Write torch's all-reduce beside NCCL's own, back to back, at the smallest and the largest size."""
-    bursts = alike(calls[calls["placement"] != "out_of_place"], USUAL | {"timing": BURST, "backend": "nccl"})
-    duel = versus(bursts, [*CELL, "size_bytes"], "impl", "torch", ["nccl"])
-    ends = duel["size_bytes"].isin([duel["size_bytes"].min(), duel["size_bytes"].max()])
-    duel = duel[ends].assign(gain=[interval(row) for _, row in duel[ends].iterrows()])
-    columns: Columns = [
-        ("ranks", "of", text),
-        ("size", "size", text),
-        ("torch.distributed (ms)", "median_ms", number),
-        ("NCCL itself (ms)", "median_ms_peer", number),
-        ("times as fast as NCCL (interval)", "gain", text),
-        ("verdict", "verdict", text),
-    ]
-    return Table("beside_nccl", "torch.distributed beside NCCL called directly, back to back:", duel, columns)
+    return Table.of(
+        "by_size", caption, both, "backend of size median_ms median_ms_alone", across="", of="ranks", size=""
+    )

@@ -12,7 +12,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import number
 from pipeline.report.frame import alike, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.report.versus import judge
 from pipeline.stages.ddp.cell import CAPTURED, CAPTURED_STEP, VARIANTS
 
@@ -24,6 +24,13 @@ MB = 2**20
 LEAST_BYTES = 100_000
 ITSELF = {"gain": "1.00×", "verdict": "same"}
 COLUMNS = "all_reduces peak_bytes weights_agree"
+# The columns of the table of bucket sizes, and the headings of those whose names do not say it.
+BEST = {
+    **{"case": "", "s_bytes": "", "o_us": "o, µs", "w_gb_per_s": "w, GB/s"},
+    **{"best_by_formula_mb": "best by formula, MiB", "its_overhead_ms": ""},
+    **{"measured_nearest_mb": "measured nearest, MiB", "overhead_there_ms": ""},
+    **{"fastest_mb": "fastest, MiB", "overhead_then_ms": "", "beside_the_nearest": ""},
+}
 
 
 def label(impl: str, bucket_size_mb: float | None) -> str:
@@ -123,33 +130,19 @@ def _beside_naive(rows: pd.DataFrame) -> Table:
 def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
     """Write the best bucket size by formula, a row a case, and the fastest measured beside the one nearest to it."""
     found = []
-    for _, own in with_figures(steps[steps["impl"] == "bucketed"]).groupby("case", sort=False):
+    for case, own in with_figures(steps[steps["impl"] == "bucketed"]).groupby("case", sort=False):
         cost, total = fitted_cost(own.iloc[0], collectives), own["gradient_bytes"].iloc[0]
         if cost is None or not cost.latency_s:
             continue
         best_mb = min(total, buckets.best_bucket_bytes(total, cost)) / MB
         near = own.loc[np.log(own["bucket_size_mb"] / best_mb).abs().idxmin()]
         fastest = own.loc[own["median_ms"].idxmin()]
-        line = {
-            "s_bytes": total,
-            "o_us": 1e6 * cost.latency_s,
-            "w_gb_per_s": cost.bytes_per_s / 1e9,
-            "best_by_formula_mb": best_mb,
-            "its_overhead_ms": 1e3 * buckets.least_overhead_s(total, cost),
-            "measured_nearest_mb": near["bucket_size_mb"],
-            "overhead_there_ms": near["added_ms"],
-            "fastest_mb": fastest["bucket_size_mb"],
-            "overhead_then_ms": fastest["added_ms"],
-            "beside_the_nearest": judge(near, fastest)["verdict"],
-        }
-        found.append({"case": own["case"].iloc[0]} | line)
-    best = pd.DataFrame(found)
-    units = {
-        name: name.replace("_mb", ", MiB").replace("_us", ", µs").replace("_", " ")
-        for name in best
-        if name[-3:] in ("_mb", "_us")
-    }
-    return Table("best_bucket", "", best, named(best, " ".join(best), w_gb_per_s="w, GB/s", **units))
+        formula = (total, 1e6 * cost.latency_s, cost.bytes_per_s / 1e9, best_mb)
+        overhead_ms = 1e3 * buckets.least_overhead_s(total, cost)
+        measured = [part for row in (near, fastest) for part in (row["bucket_size_mb"], row["added_ms"])]
+        found.append([case, *formula, overhead_ms, *measured, judge(near, fastest)["verdict"]])
+    best = pd.DataFrame(found, columns=list(BEST))
+    return Table.of("best_bucket", "", best, " ".join(best), **{name: head for name, head in BEST.items() if head})
 
 
 def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None:

@@ -11,7 +11,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, SLOWER, judge, peer_of, shaded, side_by_side, versus
 from pipeline.stages.flash.cell import (
     BOTH_PHASES,
@@ -144,8 +144,7 @@ def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, queued: str) -> Table:
     duel = in_order(duel, ["dtype", "work", "shape"], {"dtype": DTYPES})
     names = "shape median_ms who_peer median_ms_peer gain verdict lone_ms forward tflops_per_s product_pct"
     heads = {"median_ms": "ours, ms", "lone_ms": "alone: ours / other, ms; verdict", "forward": "forward pass: ours"}
-    columns = named(duel, names, **heads, product_pct="share of a matrix product's rate")
-    return Table("shapes", caption, duel, columns, all_rows=True)
+    return Table.of("shapes", caption, duel, names, **heads, product_pct="share of a matrix product's rate")
 
 
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
@@ -154,34 +153,23 @@ def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
     rows = with_figures(models[(models["phase"] == BOTH_PHASES) & models["dtype"].isin(here["dtype"])])
     best = (rows["shape"] + rows["impl"]).isin(here["shape"] + here["impl_peer"])
     rows = rows[best | rows["impl"].isin([ours, FA4])]
-    return Chart(
-        "rates",
-        f"Attention forward + backward, {SHAPE_HEAD}: ours beside the fastest others",
-        rows.assign(label=written(rows, "{tflops_per_s:number}")),
-        "bar",
-        Axis("tflops_per_s", "TFLOP/s"),
-        Axis("shape"),
-        "who",
-        label="label",
-        limits=[Limit(rate, "a matrix product alone") for rate in here["product_tflops_per_s"].dropna().unique()],
-        hover={"ms": "median_ms", "one call alone (ms)": "median_call_ms", "outcome": "status"},
-    )
+    rows = rows.assign(label=written(rows, "{tflops_per_s:number}"))
+    title = f"Attention forward + backward, {SHAPE_HEAD}: ours beside the fastest others"
+    limits = [Limit(rate, "a matrix product alone") for rate in here["product_tflops_per_s"].dropna().unique()]
+    axes = Axis("tflops_per_s", "TFLOP/s"), Axis("shape")
+    hover = {"ms": "median_ms", "one call alone (ms)": "median_call_ms", "outcome": "status"}
+    return Chart("rates", title, rows, "bar", *axes, "who", label="label", limits=limits, hover=hover)
 
 
 def _changes(models: pd.DataFrame, ours: str, duel: pd.DataFrame, queued: str) -> list[Change]:
     """Put ours in the place of what SDPA picks by itself, at the shape of the first dtype measured most often."""
     first = duel[duel["dtype"].isin(duel["dtype"].head(1))].nlargest(1, "repeats")
     here = models[models["phase"] == BOTH_PHASES].merge(first[PROBLEM])
-    return [
-        Change.between(
-            "our attention kernels instead of SDPA's choice",
-            f"attention alone, {row['shape']}{queued}, beside {row['who_peer']}",
-            peer_of(row),
-            row,
-            "extra_bytes",
-        )
-        for _, row in versus(here, PROBLEM, "impl", ours, list(first["sdpa_choice"])).iterrows()
-    ]
+    rows = versus(here, PROBLEM, "impl", ours, list(first["sdpa_choice"]))
+    wheres = written(rows, f"attention alone, {{shape}}{queued}, beside {{who_peer}}")
+    what = "our attention kernels instead of SDPA's choice"
+    sides = zip(wheres, (row for _, row in rows.iterrows()), strict=True)
+    return [Change.between(what, str(where), peer_of(row), row, "extra_bytes") for where, row in sides]
 
 
 def _grid(duel: pd.DataFrame, queued: str) -> Table:
@@ -196,24 +184,18 @@ def _grid(duel: pd.DataFrame, queued: str) -> Table:
     duel = in_order(duel, ["dtype", "seq_len", "phase", "head_dim"], {"dtype": DTYPES, "phase": PHASES})
     caption = f"One causal head{queued}: ours, ms / plain, ms / times as fast (interval) / verdict:"
     duel = duel.assign(part=duel["phase"].replace({BOTH_PHASES: "both"}))
-    columns = named(duel, "dtype seq_len part head_dim median_ms median_ms_peer gain verdict", part="pass")
-    return Table("grid", caption, duel, columns, all_rows=True, across="head dim")
+    names = "dtype seq_len part head_dim median_ms median_ms_peer gain verdict"
+    return Table.of("grid", caption, duel, names, across="head dim", part="pass")
 
 
 def _gains(duel: pd.DataFrame) -> Chart:
     both = shaded(known(duel[duel["phase"] == BOTH_PHASES], "ratio")).sort_values("head_dim", kind="stable")
-    return Chart(
-        "gains",
-        "How many times as fast as plain attention ours is, forward + backward, one causal head",
-        both.assign(width=written(both, "head_dim {head_dim}")),
-        "line",
-        Axis("seq_len", "sequence length", log=True),
-        Axis("ratio", "times as fast as plain", log=True),
-        "width",
-        panel="dtype",
-        limits=[Limit(1.0, "as fast as plain")],
-        hover={"verdict": "verdict", "ours (ms)": "median_ms", "plain (ms)": "median_ms_peer"},
-    )
+    both = both.assign(width=written(both, "head_dim {head_dim}"))
+    title = "How many times as fast as plain attention ours is, forward + backward, one causal head"
+    axes = Axis("seq_len", "sequence length", log=True), Axis("ratio", "times as fast as plain", log=True)
+    hover = {"verdict": "verdict", "ours (ms)": "median_ms", "plain (ms)": "median_ms_peer"}
+    limits = [Limit(1.0, "as fast as plain")]
+    return Chart("gains", title, both, "line", *axes, "width", panel="dtype", limits=limits, hover=hover)
 
 
 def _errors(rows: pd.DataFrame, ours: str) -> pd.DataFrame:
@@ -236,12 +218,12 @@ def _exact(errors: pd.DataFrame) -> str:
 
 def _errors_table(found: pd.DataFrame) -> Table:
     caption = "Largest relative errors (L2) against float64, ours / plain / number of problems that both solved:"
-    return Table("errors", caption, found, named(found, "dtype what error error_peer problems", what=""), across="")
+    return Table.of("errors", caption, found, "dtype what error error_peer problems", across="", what="")
 
 
 def _leaderboard(rows: pd.DataFrame, ours: str, queued: str) -> Table:
     here = alike(rows, {**LEADERBOARD, "phase": BOTH_PHASES})
     caption = f"The leaderboard's shape, forward + backward{queued}, each beside ours:"
     found = versus(here, PROBLEM, "impl", [impl for impl in WORDS if impl not in ("sdpa_efficient", "flex")], [ours])
-    columns = named(found, "shape who median_ms median_call_ms tflops_per_s gain verdict", median_call_ms="alone, ms")
-    return Table("leaderboard", caption, found, columns)
+    names = "shape who median_ms median_call_ms tflops_per_s gain verdict"
+    return Table.of("leaderboard", caption, found, names, median_call_ms="alone, ms")

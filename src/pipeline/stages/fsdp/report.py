@@ -8,7 +8,7 @@ from pipeline.report import ways
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import significant
 from pipeline.report.section import Section
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 
 DDP, DDP_SHARDED, OURS, TORCHS = "our DDP", "our DDP, sharded optimizer", "our FSDP", "torch fully_shard"
 NAMES = {
@@ -70,6 +70,6 @@ def _saved(steps: pd.DataFrame, rows: pd.DataFrame) -> Table:
     after = after.assign(
         saved_bytes=after[before.name] - after["rank_bytes"], less_times=after[before.name] / after["rank_bytes"]
     )
-    columns = named(after, f"case {before.name} saved_by_formula_bytes way rank_bytes saved_bytes less_times", way="")
+    names = f"case {before.name} saved_by_formula_bytes way rank_bytes saved_bytes less_times"
     caption = "Peak memory of the fullest rank with everything sharded / saved / times less, by way:"
-    return Table("saved", caption, after, columns, all_rows=True, across="")
+    return Table.of("saved", caption, after, names, across="", way="")

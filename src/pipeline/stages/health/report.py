@@ -5,10 +5,10 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.report.formats import count, number, percent, text
+from pipeline.report.formats import number, percent
 from pipeline.report.frame import with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Columns, Table, filled
+from pipeline.report.table import Table
 from pipeline.stages.health.rows import HARMLESS
 
 WORDS = {
@@ -18,6 +18,18 @@ WORDS = {
     ("copy", "together"): "copies in memory, all GPUs at once",
 }
 RATES = {"matmul": ("tflops_per_s", "TFLOP/s"), "copy": ("gb_per_s", "GB/s")}
+GPU_HEADS = {
+    "name": "GPU (UUID)",
+    "matmul_alone": "products alone (TFLOP/s)",
+    "matmul_together": "all at once",
+    "copy_alone": "copies alone (GB/s)",
+    "copy_together": "all at once",
+    "mean_sm_clock_mhz": "SM clock (MHz)",
+    "mean_power_w": "power (W)",
+    "max_temperature_c": "hottest (°C)",
+    "nvlinks_up": "NVLinks up",
+    "errors": "ECC errors, not corrected of all",
+}
 WITHOUT_TIMES = ("oom", "wrong")
 Line = Mapping[Hashable, Any]
 
@@ -95,14 +107,9 @@ def _has(row: Line, name: str) -> bool:
 
 
 def _alarms(out: pd.DataFrame) -> Table:
-    columns: Columns = [
-        ("GPU (UUID)", "name", text),
-        ("what", "what", text),
-        ("here", "here", text),
-        ("expected", "expected", text),
-        ("below", "below", percent),
-    ]
-    return Table("standing_out", "GPUs that stand out. Look at these before you trust a time:", out, columns)
+    caption = "GPUs that stand out. Look at these before you trust a time:"
+    names = "name what here expected below:percent"
+    return Table.of("standing_out", caption, out, names, all_rows=False, name="GPU (UUID)")
 
 
 def _gpus(states: pd.DataFrame, rates: pd.DataFrame) -> Table:
@@ -111,19 +118,10 @@ def _gpus(states: pd.DataFrame, rates: pd.DataFrame) -> Table:
     for (work, load), own in rates.groupby(["work", "load"]):
         value = own.drop_duplicates("gpu_index").set_index("gpu_index")[RATES[work][0]]
         found[f"{work}_{load}"] = found["gpu_index"].map(value)
-    columns: Columns = [
-        ("GPU (UUID)", "name", text),
-        ("products alone (TFLOP/s)", "matmul_alone", number),
-        ("all at once", "matmul_together", number),
-        ("copies alone (GB/s)", "copy_alone", number),
-        ("all at once", "copy_together", number),
-        ("SM clock (MHz)", "mean_sm_clock_mhz", count),
-        ("power (W)", "mean_power_w", count),
-        ("hottest (°C)", "max_temperature_c", count),
-        ("NVLinks up", "nvlinks_up", count),
-        ("ECC errors, not corrected of all", "errors", text),
-    ]
-    return Table("gpus", "Each GPU; clock, power and heat are those under load:", found, filled(found, columns))
+    names = "name matmul_alone:number matmul_together:number copy_alone:number copy_together:number"
+    names += " mean_sm_clock_mhz:count mean_power_w:count max_temperature_c:count nvlinks_up:count errors"
+    caption = "Each GPU; clock, power and heat are those under load:"
+    return Table.of("gpus", caption, found, names, all_rows=False, only_filled=True, **GPU_HEADS)
 
 
 def _errors(row: Line) -> str | None:
@@ -133,5 +131,6 @@ def _errors(row: Line) -> str | None:
 
 
 def _links(links: pd.DataFrame) -> Table:
-    columns: Columns = [("from GPU", "name", text), ("to", "peer_index", count), ("GB/s", "gb_per_s", number)]
-    return Table("links", "Copies from GPU to GPU, one direction at a time, GB/s:", links, columns, True, "to")
+    caption = "Copies from GPU to GPU, one direction at a time, GB/s:"
+    heads = {"name": "from GPU", "peer_index": "to", "gb_per_s": "GB/s"}
+    return Table.of("links", caption, links, "name peer_index gb_per_s:number", across="to", **heads)

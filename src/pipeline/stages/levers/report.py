@@ -9,10 +9,10 @@ import pandas as pd
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import data_size, times, written
+from pipeline.report.formats import data_size, written
 from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Change, FirstScreen, Section, say
-from pipeline.report.table import Table, filled, named
+from pipeline.report.table import Table
 from pipeline.report.versus import COLUMNS, FASTER, peer_of, shaded, versus
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, PRECISION, UNPROVEN, names
 from pipeline.stages.levers.report_fp8 import predicted_ratios
@@ -100,18 +100,11 @@ def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
     shown = shown[shown.groupby("size")["levers"].transform("nunique") > 1]
     shown = in_order(shaded(shown), ["levers"], {"levers": LEVERS})
     short = shown["levers"].str.replace("+", " + ", regex=False)
-    return Chart(
-        "gains",
-        "Times as fast as the step as written: each lever alone, and the fastest that train the same",
-        shown.assign(name=shown["name"].where(shown["is_alone"], short), text=written(shown, "{ratio:times}")),
-        "bar",
-        Axis("ratio", "times as fast as written"),
-        Axis("name"),
-        "size",
-        label="text",
-        limits=[Limit(1.0, "")],
-        hover={"interval": "gain", "verdict": "verdict", "step (ms)": "median_ms"},
-    )
+    shown = shown.assign(name=shown["name"].where(shown["is_alone"], short), text=written(shown, "{ratio:times}"))
+    title = "Times as fast as the step as written: each lever alone, and the fastest that train the same"
+    axes, limits = (Axis("ratio", "times as fast as written"), Axis("name")), [Limit(1.0, "")]
+    hover = {"interval": "gain", "verdict": "verdict", "step (ms)": "median_ms"}
+    return Chart("gains", title, shown, "bar", *axes, "size", label="text", limits=limits, hover=hover)
 
 
 def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Table:
@@ -125,9 +118,8 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
         "that trains the same, with the fastest of all:"
     )
     shown = "name median_ms gain verdict gpu_idle_pct launches peak_gb mfu_pct repeats loss"
-    columns = named(told, shown, name="with", peak_gb="peak GB", loss="loss after 20 steps")
-    columns.append(("at most by formula", "predicted", times))
-    return Table("ladder", caption, told, filled(told, columns), all_rows=True)
+    heads = {"name": "with", "peak_gb": "peak GB", "loss": "loss after 20 steps", "predicted": "at most by formula"}
+    return Table.of("ladder", caption, told, f"{shown} predicted:times", only_filled=True, **heads)
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
@@ -167,8 +159,8 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
     )
     shown = "model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb limited_by tuned_with"
     heads = {"tokens_per_s": "as written: tokens/s", "tokens_per_s_tuned": "tuned: tokens/s", "mfu_from_to": "MFU"}
-    columns = named(both, shown, **heads, peak_gb="peak GB", limited_by="as written, limited by")
-    table = Table("models", caption, both, filled(both, columns), all_rows=True)
+    heads |= {"peak_gb": "peak GB", "limited_by": "as written, limited by"}
+    table = Table.of("models", caption, both, shown, only_filled=True, **heads)
     return FirstScreen(_line(both), _models(plain, tuned), table, [_summary(row) for _, row in both.iterrows()])
 
 
@@ -189,17 +181,10 @@ def _line(both: pd.DataFrame) -> str:
 
 def _models(plain: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
     bars = pd.concat([plain.assign(kind="as written"), tuned.assign(kind="tuned")])
-    return Chart(
-        "models",
-        "Training in bf16, as written and tuned",
-        bars.assign(rate=written(bars, "{tokens_per_s:count} tokens/s")),
-        "bar",
-        Axis("mfu_pct", f"MFU in % of {plain['peak_tflops_per_s'].iloc[0]:,.3g} TFLOP/s"),
-        Axis("size"),
-        "kind",
-        label="rate",
-        hover={"tokens/s": "rate", "with": "name"},
-    )
+    bars = bars.assign(rate=written(bars, "{tokens_per_s:count} tokens/s"))
+    axes = Axis("mfu_pct", f"MFU in % of {plain['peak_tflops_per_s'].iloc[0]:,.3g} TFLOP/s"), Axis("size")
+    title, hover = "Training in bf16, as written and tuned", {"tokens/s": "rate", "with": "name"}
+    return Chart("models", title, bars, "bar", *axes, "kind", label="rate", hover=hover)
 
 
 def _summary(row: pd.Series) -> dict[str, Any]:

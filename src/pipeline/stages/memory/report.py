@@ -1,19 +1,18 @@
 """The memory section: what a peak is made of, how it comes about, and what attention and checkpoints make of it."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
 from pipeline.formulas.activations import Workload, residual_stream_bytes
 from pipeline.formulas.checkpointing import blocks_run_again, reruns
-from pipeline.formulas.peak_memory import CATEGORIES, MODES, predict_peaks
+from pipeline.formulas.peak_memory import CATEGORIES, predict_peaks
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import code, written
+from pipeline.report.formats import written
 from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
-from pipeline.report.table import MOST_ROWS, Columns, Table, named
+from pipeline.report.table import MOST_ROWS, Table
 from pipeline.report.versus import JUDGED, beside
 from pipeline.stages.memory.cell import Cell
 
@@ -26,28 +25,29 @@ WORDS = {
     "checkpointing": {"segments": "", "selective": ", attention kept", "recursive": ", recursive"},
 }
 ORDERS = {"precision": ("fp32", "bf16"), **{name: tuple(words) for name, words in WORDS.items()}}
-SETTING = "{what}, {precision}, context {context_length}, {with_attention} attention"
 DEPTH = (
     "Steps of {size} (d_model {d_model}, {precision}, batch {setting_batch_size}, context {context_length:count}, "
-    "{with_attention} attention), by number of blocks: inputs alive at most / blocks run again / activations at the fullest "
-    "moment of forward and backward / times as fast as with no checkpoints (interval):"
+    "{with_attention} attention), by number of blocks: inputs alive at most / blocks run again / activations at the "
+    "fullest moment of forward and backward / times as fast as with no checkpoints (interval):"
 )
-TOLD = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
 PLAIN = {"attention": "eager", "checkpoint_every": 0, "num_layers": 0}
 MOST_ALLOCATIONS = 4
-BLOCK_SUMS = {
-    "saved_bytes": "all that it saves",
-    "gradients_bytes": "gradients of its parameters",
-    "input_gradient_bytes": "gradient of its input",
-}
+BLOCK_SUMS = {"saved": "all that it saves", "gradients": "its gradients", "input_gradient": "gradient of its input"}
+BESIDE_FIRST = (
+    "Ratios are against the first row of the same context that fits. Before update is the peak of forward and "
+    "backward. GPUs: 2 means that the two times come from different GPUs."
+)
 
 
 def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the memory stage."""
     rows = in_order(rows, AXES, ORDERS)
-    rows = rows.assign(**{name: rows[key].map(WORDS[key]) for name, key in TOLD.items()})
-    rows = rows.assign(setting=written(rows, SETTING))
+    told = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
+    rows = rows.assign(**{name: rows[key].map(WORDS[key]) for name, key in told.items()})
+    rows = rows.assign(
+        setting=written(rows, "{what}, {precision}, context {context_length}, {with_attention} attention")
+    )
     every = highest(rows)
     found = with_figures(every)
     if found.empty:
@@ -56,18 +56,18 @@ def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     found = found[found["num_layers"] == found["num_layers"].min()]
     lead = _lead(found[found["size"] == found["size"].mode()[0]])
     shown = alike(every, lead[["size", "num_layers"]].to_dict())
-    plain = alike(shown, PLAIN)
-    steps = alike(shown, {"mode": STEP, "precision": lead["precision"]})
-    variants = _variants(shown[shown["mode"] == STEP], lead["precision"])
+    plain, steps = alike(shown, PLAIN), shown[shown["mode"] == STEP]
+    here = steps[steps["precision"] == lead["precision"]]
+    variants = _variants(steps, lead["precision"])
     return Section(
         _answer(lead),
         [
             _composition(plain[plain["precision"] == lead["precision"]]),
             _steps("variants", variants[variants["checkpoint_every"] <= 1]),
         ],
-        _changes(with_figures(steps), every),
+        _changes(with_figures(here), every),
         for_course=[
-            _timelines(rows, plain, steps, found.loc[[lead.name]]),
+            _timelines(rows, plain, here, found.loc[[lead.name]]),
             _all_peaks(shown[shown["checkpoint_every"] == 0]),
             _residual_stream(rows, plain),
             _largest(rows, plain),
@@ -93,23 +93,22 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     found = found.drop(columns=list(timed), errors="ignore").join(before, on=AXES).join(timed, on=AXES)
     # A cell that failed does not say where it ran.
     found["device_type"] = found["device_type"].fillna(next(iter(rows["device_type"].dropna()), "cpu"))
-    moments = [predict_peaks(_workload(row), row["mode"]) for _, row in found.iterrows()]
     every = beside(found.assign(status=found["status_ms"]), MODEL, pd.Series(True, found.index))
     cards = card_counts(every.assign(base_cards=every["base"].map(every["cards_ms"])), "cards_ms", "base_cards")
+    moments = [predict_peaks(_workload(row), row["mode"]).values() for _, row in found.iterrows()]
     checkpoints = pd.Series(written(every, "every {checkpoint_every} blocks{kept}"), every.index)
     checkpoints = checkpoints.str.replace("every 1 blocks", "each block")
     return every.assign(
         status=found["status"],
         checkpoints=checkpoints.where(every["checkpoint_every"] > 0, "none"),
         gpus=pd.Series(cards, every.index).map(str).where(every["median_ms"].notna()),
-        by_formula_bytes=[max(moment.total_bytes for moment in each.values()) for each in moments],
+        by_formula_bytes=[max(moment.total_bytes for moment in each) for each in moments],
     )
 
 
 def _workload(row: pd.Series) -> Workload:
     """Return what the formulas take of a cell."""
-    axes: dict[str, Any] = {name: row[name] if isinstance(row[name], str) else int(row[name]) for name in AXES}
-    cell = Cell(**axes)
+    cell = Cell(**{name: row[name] if isinstance(row[name], str) else int(row[name]) for name in AXES})
     return cell.workload(int(row["setting_vocab_size"]), int(row["setting_batch_size"]), row["device_type"])
 
 
@@ -120,20 +119,20 @@ def _of(rows: pd.DataFrame, kind: str, cells: pd.DataFrame) -> pd.DataFrame:
 
 def _lead(found: pd.DataFrame) -> pd.Series:
     """Choose the recording to speak of: rather a training step, rather a plain one, at the longest context, in bf16."""
-    plain = (found[list(PLAIN)] == pd.Series(PLAIN, dtype=object)).all(axis=1)
-    found = found.assign(mode_place=found["mode"].map(MODES.index), plain=plain, low=found["precision"] == "bf16")
-    return found.sort_values(["mode_place", "plain", "context_length", "low"], kind="stable").iloc[-1]
+    found = found.assign(plain=found.index.isin(alike(found, PLAIN).index), place=found.index)
+    lead = in_order(found, ["mode", "plain", "context_length", "precision"], ORDERS).iloc[-1]
+    return found.loc[lead["place"]]
 
 
 def _answer(lead: pd.Series) -> str:
-    made_of = lead[list(KINDS)].astype(float).nlargest(3)
+    made_of = lead[list(KINDS)].astype(float).rename(KINDS).nlargest(3)
     return say(
         "A {lead[what]} of {lead[size]} ({lead[precision]}, batch {lead[setting_batch_size]:count}, context "
         "{lead[context_length]:count}, {lead[with_attention]} attention) peaks at {lead[peak_bytes]:data_size}, in "
         "{lead[phase]}: {size[0]:data_size} {kind[0]}, {size[1]:data_size} {kind[1]}, {size[2]:data_size} {kind[2]}.",
         lead=lead,
         size=[*made_of],
-        kind=[KINDS[name] for name in made_of.index],
+        kind=[*made_of.index],
     )
 
 
@@ -144,34 +143,31 @@ def _composition(plain: pd.DataFrame) -> Chart:
     long = drawn.melt(["label", "phase"], list(KINDS.values()), "kind_of_memory", "part_bytes")
     title = f"Memory at the peak by way to run and context ({_what(plain)}, plain attention)"
     axes, hover = (Axis("gb", "GB"), Axis("label")), {"GB": "gb", "the peak is in": "phase"}
-    long = long.assign(gb=long["part_bytes"] / 1e9)
-    return Chart("composition", title, long, "stack", *axes, "kind_of_memory", hover=hover)
+    return Chart("composition", title, _in_gb(long, "part_bytes"), "stack", *axes, "kind_of_memory", hover=hover)
+
+
+def _in_gb(rows: pd.DataFrame, column: str) -> pd.DataFrame:
+    return rows.assign(gb=rows[column].astype(float) / 1e9)
 
 
 def _what(cells: pd.DataFrame) -> str:
     return ", ".join([*cells["size"].unique(), *cells["precision"].unique()])
 
 
-def _timeline(name: str, title: str, rows: pd.DataFrame, cells: pd.DataFrame) -> Chart:
-    """Draw the memory of each kind over the recorded steps, a panel a cell."""
-    recorded = known(_of(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
-    recorded = recorded.assign(events=recorded["events"].astype(float), gb=recorded["active_bytes"].astype(float) / 1e9)
-    total = recorded.groupby(["setting", "events"], sort=False, as_index=False)["gb"].sum().assign(category="total")
-    drawn = pd.concat([total, recorded[[*total]]])
-    drawn = drawn.assign(kind_of_memory=drawn["category"].str.replace("_", " "))
-    axes = Axis("events", "allocations and releases so far"), Axis("gb", "active memory (GB)")
-    panel = "setting" if drawn["setting"].nunique() > 1 else ""
-    return Chart(name, title.format(**cells.iloc[0]), drawn, "line", *axes, "kind_of_memory", panel=panel)
-
-
 def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lead: pd.DataFrame) -> Chart:
-    """Draw forward passes alone beside the step, and steps at the shortest and the longest context that has one."""
+    """Draw a panel a recording: forward passes, a step, steps at the shortest and the longest context that has one."""
     ends = with_figures(steps[steps["checkpoint_every"] == 0]).drop_duplicates("context_length")
     told = pd.concat([lead, ends.head(1), ends.tail(1)])[["precision", "context_length"]].drop_duplicates()
     forward = with_figures(plain[plain["mode"] != STEP]).merge(told)
     cells = pd.concat([forward, lead, ends.head(1), ends.tail(1)]).drop_duplicates(AXES)
+    drawn = known(_of(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
+    drawn = _in_gb(drawn.astype({"events": float}), "active_bytes")
+    total = drawn.groupby(["setting", "events"], sort=False, as_index=False)["gb"].sum().assign(category="total")
+    drawn = pd.concat([total, drawn[[*total]]])
     title = "Active memory in forward passes alone and in steps, a panel each, by context up to the longest that fits"
-    return _timeline("timelines", title, rows, cells)
+    axes = Axis("events", "allocations and releases so far"), Axis("gb", "active memory (GB)")
+    drawn = drawn.assign(kind_of_memory=drawn["category"].str.replace("_", " "))
+    return Chart("timelines", title, drawn, "line", *axes, "kind_of_memory", panel="setting")
 
 
 def _variants(steps: pd.DataFrame, precision: str) -> pd.DataFrame:
@@ -186,11 +182,7 @@ def _steps(name: str, shown: pd.DataFrame) -> Table:
     while len(shown) > MOST_ROWS and shown["context_length"].nunique() > 1:
         shown = shown[shown["context_length"] > shown["context_length"].min()]
     names = "context_length with_attention checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain"
-    caption = (
-        f"Training steps ({_what(shown)}). Ratios are against the first row of the same context that fits. Before "
-        "update is the peak of forward and backward. GPUs: 2 means that the two times come from different GPUs."
-    )
-    return Table(name, caption, shown, named(shown, f"{names} verdict gpus"))
+    return Table.of(name, f"Training steps ({_what(shown)}). {BESIDE_FIRST}", shown, f"{names} verdict gpus")
 
 
 def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
@@ -210,7 +202,7 @@ def _all_peaks(cells: pd.DataFrame) -> Table:
     cells = in_order(cells, ["mode", "attention", "precision", "context_length"], ORDERS)
     names = "what with_attention precision context_length peak_bytes by_formula_bytes"
     caption = f"Peaks of {', '.join(cells['size'].unique())}, as recorded / by formula:"
-    return Table("peaks", caption, cells, named(cells, names), all_rows=True, across="context")
+    return Table.of("peaks", caption, cells, names, across="context")
 
 
 def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
@@ -224,9 +216,8 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
         recorded_mib=seen["size_bytes"] / 2**20,
     )
     names = "size precision setting_batch_size d_model context_length by_formula_mib recorded_mib count"
-    columns = named(seen, names, setting_batch_size="batch")
     caption = "One tensor of the residual stream: by formula, MiB / as recorded, MiB / how many were:"
-    return Table("residual", caption, seen, columns, all_rows=True, across="context")
+    return Table.of("residual", caption, seen, names, across="context", setting_batch_size="batch")
 
 
 def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
@@ -237,13 +228,9 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     found = found.assign(made_by=found["location"].str.split(",").str[0])
     same = ["size_bytes", "category", "made_by", "code"]
     found = found.assign(how_many=found.groupby(same)["count"].transform("sum")).drop_duplicates(same)
-    shown: Columns = [
-        *named(found, "size_bytes how_many category", size_bytes="each"),
-        ("made by", "made_by", code),
-        ("line", "code", code),
-    ]
-    caption = f"The largest allocations ({', '.join(first['setting'])}):"
-    return Table("largest", caption, found.head(MOST_ALLOCATIONS), shown)
+    names, caption = "size_bytes how_many category made_by:code code:code", ", ".join(first["setting"])
+    found = found.head(MOST_ALLOCATIONS)
+    return Table.of("largest", f"The largest allocations ({caption}):", found, names, size_bytes="each", code="line")
 
 
 def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
@@ -253,28 +240,27 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
     saved = _of(rows, "block_saved", blocks).sort_values(["attention", "rank"], kind="stable")
     saved = saved[saved["rank"] <= MOST_ALLOCATIONS]
     saved = saved.assign(
-        one_block=written(saved, "largest, {rank:.0f}"), module=saved["module"].fillna("").replace("", "block")
+        module=saved["module"].fillna("").replace("", "block"), part=written(saved, "largest, {rank:.0f}")
     )
-    saved = saved.assign(tensor=written(saved, ": {module} {operation}, {dtype} {shape}"))
-    sums = [blocks.assign(one_block=what, size_bytes=blocks[name], tensor="") for name, what in BLOCK_SUMS.items()]
+    saved = saved.assign(cell=written(saved, "{size_bytes:data_size}: {module} {operation}, {dtype} {shape}"))
+    sums = [
+        blocks.assign(part=what, cell=written(blocks, f"{{{name}_bytes:data_size}}"))
+        for name, what in BLOCK_SUMS.items()
+    ]
     both = in_order(pd.concat([saved, *sums]), ["attention"], ORDERS)
-    both = both.assign(
-        setting=written(both, "{with_attention}, {precision}, {context_length:,}"),
-        cell=written(both, "{size_bytes:data_size}{tensor}"),
-    )
-    columns = named(both, "one_block setting cell", setting="", cell="")
-    return Table("block", "", both, columns, all_rows=True, across="")
+    both = both.assign(setting=written(both, "{with_attention}, {precision}, {context_length:,}"))
+    return Table.of("block", "", both, "part setting cell", across="", part="one block", setting="", cell="")
 
 
 def _depth(deep: pd.DataFrame) -> Table:
     """Write checkpoints by the number of blocks: what is alive, what runs again, memory and time."""
     deep = in_order(deep[deep["checkpointing"] != "selective"], ["num_layers", "checkpoint_every"], {})
     of = [*deep[["num_layers", "checkpoint_every", "checkpointing"]].itertuples(index=False, name=None)]
-    deep = deep.rename(columns={"num_layers": "blocks"}).assign(
+    deep = deep.assign(
+        blocks=deep["num_layers"],
         d_model=[SIZES[size].d_model for size in deep["size"]],
         inputs=[1 + max(rerun.inputs for rerun in reruns(*each)) if each[1] else None for each in of],
         again=[blocks_run_again(*each) for each in of],
     )
-    what = written(deep.head(1), DEPTH)
     names = "checkpoints blocks inputs again most_activations_bytes gain"
-    return Table("depth", "".join(what), deep, named(deep, names), all_rows=True, across="blocks")
+    return Table.of("depth", "".join(written(deep.head(1), DEPTH)), deep, names, across="blocks")

@@ -9,7 +9,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Compared, Section, say
-from pipeline.report.table import Table, filled, named
+from pipeline.report.table import Table
 from pipeline.report.versus import versus
 from pipeline.stages.ops.cell import IMPLS, Cell
 from pipeline.subjects.naming import OPERATIONS
@@ -70,19 +70,11 @@ def _rates(ceilings: pd.DataFrame) -> tuple[float, dict[str, float]]:
 
 def _floors(whole: pd.DataFrame) -> Chart:
     shown = with_figures(whole)
-    return Chart(
-        "floors",
-        "How close each comes to the least time that its bytes or products allow, forward + backward",
-        shown.assign(rate=written(shown, "{gb_per_s:,.0f} GB/s")),
-        "bar",
-        Axis("floor_share_pct", "% of the rate that memory, or of the head products, allow"),
-        Axis("what"),
-        "who",
-        label="rate",
-        panel="model",
-        limits=[Limit(100.0, "the data sheet's")],
-        hover={"ms": "median_ms"},
-    )
+    title = "How close each comes to the least time that its bytes or products allow, forward + backward"
+    shown = shown.assign(rate=written(shown, "{gb_per_s:,.0f} GB/s"))
+    axes = Axis("floor_share_pct", "% of the rate that memory, or of the head products, allow"), Axis("what")
+    more = {"panel": "model", "limits": [Limit(100.0, "the data sheet's")], "hover": {"ms": "median_ms"}}
+    return Chart("floors", title, shown, "bar", *axes, "who", label="rate", **more)
 
 
 def _duel(whole: pd.DataFrame) -> Table:
@@ -92,7 +84,8 @@ def _duel(whole: pd.DataFrame) -> Table:
     heads = {"median_ms": "ours, ms", "who_peer": "fastest other", "floor_share_pct": "of the least time"}
     heads |= {"extra_bytes": "extra memory", "extra_bytes_peer": "its own", "output_rel_error": "error against float64"}
     caption = "Forward + backward, ours against the fastest of PyTorch's and Liger's:"
-    return Table("ops", caption, duel, filled(duel, named(duel, f"{names} output_rel_error", **heads)))
+    names += " output_rel_error"
+    return Table.of("ops", caption, duel, names, all_rows=False, only_filled=True, **heads)
 
 
 def _times(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
@@ -103,5 +96,5 @@ def _times(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
     whole = whole.assign(predicted_ms=whole.groupby("operation")["predicted_ms"].transform("max"))
     told = {"times": written(whole, "{predicted_times:times}"), "predicted": written(whole, "{predicted_ms:number}")}
     whole = whole.assign(**told)
-    columns = named(whole, "operation predicted who median_ms times", predicted="predicted, ms")
-    return Table("times", caption, whole, columns, all_rows=True, across="")
+    names, heads = "operation predicted who median_ms times", {"predicted": "predicted, ms"}
+    return Table.of("times", caption, whole, names, across="", **heads)

@@ -8,7 +8,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import number, significant, written
 from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.stages.precision.cases import ASSIGNED_SUMS, FORMAT_NAMES, METHODS
 from pipeline.stages.precision.cell import DEVICES
 
@@ -57,16 +57,12 @@ def _answer(sums: pd.DataFrame, rows: pd.DataFrame) -> str:
 
 def _curves(added: pd.DataFrame) -> Chart:
     points = added[added["accumulator"] == added["addend_dtype"]].explode(["curve_steps", "curve_sums"])
-    return Chart(
-        "sums",
+    points = points.assign(panel=written(points, "{steps:count} additions of {addend:g}"))
+    title, axes = (
         "Running sums by the data type of sum and addend; exact, each ends at 10",
-        points.assign(panel=written(points, "{steps:count} additions of {addend:g}")),
-        "line",
-        Axis("curve_steps", "additions"),
-        Axis("curve_sums", "sum"),
-        "accumulator",
-        panel="panel",
+        (Axis("curve_steps", "additions"), Axis("curve_sums", "sum")),
     )
+    return Chart("sums", title, points, "line", *axes, "accumulator", panel="panel")
 
 
 def _sums(sums: pd.DataFrame) -> Table:
@@ -80,8 +76,7 @@ def _sums(sums: pd.DataFrame) -> Table:
     caption = "After {steps:,} additions of {addend}; the error is what rounding the addend and rounding the sums add:"
     names = "accumulator what sum error addend_error rounding_error stall predicted"
     heads = {"accumulator": "sum in", "what": "addend in", "stall": "stalls at a sum of", "predicted": "as predicted"}
-    columns = named(found, names, **heads)
-    return Table("sums_table", caption.format(**CASE), found, columns)
+    return Table.of("sums_table", caption.format(**CASE), found, names, **heads)
 
 
 def _dtypes(seen: pd.DataFrame) -> Table:
@@ -93,9 +88,7 @@ def _dtypes(seen: pd.DataFrame) -> Table:
     asked = asked.assign(where=written(asked, "{autocast_dtype} on {device}")).sort_values("where", ascending=False)
     asked = in_order(asked, ["component", "part"], {"component": COMPONENTS})
     types = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(lambda each: "/".join(sorted({*each})))
-    found = types.reset_index()
-    columns = named(found, "where part observed_dtype", where="autocast to")
-    return Table("dtypes", "", found, columns, all_rows=True, across="")
+    return Table.of("dtypes", "", types.reset_index(), "where part observed_dtype", across="", where="autocast to")
 
 
 def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
@@ -124,5 +117,5 @@ def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
         "format (half its spacing) / largest inputs with no row zero or infinite / overflow predicted at:"
     )
     names = "dtype d_model lost computed variance_pct half_spacings largest overflow"
-    columns = named(found, names, lost="eps with which zeros have no finite norm", computed="")
-    return Table("layer_norm", caption, found, columns, all_rows=True, across="")
+    heads = {"lost": "eps with which zeros have no finite norm", "computed": ""}
+    return Table.of("layer_norm", caption, found, names, across="", **heads)

@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.formulas.parameters import BY_SIZE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import code, written
+from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, with_figures
 from pipeline.report.section import Section, say
 from pipeline.report.table import Table, filled, named
@@ -136,12 +136,8 @@ def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
 def _kernels(name: str, kernels: pd.DataFrame, caption: str, across: str | None = None) -> Table:
     # What tells kernels apart often stands at the end of their names.
     kernels = kernels.assign(short=kernels["kernel"].str.replace(LONG_NAME, "…", regex=True))
-    what, rest = (
-        named(kernels, WHAT, part="pass"),
-        named(kernels, "category count time_ms share_pct", category="kind", count="calls"),
-    )
-    columns = [*what, ("kernel", "short", code), *rest]
-    return Table(name, caption, kernels, columns, all_rows=True, across=across)
+    names, heads = f"{WHAT} short:code category count time_ms share_pct", {"category": "kind", "count": "calls"}
+    return Table.of(name, caption, kernels, names, across=across, part="pass", short="kernel", **heads)
 
 
 def _forward_times(rows: pd.DataFrame) -> Table:
@@ -152,12 +148,12 @@ def _forward_times(rows: pd.DataFrame) -> Table:
     host, span, busy = (timed[timed["clock"] == clock] for clock in ("host", "span", "busy"))
     both = host.merge(span, "left", CELL, suffixes=("", "_span")).merge(busy, "left", CELL, suffixes=("", "_busy"))
     both = both.assign(off_pct=100 * (both["median_ms_span"] / both["median_ms"] - 1))
-    columns = named(both, "size precision captured_by context_length median_ms median_ms_span median_ms_busy off_pct")
+    names = "size precision captured_by context_length median_ms median_ms_span median_ms_busy off_pct"
     caption = (
         "A forward pass by the host's clock without a profiler, ms / captured, from the first kernel to the last, ms / "
         "kernels run for, ms / the capture is longer by:"
     )
-    return Table("forward_times", caption, both, columns, all_rows=True, across="context")
+    return Table.of("forward_times", caption, both, names, across="context")
 
 
 def _shares(rows: pd.DataFrame) -> Table:
@@ -166,9 +162,8 @@ def _shares(rows: pd.DataFrame) -> Table:
     kinds = in_order(kinds, [*CELL, "range", "category"], ORDERS)
     shares = kinds.pivot_table(index=[*CELL[:-1], "part"], columns="category", values="share_pct", sort=False)
     shares = shares.reindex(columns=TOLD_KINDS).add_suffix("_share_pct").reset_index()
-    columns = named(shares, f"{CELL[1]} {CELL[0]} {CELL[2]} part {' '.join(shares.columns[4:])}", part="")
     caption = f"Shares of the time in kernels, {' / '.join(TOLD_KINDS)}:"
-    return Table("shares", caption, shares, columns, all_rows=True, across="")
+    return Table.of("shares", caption, shares, f"{WHAT} {' '.join(shares.columns[4:])}", across="", part="")
 
 
 def _attention(rows: pd.DataFrame) -> Table:

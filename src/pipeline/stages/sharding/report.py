@@ -8,7 +8,7 @@ from pipeline.report import ways
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.frame import in_order
 from pipeline.report.section import Section
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.stages.sharding.cell import MOMENTS
 
 PLAIN, OURS, TORCHS = "AdamW in full", "our ShardedOptimizer", "torch ZeroRedundancyOptimizer"
@@ -61,5 +61,5 @@ def _moments(rows: pd.DataFrame) -> Table:
         "and what of it is which:"
     )
     wide = wide.rename(columns={name: f"{name}_bytes" for name in HELD}).assign(told=wide["moment"].map(TOLD))
-    columns = named(wide, f"way told {' '.join(f'{name}_bytes' for name in HELD)}", told="moment")
-    return Table("moments", caption, wide, columns, all_rows=True)
+    names = f"way told {' '.join(f'{name}_bytes' for name in HELD)}"
+    return Table.of("moments", caption, wide, names, told="moment")

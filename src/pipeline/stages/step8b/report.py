@@ -9,7 +9,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Section
-from pipeline.report.table import Table, filled, named
+from pipeline.report.table import Table
 from pipeline.stages.step8b.cell import FUSIONS, WHOLE_STEP
 
 CELL = ["size", "context_length", "world_size", "impls"]
@@ -24,8 +24,8 @@ NAMES = {
 }
 PEERS, OURS = ("torch_eager", "torch_compiled", "torch_selective"), ("ours", "ours_fully_shard")
 FUSIONS_CAPTION = (
-    "The fused model, one fusion more a row, in one process. Few steps each: read only large differences. The first row "
-    "has PyTorch's fastest attention:"
+    "The fused model, one fusion more a row, in one process. Few steps each: read only large differences. The first "
+    "row has PyTorch's fastest attention:"
 )
 FUSION_WORDS = {
     "none": "our blocks and FSDP, torch's operations",
@@ -65,7 +65,7 @@ def _table(steps: pd.DataFrame) -> Table:
     names = "way median_ms n gain verdict mfu_pct tokens_per_s gpu_idle_pct peak_bytes first_step_ms"
     heads = {"n": "steps timed", "gain": f"times as fast as {base} (interval)", "mfu_pct": "MFU without masked scores"}
     caption = f"{steps['case'].iloc[0]}; repeats: {steps['repeats'].max():.0f}:"
-    return Table("steps", caption, steps, filled(steps, named(steps, names, **heads)))
+    return Table.of("steps", caption, steps, names, only_filled=True, **heads)
 
 
 def _budget(rows: pd.DataFrame) -> Chart:
@@ -89,7 +89,7 @@ def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
         less_than_the_row_above_ms=-found["step_ms"].diff(),
     )
     names = "one_more_a_row steps_timed step_ms less_than_the_row_above_ms peak_bytes"
-    return Table("fusions", FUSIONS_CAPTION, found, named(found, names))
+    return Table.of("fusions", FUSIONS_CAPTION, found, names)
 
 
 def _checks(rows: pd.DataFrame) -> Table:
@@ -100,10 +100,8 @@ def _checks(rows: pd.DataFrame) -> Table:
         f"Outputs must not change: errors as shares, beside the plain model in fp32, {layers:.0f} layers at context "
         f"{context:,.0f}. The plain model in bf16 has the error that bf16 itself makes:"
     )
-    found = known(rows, "loss_error")
-    return Table(
-        "checks", caption, found, named(found, "way loss_error gradient_error worst_gradient_error", way="model")
-    )
+    names = "way loss_error gradient_error worst_gradient_error"
+    return Table.of("checks", caption, known(rows, "loss_error"), names, way="model")
 
 
 def _losses(rows: pd.DataFrame) -> Chart:

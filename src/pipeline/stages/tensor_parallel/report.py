@@ -8,10 +8,9 @@ from pipeline.instruments.profilers.budget import ORDER
 from pipeline.instruments.profilers.kernel_categories import IDLE
 from pipeline.report import ways
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import gb, interval, ms, number, text, times
 from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Section, say
-from pipeline.report.table import Table, filled
+from pipeline.report.table import Table
 
 ONE, BY_FORMULA = "one process", "by formula"
 NAMES = {
@@ -61,38 +60,25 @@ def _answer(steps: pd.DataFrame) -> str:
         return say("{case}: of {ways} alone there are figures.", case=case, ways=", ".join(timed["way"]))
     best = divided.loc[divided["median_ms"].idxmin()]
     return say(
-        "{case}: {way} takes {time}, {over} the {predicted} of its formula, and one process {alone}: {gain} as fast "
-        "({verdict}).",
-        case=case,
-        way=best["way"],
-        time=ms(best["median_ms"]),
-        over=times(best["over_prediction"]),
-        predicted=ms(best["in_turn_ms"]),
-        alone=ms(one["median_ms"].iloc[0]),
-        gain=interval(best),
-        verdict=best["verdict"],
+        "{case}: {way} takes {median_ms:ms}, {over_prediction:times} the {in_turn_ms:ms} of its formula, and one "
+        "process {alone_ms:ms}: {gain} as fast ({verdict}).",
+        **best,
+        alone_ms=one["median_ms"].iloc[0],
     )
 
 
 def _table(name: str, what: str, steps: pd.DataFrame) -> Table:
     """Write each way's time and bytes beside those of its formula."""
-    columns = [
-        ("", "of", text),
-        ("way", "way", text),
-        ("ms", "median_ms", number),
-        ("by formula (ms)", "in_turn_ms", number),
-        ("measured over it", "over_prediction", times),
-        ("by formula, overlapped (ms)", "overlapped_ms", number),
-        ("exposed (ms)", "exposed_communication_ms", number),
-        ("sent GB", "sent_bytes", gb),
-        ("by formula GB", "predicted_bytes", gb),
-        ("peak GB", "peak_bytes", gb),
-    ]
+    names = "of way median_ms in_turn_ms over_prediction:times overlapped_ms exposed_communication_ms sent_bytes:gb"
+    heads = {"of": "", "median_ms": "ms", "in_turn_ms": BY_FORMULA + " (ms)", "over_prediction": "measured over it"}
+    heads |= {"overlapped_ms": BY_FORMULA + ", overlapped (ms)", "exposed_communication_ms": "exposed (ms)"}
+    heads |= {"sent_bytes": "sent GB", "predicted_bytes": BY_FORMULA + " GB", "peak_bytes": "peak GB"}
     told = [what]
     if len(steps):
         told += ["{size}, batch {batch_size}, context {context_length:,}".format(**steps.iloc[0])]
         told += [f"repeats: {steps['repeats'].max():.0f}"]
-    return Table(name, f"{'; '.join(told)}:", steps, filled(steps, columns))
+    caption, names = f"{'; '.join(told)}:", f"{names} predicted_bytes:gb peak_bytes:gb"
+    return Table.of(name, caption, steps, names, all_rows=False, only_filled=True, **heads)
 
 
 def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:

@@ -11,7 +11,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import number, written
 from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, peer_of, shaded, versus
 from pipeline.stages.timing.cell import FIRST_STEP, PHASES
 
@@ -85,7 +85,7 @@ def _steps(here: pd.DataFrame, where: str) -> Table:
     shown = shown.assign(gpus=card_counts(shown, "cards_step"))
     names = "size tokens_per_s_step mfu_pct_step gpu_idle_pct_step repeats_step gpus part median_ms"
     caption = f"{where}, as written; phases in ms; GPUs: how many different ones the repeats ran on:"
-    return Table("steps", caption, shown, named(shown, names), all_rows=True, across="")
+    return Table.of("steps", caption, shown, names, across="")
 
 
 def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
@@ -115,51 +115,40 @@ def _precisions(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
         heads[name] = f"{what}: {setting['precision']} / fp32"
     caption = "{where}: fp32, ms / TF32, ms / {precision}, ms / times as fast as fp32 (interval) / verdict:"
     caption = caption.format(where=WHERE.format(**setting), **setting)
-    return Table("precisions", caption, gains, named(gains, names, **heads), all_rows=True, across="")
+    return Table.of("precisions", caption, gains, names, across="", **heads)
 
 
 def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
     drawn = shaded(gains[gains["phase"] != "optimizer"])
     status, context = drawn["status"].mask(drawn["by_host"], "unstable"), written(drawn, "context {context_length}")
     drawn = drawn.assign(status=status, context=context)
-    return Chart(
-        "precision_gain",
-        f"Times as fast in {precision} as in fp32, by the model's width; pale: undecided, or limited by the host",
-        in_order(drawn, ["part", "context_length", "width"], {"part": ("whole step", *PASSES)}),
-        "line",
-        Axis("width", "width of the model"),
-        Axis("ratio", "times as fast"),
-        "context",
-        panel="part",
-        hover={"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: both": "limited_by_both"},
-        limits=[Limit(1.0, "as fast as fp32")],
+    drawn = in_order(drawn, ["part", "context_length", "width"], {"part": ("whole step", *PASSES)})
+    title = f"Times as fast in {precision} as in fp32, by the model's width; pale: undecided, or limited by the host"
+    axes, limits = (
+        (Axis("width", "width of the model"), Axis("ratio", "times as fast")),
+        [Limit(1.0, "as fast as fp32")],
     )
+    hover = {"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: both": "limited_by_both"}
+    return Chart("precision_gain", title, drawn, "line", *axes, "context", panel="part", hover=hover, limits=limits)
 
 
 def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[str, pd.DataFrame]) -> Chart:
     is_main = steps.index.isin(alike(steps, setting).index)
     work = steps["model_tflops_per_s"] * steps["median_ms"] / 1e3
-    return Chart(
-        "achieved",
-        "TFLOP/s of training steps over the work of a step, by model, context and batch",
-        steps.assign(work=work, name=steps["size"].where(is_main, "")),
-        "point",
-        Axis("work", "work of one training step (TFLOP)", log=True),
-        Axis("model_tflops_per_s", "achieved TFLOP/s", log=True),
-        "precision",
-        label="name",
-        limits=_limits(steps, beside),
-        hover={"model": "size", "context": "context_length", "batch": "batch_size", "MFU (%)": "mfu_pct"},
-    )
-
-
-def _limits(steps: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> list[Limit]:
-    """Return the peak of each precision, with what a large matrix product alone reaches."""
+    # The peak of each precision, with what a large matrix product alone reaches.
     products = beside.get("ceilings", pd.DataFrame(columns=["dtype", "tflops_per_s"]))
     reached = products.groupby("dtype")["tflops_per_s"].max().dropna()
     words = {dtype: f"; a product alone {number(rate)}" for dtype, rate in reached.items()}
     peaks = known(steps, "peak_tflops_per_s").groupby("precision", sort=False)["peak_tflops_per_s"].first()
-    return [Limit(peak, f"{name} peak {number(peak)}{words.get(name, '')}") for name, peak in peaks.items()]
+    limits = [Limit(peak, f"{name} peak {number(peak)}{words.get(name, '')}") for name, peak in peaks.items()]
+    title = "TFLOP/s of training steps over the work of a step, by model, context and batch"
+    drawn = steps.assign(work=work, name=steps["size"].where(is_main, ""))
+    axes = (
+        Axis("work", "work of one training step (TFLOP)", log=True),
+        Axis("model_tflops_per_s", "achieved TFLOP/s", log=True),
+    )
+    hover = {"model": "size", "context": "context_length", "batch": "batch_size", "MFU (%)": "mfu_pct"}
+    return Chart("achieved", title, drawn, "point", *axes, "precision", label="name", limits=limits, hover=hover)
 
 
 def _phases(eager: pd.DataFrame) -> Table:
@@ -171,9 +160,9 @@ def _phases(eager: pd.DataFrame) -> Table:
     passes = passes.assign(spread=written(passes, MEAN_STD))
     forward, backward = (passes[passes["phase"] == phase] for phase in PASSES)
     both = forward.merge(backward[[*CELL, "spread"]], "left", CELL, suffixes=("", "_backward"))
-    columns = named(both, "size precision batch_size context_length spread spread_backward count_of_steps")
+    names = "size precision batch_size context_length spread spread_backward count_of_steps"
     caption = "Forward, mean ± standard deviation, ms / backward, the same / number of steps of each:"
-    return Table("phases", caption, both, columns, all_rows=True, across="context")
+    return Table.of("phases", caption, both, names, across="context")
 
 
 def _warm_up(host: pd.DataFrame) -> Table:
@@ -188,12 +177,12 @@ def _warm_up(host: pd.DataFrame) -> Table:
     found = steps_ms.agg(["mean", "std", "count"], axis=1).add_suffix("_of_steps")
     found = found.assign(first_ms=steps_ms[0], later_ms=steps_ms.drop(columns=0).median(axis=1)).reset_index()
     found = in_order(found.assign(spread=written(found, MEAN_STD)), cell, ORDERS)
-    columns = named(found, "size precision context_length warmup_steps spread first_ms later_ms count_of_steps")
+    names = "size precision context_length warmup_steps spread first_ms later_ms count_of_steps"
     caption = (
         "Whole steps, phase by phase: mean ± standard deviation of the first that a process timed / the very first of "
         "them / the median of the later ones (all ms) / their number, by warm-up steps before them:"
     )
-    return Table("warm_up", caption, found, columns, all_rows=True, across="warmup steps")
+    return Table.of("warm_up", caption, found, names, across="warmup steps")
 
 
 def _compiled(warm: pd.DataFrame) -> Table:
@@ -208,6 +197,6 @@ def _compiled(warm: pd.DataFrame) -> Table:
     sizes = duel.groupby("precision")["size"]
     duel = duel[duel["size"].eq(sizes.transform("first")) | duel["size"].eq(sizes.transform("last"))]
     names = "size precision context_length limited_by_step first_s steps part median_ms_peer median_ms gain verdict"
-    columns = named(duel, names, first_s="first step, s", steps="paid back after steps")
+    heads = {"first_s": "first step, s", "steps": "paid back after steps", "part": ""}
     caption = "As written / compiled, ms / times as fast (interval) / verdict:"
-    return Table("compiled", caption, duel, columns, all_rows=True, across="")
+    return Table.of("compiled", caption, duel, names, across="", **heads)
