@@ -121,14 +121,13 @@ def _times(bursts: pd.DataFrame) -> Chart:
 
 def _by_size(usual: pd.DataFrame) -> Table:
     """Write the time of an all-reduce of each size back to back and alone, a row per backend and ranks that ran."""
-    timed = with_figures(usual)
-    bursts, singles = (timed[timed["timing"] == how] for how in (BURST, SINGLE))
+    ran = usual.merge(with_figures(usual)[CELL].drop_duplicates(), on=CELL)
+    bursts, singles = (ran[ran["timing"] == how] for how in (BURST, SINGLE))
     on = [*CELL, "size_bytes"]
     both = bursts.merge(singles[[*on, "median_ms", "status"]], "left", on, suffixes=("", "_alone"))
     both = both.assign(
         ring_factor=2 * (both["world_size"] - 1) / both["world_size"], size=both["size_bytes"].map(size_words)
     )
     caption = "Time of an all-reduce of fp32 numbers back to back / alone, ms, median of the slowest rank:"
-    return Table.of(
-        "by_size", caption, both, "backend of size median_ms median_ms_alone", across="", of="ranks", size=""
-    )
+    names, heads = "backend of ring_factor size median_ms median_ms_alone", {"of": "ranks", "size": ""}
+    return Table.of("by_size", caption, both, names, across="", ring_factor="2·(n − 1)/n", **heads)
