@@ -48,7 +48,7 @@ def test_a_row_that_lost_its_figures_fails_and_one_that_gained_some_does_not(mak
 def test_runs_without_a_time_in_common_fail(make_run):
     found = compare(make_run("a", BASE), make_run("b", {"eager": [100.0]}, size="xl"), 0.05)
     assert "no time is in both" in found.failure
-    assert (len(found.only_in_a), len(found.only_in_b)) == (3, 1)
+    assert (len(found.outcomes.query("of == 'left_only'")), len(found.outcomes.query("of == 'right_only'"))) == (3, 1)
 
 
 def test_peaks_of_memory_differ_beyond_the_tolerance_in_either_direction(make_run):

@@ -97,18 +97,22 @@ def chart(rows: pd.DataFrame) -> Chart:
 def _lines(run: Run, stage: Stage, said: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a run that have a time and these words among those that name them."""
     for row in known(run.frames[stage.name], "median_ms").to_dict("records"):
-        axes, keys = words(row, stage)
-        if said.items() <= (axes | keys).items():
-            # A record from before an axis was there has its default.
-            own = [record for record in run.records if record["stage"] == stage.name]
-            own = [each for each in own if axes.items() <= fields.texts(stage.cell_type(**each["cell"])).items()]
+        named = words(row, stage)
+        if said.items() <= named.items():
+            own = [record for record in run.records if record["stage"] == stage.name and _is_of(record, stage, named)]
             low_ms, high_ms = median_interval(row)
             yield {
                 **{name: row[name] for name in ("median_ms", "medians_ms", "status", "repeats", "cards")},
-                **{"low_ms": low_ms, "high_ms": high_ms, "words": axes | keys, "run": run.name},
+                **{"low_ms": low_ms, "high_ms": high_ms, "words": named, "run": run.name},
                 "measured": min(record["started_at"] for record in own),
                 "commit": own[0]["code"]["commit"],
             }
+
+
+def _is_of(record: Mapping[str, Any], stage: Stage, named: Mapping[str, str]) -> bool:
+    """Tell whether a record is of the axes of a row; one from before an axis was there has its default."""
+    axes = fields.texts(stage.cell_type(**record["cell"]))
+    return all(named[name] == word for name, word in axes.items() if name != "repeat")
 
 
 def _splits(logs: Sequence[np.ndarray], first: int = 0) -> Iterator[tuple[int, float]]:

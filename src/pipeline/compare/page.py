@@ -18,28 +18,12 @@ from pipeline.report.table import Table, named
 from pipeline.report.versus import SAME
 from pipeline.report.writeup import blocks
 
-HEADS = {
-    "median_ms_a": "A, ms",
-    "median_ms_b": "B, ms",
-    "gain": "B times as fast (interval)",
-    "repeats_a": "repeats A",
-    "repeats_b": "repeats B",
-    "bytes_a": "A",
-    "bytes_b": "B",
-    "ratio": "B over A",
-    "status_a": "outcome in A",
-    "status_b": "outcome in B",
-    "reason_b": "reason",
-}
+OF_SIDES = {"median_ms": "ms, ", "repeats": "repeats ", "bytes": "", "status": "outcome in "}
+HEADS = {"gain": "B times as fast (interval)", "ratio": "B over A", "reason_b": "reason"}
+HEADS |= {f"{name}_{of}": f"{head}{of.upper()}" for name, head in OF_SIDES.items() for of in "ab"}
 OF_ROW = "stage cell:code row"
-MEANINGS = {
-    "A (ms)": "median of A; with repeats, the median of their medians",
-    "B (ms)": "median of B; with repeats, the median of their medians",
-    "B times as fast": "A's time over B's; below 1, B is slower",
-    "low": "lower end of the interval",
-    "high": "upper end of the interval",
-}
-OF_TIME = dict(zip(MEANINGS, ("median_ms_a", "median_ms_b", "ratio", "low", "high"), strict=True))
+OF_TIME = {head: name for name, head in HEADS.items() if name.startswith("median_ms")}
+OF_TIME |= {"B times as fast": "ratio", "low": "low", "high": "high"}
 Parts = Sequence[Markdown | Part]
 
 
@@ -62,7 +46,7 @@ def explored(pair: Pair | None, beside: Table | None) -> dict[str, RowTable]:
     found = {}
     if pair is not None and len(pair.times):
         rows = pair.times[[*KEYS, "verdict", *OF_TIME.values()]]
-        found["times"] = row_table(rows.set_axis([*KEYS, "verdict", *OF_TIME], axis="columns"), MEANINGS)
+        found["times"] = row_table(rows.set_axis([*KEYS, "verdict", *OF_TIME], axis="columns"), {})
     return found | ({"published": row_table(beside.rows, {})} if beside else {})
 
 
@@ -73,12 +57,9 @@ def one_row(rows: pd.DataFrame) -> Parts:
 
 def markdown(parts: Parts, drawn: bool = False) -> Markdown:
     """Return parts as Markdown; drawn: with links to charts' drawings."""
-    shown = [
-        [part] if isinstance(part, Markdown) else blocks("compare", [part])
-        for part in parts
-        if drawn or not isinstance(part, Chart)
-    ]
-    return Markdown("\n\n".join(chain(*shown)))
+    shown = [part for part in parts if drawn or not isinstance(part, Chart)]
+    found = [[part] if isinstance(part, Markdown) else blocks("compare", [part]) for part in shown]
+    return Markdown("\n\n".join(chain(*found)))
 
 
 def html(runs: Sequence[Run], parts: Parts, tables: Mapping[str, RowTable]) -> str:
@@ -91,24 +72,23 @@ def html(runs: Sequence[Run], parts: Parts, tables: Mapping[str, RowTable]) -> s
 def _details(pair: Pair, every: bool) -> list[Part]:
     times = pair.times if every else pair.times[pair.times["verdict"] != SAME]
     verdicts = pair.times["verdict"].value_counts(sort=False).rename("times").reset_index()
+    in_both, in_a, in_b = (pair.outcomes[pair.outcomes["of"] == of] for of in ("both", "left_only", "right_only"))
+    of_time = "quantity median_ms_a median_ms_b gain verdict repeats_a repeats_b"
     tables = [
-        ("verdicts", "Times by verdict:", verdicts, "verdict times"),
-        (
-            "times",
-            "Times that differ, slowest first:",
-            times,
-            f"{OF_ROW} quantity median_ms_a median_ms_b gain verdict repeats_a repeats_b",
+        ("times", "Times that differ, slowest first:", times, of_time),
+        ("memory", "Memory peaks that differ:", pair.memory, "quantity bytes_a bytes_b ratio:times"),
+        ("outcomes", "Outcomes that changed:", in_both, "status_a status_b reason_b"),
+        ("only_a", "Only in A:", in_a, "status_a"),
+        ("only_b", "Only in B:", in_b, "status_b"),
+    ]
+    return [
+        *([_ratios(pair)] if len(pair.times) else []),
+        Table("verdicts", "Times by verdict:", verdicts, named(verdicts, "verdict times")),
+        *(
+            Table(name, caption, rows, named(rows, f"{OF_ROW} {names}", **HEADS), every)
+            for name, caption, rows, names in tables
         ),
-        ("memory", "Memory peaks that differ:", pair.memory, f"{OF_ROW} quantity bytes_a bytes_b ratio:times"),
-        ("outcomes", "Outcomes that changed:", pair.outcomes, f"{OF_ROW} status_a status_b reason_b"),
-        ("only_a", "Only in A:", pair.only_in_a, f"{OF_ROW} status_a"),
-        ("only_b", "Only in B:", pair.only_in_b, f"{OF_ROW} status_b"),
     ]
-    written = [
-        Table(name, caption, rows, named(rows, names, **HEADS), every or name == "verdicts")
-        for name, caption, rows, names in tables
-    ]
-    return [*([_ratios(pair)] if len(pair.times) else []), *written]
 
 
 def _ratios(pair: Pair) -> Chart:

@@ -27,17 +27,15 @@ GPU_BUSY = "gpu_busy_ms"
 class Pair:
     """What differs between run A and run B, as tables; `_a` and `_b` end the columns of either.
 
-    times: of rows with figures in both: KEYS, medians, repeats, and ratio (how many times as fast B is), low, high,
-    verdict, worse (slower by more than the tolerance). memory: peaks that differ by more than it, with their ratio B to
-    A. outcomes: rows whose outcome changed; lost: whether figures were. only_in_a, only_in_b: rows of which the other
-    has nothing. tolerance: a fraction.
+    times: of rows with figures in both: KEYS, medians, repeats, COLUMNS of `versus` (ratio: how many times as fast B
+    is), worse (slower by more than the tolerance). memory: peaks that differ by more than it, with their ratio B to A.
+    outcomes: rows whose outcome changed, of `both`, and those of one alone, `left_only` and `right_only` in the column
+    `of`; lost: whether B has not the figures of A. tolerance: a fraction.
     """
 
     times: pd.DataFrame
     memory: pd.DataFrame
     outcomes: pd.DataFrame
-    only_in_a: pd.DataFrame
-    only_in_b: pd.DataFrame
     tolerance: float
 
     @property
@@ -54,40 +52,36 @@ class Pair:
 
 def compare(a: Run, b: Run, tolerance: float) -> Pair:
     """Compare the rows of two runs; differences below the fraction `tolerance` fail nothing."""
-    rows_a, rows_b = (pd.DataFrame(_figures(run), columns=COLUMNS) for run in (a, b))
-    both = rows_a.merge(rows_b, on=KEYS, suffixes=("_a", "_b"))
-    each = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in (rows_a, rows_b)]
+    figures = [pd.DataFrame(_figures(run), columns=COLUMNS) for run in (a, b)]
+    both = figures[0].merge(figures[1], on=KEYS, suffixes=("_a", "_b"))
+    each = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in figures]
     rows = each[0].merge(each[1], "outer", ROW, suffixes=("_a", "_b"), indicator="of")
-    changed = rows[(rows["of"] == "both") & (rows["status_a"] != rows["status_b"])]
-    lost = changed["status_a"].isin(WITH_FIGURES) & ~changed["status_b"].isin(WITH_FIGURES)
+    rows = rows[(rows["of"] != "both") | (rows["status_a"] != rows["status_b"])]
+    lost = rows["of"].eq("both") & rows["status_a"].isin(WITH_FIGURES) & ~rows["status_b"].isin(WITH_FIGURES)
     return Pair(
-        times=_times(both.dropna(subset=["median_ms_a", "median_ms_b"]), tolerance),
-        memory=_memory(both.dropna(subset=["bytes_a", "bytes_b"]), tolerance),
-        outcomes=changed.assign(lost=lost),
-        only_in_a=rows[rows["of"] == "left_only"],
-        only_in_b=rows[rows["of"] == "right_only"],
-        tolerance=tolerance,
+        _times(both.dropna(subset=["median_ms_a", "median_ms_b"]), tolerance),
+        _memory(both.dropna(subset=["bytes_a", "bytes_b"]), tolerance),
+        rows.assign(lost=lost),
+        tolerance,
     )
 
 
 def named(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
     """Name a row of a frame by ROW: its cell without the repeat, its keys, of which texts stand without their name."""
-    cell, keys = words(row, stage)
-    return {
-        "stage": stage.name,
-        "cell": " ".join(f"{name}={word}" for name, word in cell.items()),
-        "row": " ".join(word if isinstance(row[name], str) else f"{name}={word}" for name, word in keys.items()),
-    }
+    named = [(name, word, f"{name}={word}") for name, word in words(row, stage).items()]
+    keys = (word if isinstance(row[name], str) else whole for name, word, whole in named if name not in stage.axes)
+    cell = (whole for name, _, whole in named if name in stage.axes)
+    return {"stage": stage.name, "cell": " ".join(cell), "row": " ".join(keys)}
 
 
-def words(row: Mapping[Any, Any], stage: Stage) -> tuple[dict[str, str], dict[str, str]]:
+def words(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
     """Return the values of a row's axes, but `repeat`, and of its keys, as words that name it."""
-    axes = {name: fields.text(row[name]) for name in stage.axes if name != "repeat"}
-    return axes, {name: _word(row[name]) for name in stage.row_types.key_columns() if pd.notna(row[name])}
+    names = [name for name in (*stage.axes, *stage.row_types.key_columns()) if name != "repeat"]
+    return {name: _word(row[name]) for name in names if pd.notna(row[name])}
 
 
 def _word(value: Any) -> str:
-    return fields.text(int(value) if isinstance(value, float) and value == int(value) else value)
+    return fields.text(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 def _figures(run: Run) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,7 @@ from pipeline.compare.pair import KEYS, named, words
 from pipeline.compare.runs import Run
 from pipeline.report.formats import number
 from pipeline.report.table import Table
-from pipeline.report.table import named as columns_of
+from pipeline.report.table import named as columns
 
 FILE = Path(__file__).with_name("published.csv")
 CAPTION = (
@@ -42,25 +42,22 @@ def beside(runs: Sequence[Run]) -> Table:
     names = [run.name for run in runs if run.name in set(lines["of"])]
     sources = sorted(set(lines["of"]) - {*names}, key=lambda name: (not name.startswith("write-up"), name))
     lines = lines.pivot_table("value", KEYS, "of", "first", sort=False).reset_index()
-    columns = [
-        *columns_of(lines, "stage cell:code row quantity"),
-        *((name, name, number) for name in [*names, *sources]),
-    ]
-    return Table("published", CAPTION, lines, columns)
+    values = [(name, name, number) for name in (*names, *sources)]
+    return Table("published", CAPTION, lines, [*columns(lines, "stage cell:code row quantity"), *values])
 
 
 def _matched(run: Run, stage: Stage) -> Iterator[dict[str, Any]]:
     """Yield for each value of a stage that a row of the run is of the row's own value, and the published one."""
     published = load(stage.name)
     rows = run.frames[stage.name].to_dict("records") if len(published) else []
-    known = [{name: word for part in words(row, stage) for name, word in part.items()} for row in rows]
+    known = [words(row, stage) for row in rows]
     # Write-ups time by the host's clock.
     defaults = fields.texts(stage.cell_type()) | {"clock": "host"}
     for value in published.to_dict("records"):
         said = dict(word.split("=") for word in value["of"].split()).items()
         fits = [place for place, each in enumerate(known) if said <= each.items()]
         fits = [place for place in fits if pd.notna(rows[place].get(value["quantity"]))]
-        alike = [sum(known[place].get(name) == word for name, word in defaults.items()) for place in fits]
+        alike = [len(defaults.items() & known[place].items()) for place in fits]
         if alike.count(max(alike, default=0)) == 1:
             row = rows[fits[alike.index(max(alike))]]
             line = named(row, stage) | {"quantity": value["quantity"]}

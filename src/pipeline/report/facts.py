@@ -84,12 +84,13 @@ def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
     """
     lacking = cells[~cells["status"].isin([*WITH_FIGURES, "failed"])].rename(columns={"status": "outcome"})
     reasons = lacking["reason"].astype("string").str.replace(OWN_NUMBERS, "…", regex=True).fillna("")
-    lacking, is_skipped = lacking.assign(reason=reasons), lacking["outcome"] == "skipped"
-    ran = lacking[~is_skipped].groupby(["outcome", "stage", "reason"], sort=False)
+    lacking = lacking.assign(reason=reasons)
+    is_skipped = lacking["outcome"] == "skipped"
+    found = lacking[~is_skipped].groupby(["outcome", "stage", "reason"], sort=False)
+    found = found.agg(cells=("cell", "size"), example=("cell", "first")).reset_index()
     skipped = lacking[is_skipped].groupby("outcome")
-    found = ran.agg(cells=("cell", "size"), example=("cell", "first")).sort_values("cells", ascending=False)
     listed = skipped.agg(stage=("stage", _together), reason=("reason", _together), cells=("cell", "size"))
-    return pd.concat([found.reset_index(), listed.reset_index()], ignore_index=True)
+    return pd.concat([found.sort_values("cells", ascending=False, kind="stable"), listed.reset_index()])
 
 
 def _together(values: pd.Series) -> str:

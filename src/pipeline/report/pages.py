@@ -62,13 +62,14 @@ def told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> To
     rows = frames[stage.name]
     shown = own.without_own(rows, stage)
     beside = {name: own.without_own(frames[name], stages[name]) for name in stage.reads if name in frames}
-    has_figures = len(frame.with_figures(shown)) > 0
-    section = stage.report()(shown, beside) if has_figures else Section(_no_figures(rows))
+    own_parts = own.parts(rows, stage)
+    if frame.with_figures(shown).empty:
+        return Told(stage, Section(_no_figures(rows)), own_parts, "", rows)
+    section = stage.report()(shown, beside)
     if frame.shares_a_cpu(rows):
         section = replace(section, changes=())  # what ranks on one CPU gain is no advice
-    note = unwrapped((stage.folder / "report.md").read_text(encoding="utf-8").strip()) if has_figures else ""
-    parts = [part for part in (*section.parts, *own.parts(rows, stage)) if not part.is_empty]
-    return Told(stage, section, parts, note, rows)
+    note = unwrapped((stage.folder / "report.md").read_text(encoding="utf-8").strip())
+    return Told(stage, section, [part for part in (*section.parts, *own_parts) if not part.is_empty], note, rows)
 
 
 def meanings(stage: Stage) -> dict[str, str]:

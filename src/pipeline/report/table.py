@@ -22,12 +22,12 @@ HEADS = {
     "size": "model",
     "part": "",
     "who": "",
-    "who_peer": "beside",
+    "who_peer": "other",
     "context_length": "context",
     "batch_size": "batch",
     "seq_len": "length",
     "median_ms": "ms",
-    "median_ms_peer": "its ms",
+    "median_ms_peer": "other, ms",
     "gain": "times as fast (interval)",
     "tokens_per_s": "tokens/s",
     "tflops_per_s": "TFLOP/s",
@@ -70,7 +70,7 @@ class Table:
         only_filled: bool = False,
         **heads: str,
     ) -> "Table":
-        """Make a table of columns named in one string, as `named` takes it; only_filled: those with a value."""
+        """Make a table of columns named in one string, as `named` takes it; only_filled: of those with a value."""
         columns = named(rows, names, **heads)
         return cls(name, caption, rows, filled(rows, columns) if only_filled else columns, all_rows, across)
 

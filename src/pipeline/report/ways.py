@@ -23,6 +23,8 @@ KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state"
 HEADS = {
     "each_repeat": "each repeat, ms",
     "rank_bytes": "memory a rank",
+    "sent_bytes": "sent a step",
+    "loss": "loss after the same steps",
     "share_pct": "its share of the step",
     "span_ms": "captured step, ms",
     "hidden_ms": "both at once, ms",

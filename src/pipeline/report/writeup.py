@@ -22,16 +22,16 @@ WORTH_A_LOOK = 1.05
 # Tables of a stage of whose times so large a share is unstable would show noise.
 MOST_UNSTABLE = 0.5
 TRUST_LINE = (
-    "{cells:count} cells, {times:count} times, {unstable:count} of them unstable (`~`), {lacking:count} cells without "
+    "{cells:count} cells gave {times:count} times, {unstable:count} of them unstable (`~`), {lacking:count} cells without "
     "figures. [How far to trust it](#how-far-to-trust-it)."
 )
 MOSTLY_NOISE = "{unstable:count} of {times:count} times are unstable here: a table of them would show noise."
-SEVERAL_COMMITS = (
-    "{command}. The records come from {commits:count} commits, the last of them {last}; each names its own. "
-)
 ON_ONE_CPU = (
     "The ranks share one CPU here, so these times say little of ranks with a GPU each. [course.md](course.md) has "
     "their tables."
+)
+SEVERAL_COMMITS = (
+    "{command}. The records come from {commits:count} commits, the last of them {last}; each names its own. "
 )
 EVERY_RECORD = (
     "Each record holds the command of its cell, `results/<stage>/cells.csv` all of them. Measured on and with: {facts}."
@@ -69,7 +69,8 @@ def first_screen(cells: pd.DataFrame, told: Sequence[Told]) -> list[str]:
         if screen := each.section.first_screen:
             found += [f"**{Markdown.escape(screen.line)}**", *blocks(each.stage.name, [screen.chart, screen.models])]
     rows = changes(told)
-    names = named(rows, "change gain:text verdict from to where repeats", where="measured on")
+    heads = {"where": "measured on", "from": "from: step, memory", "to": "to: step, memory"}
+    names = named(rows, "change gain:text verdict from to where repeats", **heads)
     return found + blocks(
         "", [own.first_table(told), Table("changes", WHAT_TO_CHANGE, rows, names), *_alarms(cells, told)]
     )
@@ -100,15 +101,23 @@ def section(told: Told) -> list[str]:
     Without figures the reason stands alone. Where times say little, why they do stands in place of parts and note; only
     the user's own are shown.
     """
-    times, parts, note = known(told.rows, "median_ms"), told.parts, told.note
-    unstable = int((times["status"] == "unstable").sum())
-    on_one_cpu = shares_a_cpu(told.rows)
-    if told.note and (on_one_cpu or (len(times) and unstable >= MOST_UNSTABLE * len(times))):
-        parts = [part for part in told.parts if part.name in own.PARTS]
-        note = ON_ONE_CPU if on_one_cpu else say(MOSTLY_NOISE, unstable=unstable, times=len(times))
-    question = Markdown.escape(told.stage.question)
+    question, parts, note = f"## {Markdown.escape(told.stage.question)}", told.parts, told.note
+    if not note:
+        return [question, told.section.answer, *blocks(told.stage.name, parts)]
+    if words := _says_little(told):
+        parts, note = [part for part in parts if part.name in own.PARTS], words
     answer = say("**{answer}** All rows: {links}.", answer=told.section.answer, links=row_links(told))
-    return [f"## {question}", answer, *blocks(told.stage.name, parts), note]
+    return [question, answer, *blocks(told.stage.name, parts), note]
+
+
+def _says_little(told: Told) -> str:
+    """Return why a stage's times say little, empty where they do: most are unstable, or ranks shared one CPU."""
+    if shares_a_cpu(told.rows):
+        return ON_ONE_CPU
+    times = known(told.rows, "median_ms")
+    unstable = int((times["status"] == "unstable").sum())
+    mostly = len(times) and unstable >= MOST_UNSTABLE * len(times)
+    return say(MOSTLY_NOISE, unstable=unstable, times=len(times)) if mostly else ""
 
 
 def row_links(told: Told) -> Markdown:
@@ -151,28 +160,17 @@ def _alarms(cells: pd.DataFrame, told: Sequence[Told]) -> list[Table]:
 def _trust_tables(asked: Asked, cells: pd.DataFrame, by_stage: pd.DataFrame) -> list[Table]:
     older = by_stage["stage"].map(facts.changed_since(cells, asked.outdated))
     by_stage = by_stage.assign(by_code_changed_since=older)[(by_stage["most_repeats"] > 1) | older.notna()]
-    counts = "cells most_repeats std_between_repeats:percent furthest_two:percent by_code_changed_since"
+    apart = "std_between_repeats:percent furthest_two:percent"
+    heads = {"furthest_two": "largest difference of two repeats"}
+    names = named(by_stage, f"stage cells most_repeats {apart} by_code_changed_since", **heads)
     lacking, missing = facts.without_figures(cells), facts.missing(asked.missing)
+    spread = "How far repeats lie apart, by their whole steps where there are any:"
+    absent = f"Not measured yet, although the scale {asked.scale} asks for it:"
+    of_lacking = named(lacking, "outcome stage cells reason example:code")
     return [
-        Table(
-            "stages",
-            "How far repeats lie apart, by their whole steps where there are any:",
-            by_stage,
-            filled(by_stage, named(by_stage, f"stage {counts}")),
-            all_rows=True,
-        ),
-        Table(
-            "lacking",
-            "Cells without figures:",
-            lacking,
-            named(lacking, "outcome stage cells reason example:code"),
-        ),
-        Table(
-            "missing",
-            f"Not measured yet, although the scale {asked.scale} asks for it:",
-            missing,
-            named(missing, "stage cells what_they_share:code command:code"),
-        ),
+        Table("stages", spread, by_stage, filled(by_stage, names), all_rows=True),
+        Table("lacking", "Cells without figures:", lacking, of_lacking),
+        Table("missing", absent, missing, named(missing, "stage cells what_they_share:code command:code")),
     ]
 
 

@@ -3,11 +3,11 @@
 const narrow = matchMedia("(max-width: 35rem)").matches;
 const wide = matchMedia("(min-width: 84rem)");
 const ROWS_MORE = 200; // put into the document each time its end comes near
+const part = (id) => document.getElementById(id);
 
 async function unpacked(name) {
-  const bytes = Uint8Array.from(atob(document.getElementById(`data-${name}`).textContent), (c) => c.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return new Response(stream).text();
+  const bytes = Uint8Array.from(atob(part(`data-${name}`).textContent), (c) => c.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
 }
 
 async function showCharts() {
@@ -36,8 +36,7 @@ async function showCharts() {
 }
 
 function shownText(value) {
-  if (value === null) return "";
-  return typeof value === "number" ? value.toLocaleString("en-US", { maximumSignificantDigits: 6 }) : String(value);
+  return typeof value === "number" ? value.toLocaleString("en-US", { maximumSignificantDigits: 6 }) : String(value ?? "");
 }
 
 // What has no value comes last, whichever way is sorted.
@@ -51,13 +50,12 @@ function compared(a, b, down) {
 class Rows {
   constructor(tables) {
     this.tables = tables;
-    for (const id of ["table", "filter", "download", "shown", "viewport", "head", "body", "same"]) this[id] = document.getElementById(id);
-    this.table.addEventListener("change", () => this.open(this.table.value, this.filter.value));
-    this.filter.addEventListener("input", () => this.choose());
-    this.download.addEventListener("click", () => this.save());
-    this.viewport.addEventListener("scroll", () => this.drawMore());
+    part("table").addEventListener("change", () => this.open(part("table").value, part("filter").value));
+    part("filter").addEventListener("input", () => this.choose());
+    part("download").addEventListener("click", () => this.save());
+    part("viewport").addEventListener("scroll", () => this.drawMore());
     addEventListener("hashchange", () => this.follow());
-    this.open(this.table.value);
+    this.open(part("table").value);
     this.follow();
   }
 
@@ -65,26 +63,28 @@ class Rows {
     const [name, words] = decodeURIComponent(location.hash).replace(/^#rows-/, "").split("/");
     if (!Object.hasOwn(this.tables, name)) return;
     this.open(name, words);
-    document.getElementById("rows").scrollIntoView();
+    part("rows").scrollIntoView();
   }
 
   // words: what its rows have in one of the files, where those of all files do not
   open(name, words = "") {
     const { columns, same, meanings } = this.tables[name];
-    this.table.value = name;
-    this.names = Object.keys(columns);
-    this.columns = Object.values(columns);
-    this.texts = this.columns.map((column) => column.map(shownText));
-    this.classes = this.columns.map((column) => (column.some((value) => typeof value === "number") ? "number" : ""));
-    this.sorted = { column: -1, down: false };
-    this.filter.value = Object.values(same).map(String).includes(words) ? "" : words;
-    this.same.replaceChildren(...Object.entries(same).flatMap(([name, value]) => [element("dt", name), element("dd", shownText(value))]));
-    this.same.parentElement.hidden = !Object.keys(same).length;
-    this.head.replaceChildren(
-      ...this.names.map((name, place) => {
+    part("table").value = name;
+    this.columns = Object.entries(columns).map(([name, values]) => ({
+      name,
+      values,
+      texts: values.map(shownText),
+      kind: values.some((value) => typeof value === "number") ? "number" : "",
+    }));
+    this.sorted = { place: -1, down: false };
+    part("filter").value = Object.values(same).map(String).includes(words) ? "" : words;
+    part("same").replaceChildren(...Object.entries(same).flatMap(([name, value]) => [element("dt", name), element("dd", shownText(value))]));
+    part("same").parentElement.hidden = !Object.keys(same).length;
+    part("head").replaceChildren(
+      ...this.columns.map(({ name, kind }, place) => {
         const button = Object.assign(element("button", name), { type: "button", title: meanings[name] ?? name });
         button.addEventListener("click", () => this.sort(place));
-        const cell = element("th", "", this.classes[place]);
+        const cell = element("th", "", kind);
         cell.append(button);
         return cell;
       })
@@ -93,46 +93,43 @@ class Rows {
   }
 
   // Up, down, and as it was.
-  sort(column) {
-    const again = this.sorted.column === column;
-    this.sorted = again && this.sorted.down ? { column: -1, down: false } : { column, down: again };
+  sort(place) {
+    const again = this.sorted.place === place;
+    this.sorted = again && this.sorted.down ? { place: -1, down: false } : { place, down: again };
     this.choose();
   }
 
   choose() {
-    const words = this.filter.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const words = part("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
     const has = (row, word) =>
-      this.texts.some((texts, place) => texts[row].toLowerCase().includes(word) || String(this.columns[place][row]).toLowerCase() === word);
-    const every = [...(this.columns[0] ?? []).keys()];
+      this.columns.some(({ texts, values }) => texts[row].toLowerCase().includes(word) || String(values[row]).toLowerCase() === word);
+    const every = [...(this.columns[0]?.values ?? []).keys()];
     this.chosen = every.filter((row) => words.every((word) => has(row, word)));
-    const { column, down } = this.sorted;
-    const values = this.columns[column];
+    const { place, down } = this.sorted;
+    const values = this.columns[place]?.values;
     if (values) this.chosen.sort((a, b) => compared(values[a], values[b], down) || a - b);
-    [...this.head.cells].forEach((cell, place) => (cell.ariaSort = place !== column ? null : down ? "descending" : "ascending"));
-    this.shown.textContent = `${shownText(this.chosen.length)} of ${shownText(every.length)} rows`;
-    this.viewport.scrollTop = 0;
-    this.body.replaceChildren();
+    [...part("head").cells].forEach((cell, at) => (cell.ariaSort = at !== place ? null : down ? "descending" : "ascending"));
+    part("shown").textContent = `${shownText(this.chosen.length)} of ${shownText(every.length)} rows`;
+    part("viewport").scrollTop = 0;
+    part("body").replaceChildren();
     this.drawMore();
   }
 
   drawMore() {
-    if (this.viewport.scrollTop + 2 * this.viewport.clientHeight < this.viewport.scrollHeight) return;
-    const next = this.chosen.slice(this.body.rows.length, this.body.rows.length + ROWS_MORE);
-    this.body.append(
-      ...next.map((row) => {
-        const line = document.createElement("tr");
-        line.append(...this.texts.map((texts, place) => element("td", texts[row], this.names[place] === "status" ? texts[row] : this.classes[place])));
-        return line;
-      })
-    );
+    const { scrollTop, clientHeight, scrollHeight } = part("viewport");
+    if (scrollTop + 2 * clientHeight < scrollHeight) return;
+    for (const row of this.chosen.slice(part("body").rows.length).slice(0, ROWS_MORE)) {
+      const cells = this.columns.map(({ name, texts, kind }) => element("td", texts[row], name === "status" ? texts[row] : kind));
+      part("body").insertRow().append(...cells);
+    }
   }
 
   save() {
-    const quoted = (value) => (value === null ? "" : /[",\n]/.test(value) ? `"${String(value).replaceAll('"', '""')}"` : value);
-    const lines = [this.names, ...this.chosen.map((row) => this.columns.map((column) => column[row]))];
+    const quoted = (value) => (/[",\n]/.test(value) ? `"${value.replaceAll('"', '""')}"` : value);
+    const lines = [this.columns.map(({ name }) => name), ...this.chosen.map((row) => this.columns.map(({ values }) => values[row] ?? ""))];
     const text = lines.map((line) => `${line.map(quoted).join(",")}\n`).join("");
     const href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-    Object.assign(document.createElement("a"), { href, download: `${this.table.value}.csv` }).click();
+    Object.assign(document.createElement("a"), { href, download: `${part("table").value}.csv` }).click();
   }
 }
 
@@ -144,15 +141,14 @@ async function show() {
   const contents = document.querySelector("nav details");
   contents.open = wide.matches;
   wide.addEventListener("change", () => (contents.open = wide.matches));
-  if (document.getElementById("rows")) new Rows(JSON.parse(await unpacked("tables")));
+  if (part("rows")) new Rows(JSON.parse(await unpacked("tables")));
   await showCharts();
 }
 
 show()
   .catch((error) => {
     console.error(error);
-    const failure = document.getElementById("failure");
-    failure.textContent = `Plots or tables could not be shown: ${error.message}`;
-    failure.hidden = false;
+    part("failure").textContent = `Plots or tables could not be shown: ${error.message}`;
+    part("failure").hidden = false;
   })
   .finally(() => (document.body.dataset.ready = "yes"));

@@ -140,11 +140,11 @@ def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
     sent = sent.drop_duplicates("world_size", keep="last").sort_values("world_size")
     tflops_per_s = products.loc[products["dtype"] == "bf16", "tflops_per_s"].max()
     intensity = 1e3 * tflops_per_s / sent["busbw_gb_per_s"]
-    found = sent.assign(C=tflops_per_s, intensity=intensity.round(), tokens=(intensity * BF16_BYTES / 2).round())
+    found = sent.assign(C=tflops_per_s, tokens=(intensity * BF16_BYTES / 2).round())
     found["collective"] = found["collective"].str.replace("_", "-")
-    heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "of"}
-    heads |= {"world_size": "GPUs", "intensity": "C / W (FLOPs a byte)", "tokens": "tokens per GPU"}
-    names = "world_size C busbw_gb_per_s collective intensity tokens"
+    heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "W is of"}
+    heads |= {"world_size": "GPUs", "tokens": "C / W: tokens per GPU"}
+    names = "world_size C busbw_gb_per_s collective tokens"
     return Table.of("here", caption, known(found, "tokens"), names, **heads)
 
 

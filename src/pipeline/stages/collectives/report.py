@@ -89,10 +89,10 @@ def _answer(groups: pd.DataFrame) -> str:
 def _table(groups: pd.DataFrame, link: float | None) -> Table:
     of_link = (100 * groups["busbw_gb_per_s_best"] / (link or float("nan"))).where(groups["backend"] == "nccl")
     least = "".join(groups["size"].dropna().head(1))
-    names = "what backend of dtype median_ms_graph:ms median_ms_burst:ms median_ms_single:ms busbw_gb_per_s_best:number"
+    names = "what backend of dtype median_ms_graph median_ms_burst median_ms_single busbw_gb_per_s_best:number"
     heads = {"what": "collective", "of": "ranks", "busbw_gb_per_s_best": "best bus bandwidth (GB/s)"}
-    heads |= {"median_ms_graph": f"{least} in a graph", "median_ms_burst": f"{least} back to back"}
-    heads |= {"median_ms_single": f"{least} alone, by the host's clock", "of_link_pct": "of a copy between GPUs"}
+    heads |= {"median_ms_graph": f"{least} in a graph, ms", "median_ms_burst": f"{least} back to back, ms"}
+    heads |= {"median_ms_single": f"{least} alone, ms by the host's clock", "of_link_pct": "of a copy between GPUs"}
     caption, found = (
         "Each collective by torch.distributed, median of the slowest rank:",
         groups.assign(of_link_pct=of_link),

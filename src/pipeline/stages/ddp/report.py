@@ -54,7 +54,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     lead = cases[0]
     own = rows[rows["case"] == lead["case"].iloc[0]]
     tables = [
-        ways.table(f"ways_{place}", _fewer(each), TORCH, COLUMNS, "of bucket sizes the fastest")
+        ways.table(
+            f"ways_{place}", _fewer(each), TORCH, COLUMNS, "of each way's bucket sizes the fastest, and torch's default"
+        )
         for place, each in enumerate(cases[:MOST_TABLES], start=1)
     ]
     captured = own[(own["phase"] == CAPTURED_STEP) & own["impl"].isin(CAPTURED)]

@@ -32,6 +32,7 @@ NAMED, MOST_KERNELS = 2, 3
 LONG_NAME = r"(?<=^.{55}).{5,}(?=.{12}$)"
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
+MOST = "Kernels with the most time in a {part} of {size}, {precision}, context {context_length}:"
 FIRST = "The kernel with the most time / its kind / calls / ms / share:"
 WHAT = "size precision context_length part"
 
@@ -57,7 +58,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         [
             _by_model(alike(widest, main)),
             _shares(ends[ends["size"] == lead["size"]]),
-            _kernels("kernels", most, "Kernels with the most time:"),
+            _kernels("kernels", most, MOST.format(**lead), ""),
         ],
         for_course=[
             _forward_times(ends),
@@ -133,10 +134,10 @@ def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
     return Chart(name, title, drawn, "stack", axis, Axis("label"), "kind_of_work", hover=hover)
 
 
-def _kernels(name: str, kernels: pd.DataFrame, caption: str, across: str | None = None) -> Table:
+def _kernels(name: str, kernels: pd.DataFrame, caption: str, what: str = WHAT, across: str | None = None) -> Table:
     # What tells kernels apart often stands at the end of their names.
     kernels = kernels.assign(short=kernels["kernel"].str.replace(LONG_NAME, "…", regex=True))
-    names, heads = f"{WHAT} short:code category count time_ms share_pct", {"category": "kind", "count": "calls"}
+    names, heads = f"{what} short:code category count time_ms share_pct", {"category": "kind", "count": "calls"}
     return Table.of(name, caption, kernels, names, across=across, part="pass", short="kernel", **heads)
 
 

@@ -47,7 +47,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     change = "our fused model and FSDP, free memory in place of checkpoints"
     return Section(
         ways.answer(steps, ours, "peak_bytes"),
-        [_table(steps), _budget(rows), _fusions(rows, steps)],
+        [_table(steps), _budget(rows, steps), _fusions(rows, steps)],
         ways.changes(steps, change, ours, "peak_bytes"),
         for_course=[_checks(rows), _losses(rows)],
     )
@@ -63,16 +63,21 @@ def _largest(rows: pd.DataFrame) -> pd.DataFrame:
 def _table(steps: pd.DataFrame) -> Table:
     base = next(iter(steps["base"].map(steps["way"]).dropna()), "torch")
     names = "way median_ms n gain verdict mfu_pct tokens_per_s gpu_idle_pct peak_bytes first_step_ms"
-    heads = {"n": "steps timed", "gain": f"times as fast as {base} (interval)", "mfu_pct": "MFU without masked scores"}
+    heads = {
+        "n": "steps timed",
+        "gain": f"times as fast as {base} (interval)",
+        "mfu_pct": "MFU without masked scores",
+        "tokens_per_s": "tokens/s of all ranks",
+    }
     caption = f"{steps['case'].iloc[0]}; repeats: {steps['repeats'].max():.0f}:"
     return Table.of("steps", caption, steps, names, only_filled=True, **heads)
 
 
-def _budget(rows: pd.DataFrame) -> Chart:
+def _budget(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
     """Draw where a profiled step's time goes, the longest kind of work first."""
     items = known(rows[rows["measures"] == "budget"], "work_ms")
     longest = items.groupby("category")["work_ms"].sum().sort_values(ascending=False)
-    items = in_order(items, ["way", "category"], {"way": list(NAMES.values()), "category": list(longest.index)})
+    items = in_order(items, ["way", "category"], {"way": list(steps["way"]), "category": list(longest.index)})
     axes = Axis("work_ms", "ms of one profiled step"), Axis("way")
     hover = {"launches": "launches"}
     return Chart("budget", "Where the time of one profiled step goes", items, "stack", *axes, "category", hover=hover)
