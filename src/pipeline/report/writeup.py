@@ -22,8 +22,8 @@ WORTH_A_LOOK = 1.05
 # Tables of a stage of whose times so large a share is unstable would show noise.
 MOST_UNSTABLE = 0.5
 TRUST_LINE = (
-    "{cells:count} cells gave {times:count} times, {unstable:count} of them unstable (`~`), {lacking:count} cells without "
-    "figures. [How far to trust it](#how-far-to-trust-it)."
+    "{cells:count} cells gave {times:count} times, {unstable:count} of them unstable (`~`); {lacking:count} cells have "
+    "no figures. [How far to trust it](#how-far-to-trust-it)."
 )
 MOSTLY_NOISE = "{unstable:count} of {times:count} times are unstable here: a table of them would show noise."
 ON_ONE_CPU = (

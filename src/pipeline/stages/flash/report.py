@@ -138,7 +138,7 @@ def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, queued: str) -> Table:
     cards = {card for each in duel["cards"] for card in each.split(", ")}
     caption = (
         f"Forward + backward at shapes of real models ({SHAPE_HEAD}), ours beside the fastest of PyTorch's and "
-        f"FlashAttention-4{queued}; alone: one call until its work is done, without any queued. GPUs used: {len(cards)}; both times of a "
+        f"FlashAttention-4{queued}; alone: one call until its work is done. GPUs used: {len(cards)}; both times of a "
         "row or repeat are from one."
     )
     duel = in_order(duel, ["dtype", "work", "shape"], {"dtype": DTYPES})

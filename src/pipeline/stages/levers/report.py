@@ -163,8 +163,8 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
     caption = (
         f"Training steps, bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: "
         f"plain PyTorch. Tuned: {tuned_with}. MFU: of {first['peak_tflops_per_s']:,.3g} TFLOP/s "
-        f"({first['peak_source']}). Names are the course's; what they say of parameters leaves out SwiGLU's third "
-        "matrix, which brackets count. a → b: as written → tuned."
+        f"({first['peak_source']}). The parameters, in brackets, include SwiGLU's third matrix, which the models' "
+        "names leave out. a → b: as written → tuned."
     )
     limit = "limited_by" if both["limited_by"].nunique() > 1 else ""
     shown = f"model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb {limit} tuned_with"

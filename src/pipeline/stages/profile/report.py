@@ -32,7 +32,7 @@ NAMED, MOST_KERNELS = 2, 3
 LONG_NAME = r"(?<=^.{55}).{5,}(?=.{12}$)"
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
-MOST = "Kernels with the most time in a {part} of {size}, {precision}, context {context_length}:"
+MOST = "Kernels with the most time in a {part} of {size}, {precision}, context {context_length:,}:"
 FIRST = "The kernel with the most time / its kind / calls / ms / share:"
 WHAT = "size precision context_length part"
 
