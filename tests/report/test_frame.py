@@ -1,3 +1,5 @@
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -50,6 +52,13 @@ def test_the_spread_of_repeats_is_pooled_by_kind_unstable_ones_too_if_it_is_of_t
     spread = folded(*rows, keys=("name", "precision")).set_index("name")["spread_log_std"].dropna()
     assert "".join(sorted(spread.index)) == known_of
     assert list(spread) == pytest.approx([np.std(np.log(medians_ms), ddof=1)] * len(spread))
+
+
+def test_the_spread_of_repeats_is_pooled_over_figures_of_any_size():
+    up, down = math.exp(0.01), math.exp(-0.01)
+    rows = [*repeated("a", [5 * up, 5 * down]), *repeated("b", [700 * up, 700, 700 * down]), timed("c", 1.0)]
+    [row] = folded(*rows)[["spread_log_std", "spread_degrees"]].dropna().drop_duplicates().to_numpy()
+    assert list(row) == [pytest.approx(math.sqrt((2e-4 + 2e-4) / 3)), 3]
 
 
 @pytest.mark.parametrize(("idle_pct", "limit"), [([0, 30, 35], "host"), ([30, 0, 5], "gpu")])

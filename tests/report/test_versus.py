@@ -14,7 +14,6 @@ from pipeline.report.versus import (
     judge,
     log_median_error,
     median_interval,
-    pooled_repeat_spread,
     shaded,
     versus,
 )
@@ -144,14 +143,6 @@ def test_the_ratio_is_that_of_the_medians_of_repeats_which_stand_beside_it():
     assert row["ratio"] == pytest.approx(row["median_ms_peer"] / row["median_ms"]) == pytest.approx(324 / 286)
 
 
-def test_the_spread_of_repeats_is_pooled_over_figures_of_any_size():
-    up, down = math.exp(0.01), math.exp(-0.01)
-    found = pooled_repeat_spread([[5 * up, 5 * down], [700 * up, 700, 700 * down], [1.0]])
-    assert found.log_std == pytest.approx(math.sqrt((2e-4 + 2e-4) / 3))
-    assert found.degrees == 3
-    assert pooled_repeat_spread([[1.0], [2.0]]) is None
-
-
 def process(generator, median_ms, *, noise, between, drift, count):
     """Draw the samples of a process, each with lag-1 autocorrelation 0.5, around a median of the process's own."""
     steps = generator.standard_normal(count) * noise
@@ -192,7 +183,8 @@ def verdicts(machine, factor):
         return process(generator, median_ms, noise=noise, between=between, drift=drift, count=count)
 
     def judged():
-        spread = pooled_repeat_spread([[float(np.median(draw())) for _ in range(3)] for _ in range(8)])
+        repeats = np.log([[np.median(draw()) for _ in range(3)] for _ in range(8)])
+        spread = RepeatSpread(math.sqrt(repeats.var(axis=1, ddof=1).mean()), repeats.size - len(repeats))
         return compare_samples([draw()], [draw(factor)], spread)["verdict"]
 
     return Counter(judged() for _ in range(TRIALS))

@@ -1,9 +1,10 @@
 """Small frames of a stage, as its report gets them, for tests that say only what they are about."""
 
+import re
+
 import pandas as pd
 
 from pipeline.registry import stages
-from pipeline.report.course import filled, places
 from pipeline.report.frame import fold
 from pipeline.report.section import Section
 
@@ -50,8 +51,6 @@ def written(section: Section):
     return "\n".join([section.answer, *parts])
 
 
-def lacking(section: Section, name):
-    """Return the names of places on the stage's page of the course that a section has no part for."""
-    text = (stages()[name].folder / "course.md").read_text(encoding="utf-8")
-    assert filled(text, name, {})
-    return set(places(text)) - {part.name for part in (*section.parts, *section.for_course)}
+def gaps(section: Section):
+    """Return what a section writes of values that are not there."""
+    return re.findall(r"\bnan\b|\bNone\b|\binf\b", written(section))

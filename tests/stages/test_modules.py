@@ -27,7 +27,7 @@ NEVER = (
     "registry",
     "ways.needs",
 )
-NEVER_OF_STAGE = ("rows", "report", "needs")
+NEVER_OF_STAGE = ("rows", "report", "peaks", "needs")
 MODEL = {"attention.eager", "model.step", "model.transformer", "formulas.sizes"}
 STEPS = MODEL | {"instruments.sampling.step_timing", "instruments.profilers.gpu_busy"}
 RANKS = STEPS | {"parallel.processes.starting", "instruments.sampling.rank_timing"}

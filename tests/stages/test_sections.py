@@ -12,7 +12,7 @@ from pipeline.compare.runs import archived_records
 from pipeline.registry import NAMES, stages
 from pipeline.report import frame
 from pipeline.report.chart import Chart
-from pipeline.report.course import places
+from pipeline.report.course import PLACE
 from pipeline.report.drawing import specification
 from pipeline.report.own import without_own
 from pipeline.report.table import MOST_COLUMNS, Table
@@ -99,7 +99,7 @@ def test_its_page_is_short_and_its_parts_have_names_of_their_own(name):
     names = [part.name for part in (*whole(name).parts, *whole(name).for_course)]
     assert len(names) == len(set(names))
     course = stages()[name].folder / "course.md"
-    assert set(places(course.read_text(encoding="utf-8") if course.is_file() else "")) <= set(names)
+    assert set(PLACE.findall(course.read_text(encoding="utf-8") if course.is_file() else "")) <= set(names)
 
 
 @pytest.mark.parametrize(("name", "run"), MEASURED)

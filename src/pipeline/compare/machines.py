@@ -1,6 +1,6 @@
 """Compare machines: training as written and tuned, ceilings, price per token, what differs between them."""
 
-import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,6 +12,7 @@ from pipeline.errors import UserError
 from pipeline.report.formats import text
 from pipeline.report.table import Table, filled, named
 
+PRICE = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 STEPS = {"eager": "as written", "tuned": "tuned"}
 MACHINE = "–"
 
@@ -23,11 +24,8 @@ def prices(words: Sequence[str], runs: Sequence[Run]) -> dict[str, float]:
         name, _, price = word.rpartition("=")
         if name not in names:
             raise UserError(f"compare: --price {word}: NAME must be one of {', '.join(names)}")
-        try:
-            found[name] = float(price)
-        except ValueError:
-            found[name] = math.nan
-        if not 0 < found[name] < math.inf:
+        found[name] = float(price) if PRICE.fullmatch(price) else 0.0
+        if not found[name]:
             raise UserError(f"compare: --price {word}: USD must be a number above 0")
     return found
 
@@ -105,22 +103,11 @@ def _by_run(lines: list[dict[str, Any]], runs: Sequence[Run], columns: Sequence[
 
 def _facts(record: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     """Return the facts of a record by stage, MACHINE for those of the machine, and name."""
-    machine, stage = record["machine"], record["stage"]
-    of_machine = {
-        "machine": machine["kind"],
-        "cpu": machine["cpu"]["model"],
-        "logical cores": machine["cpu"]["logical_cores"],
-        "GPUs": len(machine["gpus"]),
-        "threads": machine["threads"],
-        "os": machine["os"],
-        **machine["software"],
-        "commit": record["code"]["commit"],
-    }
-    of_stage = {
-        "code": record["code"]["digest"],
-        **record["settings"],
-        **{f"code of {own['name']}": own["digest"] for own in record.get("subjects", [])},
-    }
-    return {(MACHINE, name): value for name, value in of_machine.items()} | {
-        (stage, name): value for name, value in of_stage.items()
-    }
+    machine, code = record["machine"], record["code"]
+    of_machine = {"machine": machine["kind"], "cpu": machine["cpu"]["model"]}
+    of_machine |= {"logical cores": machine["cpu"]["logical_cores"], "GPUs": len(machine["gpus"])}
+    of_machine |= {name: machine[name] for name in ("threads", "os")} | machine["software"] | {"commit": code["commit"]}
+    of_stage = {"code": code["digest"], **record["settings"]}
+    of_stage |= {f"code of {own['name']}": own["digest"] for own in record.get("subjects", [])}
+    both = {MACHINE: of_machine, record["stage"]: of_stage}
+    return {(stage, name): value for stage, facts in both.items() for name, value in facts.items()}

@@ -5,7 +5,7 @@ it measures, in the words of the stage's axes and row keys, as far as the source
 with its unit), value. Values taken under a profiler, or without waiting for the GPU, are left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +62,6 @@ def _matched(run: Run, stage: Stage) -> Iterator[dict[str, Any]]:
             row = rows[fits[alike.index(max(alike))]]
             line = named(row, stage) | {"quantity": value["quantity"]}
             yield {**line, "of": run.name, "value": row[value["quantity"]]}
-            yield {**line, "of": _source(value), "value": value["value"]}
-
-
-def _source(value: Mapping[Any, Any]) -> str:
-    who = f"write-up {value['source']}" if value["source"].isdigit() else f"the {value['source']}"
-    return f"{who} ({value['machine'] or 'machine not named'}, other code)"
+            who = f"write-up {value['source']}" if value["source"].isdigit() else f"the {value['source']}"
+            of = f"{who} ({value['machine'] or 'machine not named'}, other code)"
+            yield {**line, "of": of, "value": value["value"]}

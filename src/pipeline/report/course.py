@@ -48,14 +48,9 @@ def filled(text: str, stage: str, parts: Mapping[str, Part]) -> str:
     """
     told: list[str] = []
     for block in re.split(r"\n{2,}", text):
-        words, names = PLACE.sub("", block).strip("\n"), places(block)
+        words, names = PLACE.sub("", block).strip("\n"), PLACE.findall(block)
         found = blocks(stage, [parts[name] for name in names if name in parts])
         told += [unwrapped(words)] if words and (found or not names) else []
         told += found or ([NOT_HERE.format(stage=stage)] if names else [])
     # Of several parts in a row that lack, one line tells.
     return "\n\n".join(block for block, before in zip(told, [None, *told], strict=False) if block != before)
-
-
-def places(text: str) -> list[str]:
-    """Return the names of the parts that a text has places for."""
-    return PLACE.findall(text)

@@ -24,7 +24,6 @@ from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.cells.stage_rows import stage_rows
 from pipeline.cells.timed_rows import idle_columns
 from pipeline.report.markup import one_line
-from pipeline.report.versus import pooled_repeat_spread
 
 Records = Sequence[Mapping[str, Any]]
 # Rows with the same values here pool the spread of their repeats.
@@ -159,12 +158,12 @@ def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
 
 def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
     """Add how far repeats of the same kind lie apart, unstable ones too: a single process stands for them as well."""
-    kinds = _groups(first, KIND)
-    pooled = kinds.map(first["medians_ms"].dropna().groupby(kinds).agg(pooled_repeat_spread))
-    log_std, degrees = (
-        pooled.map(lambda spread, name=name: getattr(spread, name), na_action="ignore").astype(float)
-        for name in ("log_std", "degrees")
-    )
+    kinds, logs = _groups(first, KIND), [np.log(each) for each in first["medians_ms"].dropna()]
+    own = {"degrees": [len(each) - 1 for each in logs], "squares": [len(each) * each.var() for each in logs]}
+    known_of = first.index[first["medians_ms"].notna()]
+    pooled = pd.DataFrame(own, known_of, dtype=float).groupby(kinds).sum().reindex(kinds).set_axis(first.index)
+    degrees = pooled["degrees"].where(pooled["degrees"] > 0)
+    log_std = np.sqrt(pooled["squares"] / degrees)
     too_few = first["repeats"].lt(2) & degrees.lt(LEAST_DEGREES)
     return first.assign(spread_log_std=log_std.mask(too_few), spread_degrees=degrees.mask(too_few))
 

@@ -81,10 +81,8 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     own = found[found["own"]]
     table = Table(PARTS[0], caption, own, named(own, f"label:code {RANKED}", **HEADS))
     shown = found[found["problem"].isin(found["problem"].unique()[:MOST_PANELS])]
-    shown = shown.assign(
-        who=np.where(shown["own"], "your own", "others"),
-        words=shown["median_ms"].map(number, na_action="ignore"),
-    )
+    who = np.where(shown["own"], "your own", "others")
+    shown = shown.assign(who=who, words=shown["median_ms"].map(number, na_action="ignore"))
     panel = "problem" if shown["problem"].nunique() > 1 else ""
     axes = Axis("median_ms", "ms, median"), Axis("label")
     title = "Your own beside the others"

@@ -78,12 +78,11 @@ def _require_snapshot(place: Path, folder: Path) -> None:
 
 def _copy(reports: Path, results: Path, folder: Path) -> None:
     pages = [reports / name for name in PAGES if (reports / name).is_file()]
-    sources = {path: folder / path.name for path in pages}
-    sources |= {path: folder / path.relative_to(reports) for path in files_below(reports / "figures", ".svg")}
-    sources |= {path: folder / "tables" / path.relative_to(results) for path in sorted(results.glob("*/*.csv"))}
-    for path, copied in sources.items():
-        copied.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, copied)
+    places = {path: path.relative_to(reports) for path in (*pages, *files_below(reports / "figures", ".svg"))}
+    places |= {path: "tables" / path.relative_to(results) for path in sorted(results.glob("*/*.csv"))}
+    for path, place in places.items():
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / place)
     for page in pages:
         _require_images(page, folder)
         text = page.read_text(encoding="utf-8")

@@ -88,7 +88,7 @@ class Told:
     stage: Stage
     section: Section
     parts: Sequence[Part]
-    note: str
+    note: Markdown
     rows: pd.DataFrame = field(repr=False)
 
     @property

@@ -1,10 +1,7 @@
 """Decide which of two rows is faster, by one rule for pages and comparisons.
 
-Beside the ratio stand its 95% interval and a verdict:
-
-- faster, slower: the interval excludes 1 and the ratio is off by 1% or more;
-- same: the interval lies within 2% of 1;
-- undecided: anything else; always where a side is unstable.
+Beside the ratio stand its 95% interval and a verdict. Faster, slower: the interval excludes 1 and the ratio is off by
+1% or more. Same: the interval lies within 2% of 1. Undecided: anything else; always where a side is unstable.
 
 With repeats the interval combines two spreads. Within a process it comes from a block bootstrap, since a sample is like
 those just before it. Between processes, which differ by more than their samples show, it is the spread of repeats,
@@ -13,7 +10,7 @@ that the quartiles allow, and only a ratio off by 5% or more is called.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -82,7 +79,8 @@ def judged(both: pd.DataFrame, base: str, other: str = "") -> pd.DataFrame:
     )
     pairs = zip(*(rows.to_dict("records") for rows in sides), strict=True)
     found = [judge(a, b) if {a["status"], b["status"]} <= {*WITH_FIGURES} else {} for a, b in pairs]
-    return both.assign(**pd.DataFrame(found, both.index, COLUMNS))
+    columns = pd.DataFrame(found, both.index, COLUMNS)
+    return pd.concat([both.drop(columns=[*COLUMNS], errors="ignore"), columns], axis="columns")
 
 
 def judge(base: Row, other: Row) -> dict[str, Any]:
@@ -111,14 +109,6 @@ def median_interval(row: Row) -> tuple[float, float]:
         return row["q1_ms"], row["q3_ms"]
     middle, margin = _log_median(repeats), _margin([repeats], spread)
     return math.exp(middle - margin), math.exp(middle + margin)
-
-
-def pooled_repeat_spread(medians: Iterable[Sequence[float]]) -> RepeatSpread | None:
-    """Pool the spread of repeats, given for each figure the medians of its repeats; None where no figure has two."""
-    logs = [np.log(each) for each in medians if len(each) > 1]
-    degrees = sum(len(each) - 1 for each in logs)
-    squares = sum(float(((each - each.mean()) ** 2).sum()) for each in logs)
-    return RepeatSpread(math.sqrt(squares / degrees), degrees) if degrees else None
 
 
 def compare_samples(base: Repeats, other: Repeats, spread: RepeatSpread) -> dict[str, Any] | None:

@@ -1,79 +1,73 @@
 """Write the write-up: first screen, one section per stage, how far to trust it, how to reproduce it."""
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.report import facts, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
-from pipeline.report.formats import code
+from pipeline.report.formats import code, count
 from pipeline.report.frame import known, shares_a_cpu
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Part, Told, say
 from pipeline.report.table import Table, filled, named
 from pipeline.report.versus import FASTER, UNDECIDED
 
+HERE = Path(__file__).parent
+TEMPLATE = "writeup.md.j2"
+# What words such as unstable and faster mean: written by hand, true of every run.
+RULES = HERE / "trust.md"
 MOST_CHANGES = 8
 # An undecided change that seems to gain less is not shown.
 WORTH_A_LOOK = 1.05
 # Tables of a stage of whose times so large a share is unstable would show noise.
 MOST_UNSTABLE = 0.5
-TRUST_LINE = (
-    "{cells:count} cells gave {times:count} times, {unstable:count} of them unstable (`~`); {lacking:count} cells have "
-    "no figures. [How far to trust it](#how-far-to-trust-it)."
-)
-MOSTLY_NOISE = "{unstable:count} of {times:count} times are unstable here: a table of them would show noise."
-ON_ONE_CPU = (
-    "The ranks share one CPU here, so these times say little of ranks with a GPU each. [course.md](course.md) has "
-    "their tables."
-)
-SEVERAL_COMMITS = (
-    "{command}. The records come from {commits:count} commits, the last of them {last}; each names its own. "
-)
-EVERY_RECORD = (
-    "Each record holds the command of its cell, `results/<stage>/cells.csv` all of them. Measured on and with: {facts}."
-)
 WHAT_TO_CHANGE = (
     "What to change. Each row is measured by itself, and gains do not multiply. With one repeat the interval is that "
     "of a single process:"
 )
 BUSY = "Measured while other processes kept more than half of the cores busy. Do not trust these times:"
-# What words such as unstable and faster mean: written by hand, true of every run.
-RULES = Path(__file__).parent / "trust.md"
 
 
 def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown:
-    """Return the write-up as Markdown."""
+    """Return the write-up as Markdown; what its template shows is escaped unless it is Markdown already."""
     by_stage = facts.by_stage(cells, {each.stage.name: each.rows for each in told})
-    found = [
-        *first_screen(cells, told),
-        " ".join([_trust_line(cells, by_stage), *(each.section.trust for each in told if each.section.trust)]),
-        *(block for each in told for block in section(each)),
-        "## How far to trust it",
-        unwrapped(RULES.read_text(encoding="utf-8").strip()),
-        *blocks("", _trust_tables(asked, cells, by_stage)),
-        "## Reproduce",
-        _reproduce(asked, cells),
-    ]
-    return Markdown("\n\n".join(block for block in found if block) + "\n")
+    sums = by_stage[["with_figures", "times", "unstable"]].sum()
+    words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
+    loader = FileSystemLoader(HERE)
+    pages = Environment(
+        loader=loader, undefined=StrictUndefined, finalize=Markdown.escape, trim_blocks=True, lstrip_blocks=True
+    )
+    pages.filters["count"] = count
+    text = pages.get_template(TEMPLATE).render(
+        machines=" and ".join(sorted(cells["machine"].unique())),
+        told=told,
+        shown=lambda parts, stage="": Markdown("\n\n".join(blocks(stage, parts))),
+        first_tables=[own.first_table(told), _changes_table(told), *_alarms(cells, told)],
+        **{"cells": len(cells), "lacking": len(cells) - sums["with_figures"], **sums[["times", "unstable"]]},
+        shares_a_cpu=lambda each: shares_a_cpu(each.rows),
+        noise=_noise,
+        own=lambda each: [part for part in each.parts if part.name in own.PARTS],
+        row_links=row_links,
+        rules=Markdown(unwrapped(RULES.read_text(encoding="utf-8").strip())),
+        trust_tables=_trust_tables(asked, cells, by_stage),
+        command=code(shlex.join(words)),
+        commits=["", *cells.sort_values("started_at")["commit"].dropna().astype(str).unique()],
+        machine=facts.machine(cells),
+    )
+    return Markdown(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
 
 
-def first_screen(cells: pd.DataFrame, told: Sequence[Told]) -> list[str]:
-    """Return the first screen's blocks: a line, a chart, the models, what to change, what to know first."""
-    machines = " and ".join(sorted(cells["machine"].unique()))
-    found: list[str] = [say("# {machines}: how fast it trains language models", machines=machines)]
-    for each in told:
-        if screen := each.section.first_screen:
-            found += [f"**{Markdown.escape(screen.line)}**", *blocks(each.stage.name, [screen.chart, screen.models])]
+def _changes_table(told: Sequence[Told]) -> Table:
     rows = changes(told)
     heads = {"where": "measured on", "from": "from: step, memory", "to": "to: step, memory"}
-    names = named(rows, "change gain:text verdict from to where repeats", **heads)
-    return found + blocks(
-        "", [own.first_table(told), Table("changes", WHAT_TO_CHANGE, rows, names), *_alarms(cells, told)]
-    )
+    columns = named(rows, "change gain:text verdict from to where repeats", **heads)
+    return Table("changes", WHAT_TO_CHANGE, rows, columns)
 
 
 def changes(told: Sequence[Told]) -> pd.DataFrame:
@@ -95,29 +89,11 @@ def changes(told: Sequence[Told]) -> pd.DataFrame:
     return rows.sort_values(["verdict", "ratio"], ascending=[True, False]).head(MOST_CHANGES)
 
 
-def section(told: Told) -> list[str]:
-    """Return the blocks of a stage's section: question, answer, parts, note.
-
-    Without figures the reason stands alone. Where times say little, why they do stands in place of parts and note; only
-    the user's own are shown.
-    """
-    question, parts, note = f"## {Markdown.escape(told.stage.question)}", told.parts, told.note
-    if not note:
-        return [question, told.section.answer, *blocks(told.stage.name, parts)]
-    if words := _says_little(told):
-        parts, note = [part for part in parts if part.name in own.PARTS], words
-    answer = say("**{answer}** All rows: {links}.", answer=told.section.answer, links=row_links(told))
-    return [question, answer, *blocks(told.stage.name, parts), note]
-
-
-def _says_little(told: Told) -> str:
-    """Return why a stage's times say little, empty where they do: most are unstable, or ranks shared one CPU."""
-    if shares_a_cpu(told.rows):
-        return ON_ONE_CPU
+def _noise(told: Told) -> tuple[int, int] | None:
+    """Return how many of how many times of a stage are unstable, where most are."""
     times = known(told.rows, "median_ms")
     unstable = int((times["status"] == "unstable").sum())
-    mostly = len(times) and unstable >= MOST_UNSTABLE * len(times)
-    return say(MOSTLY_NOISE, unstable=unstable, times=len(times)) if mostly else ""
+    return (unstable, len(times)) if len(times) and unstable >= MOST_UNSTABLE * len(times) else None
 
 
 def row_links(told: Told) -> Markdown:
@@ -137,11 +113,6 @@ def image(stage: str, chart: Chart) -> str:
     """Return the link to a chart's drawing, with its title for those who do not see it."""
     title = str(Markdown.escape(chart.title)).replace("[", "&#91;")  # one without its partner would end the image
     return f"![{title}](figures/{stage}/{chart.name}.svg)"
-
-
-def _trust_line(cells: pd.DataFrame, by_stage: pd.DataFrame) -> str:
-    sums = by_stage[["with_figures", "times", "unstable"]].sum()
-    return say(TRUST_LINE, cells=len(cells), lacking=len(cells) - sums["with_figures"], **sums)
 
 
 def _alarms(cells: pd.DataFrame, told: Sequence[Told]) -> list[Table]:
@@ -172,16 +143,3 @@ def _trust_tables(asked: Asked, cells: pd.DataFrame, by_stage: pd.DataFrame) -> 
         Table("lacking", "Cells without figures:", lacking, of_lacking),
         Table("missing", absent, missing, named(missing, "stage cells what_they_share:code command:code")),
     ]
-
-
-def _reproduce(asked: Asked, cells: pd.DataFrame) -> str:
-    words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
-    commits = cells.sort_values("started_at")["commit"].dropna().astype(str).unique()
-    machine = [say("{what}: {words}", what=what, words=words) for what, words in facts.machine(cells).items()]
-    return say(
-        ("{command} in a clone at commit {last}. " if len(commits) < 2 else SEVERAL_COMMITS) + EVERY_RECORD,
-        command=code(shlex.join(words)),
-        last=commits[-1] if len(commits) else "unknown",
-        commits=len(commits),
-        facts=Markdown("; ").join(machine),
-    )

@@ -5,14 +5,13 @@ import pytest
 
 from pipeline.registry import stages
 from pipeline.report.asked import Asked
-from pipeline.report.frame import with_figures
 from pipeline.report.pages import write_pages
 from pipeline.stages.health.cell import Cell, Settings
 from pipeline.stages.health.report import build
 
 from ...records import record
 from ...report.runs import GPU, written
-from ..section_parts import faults, parts
+from ..frames import gaps, shown
 from .conftest import MODEL, SOUND, recorded
 
 
@@ -34,11 +33,10 @@ def alarms(section):
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 8])
-def test_the_section_of_a_sound_machine_is_whole_and_warns_of_nothing(section, gpus, tmp_path):
+def test_the_section_of_a_sound_machine_is_whole_and_warns_of_nothing(section, gpus):
     found = section(gpus)
-    assert faults(found, tmp_path) == {}
-    assert alarms(found) == []
-    assert len(parts(found)["gpus"].rows) == gpus
+    assert gaps(found) == alarms(found) == []
+    assert len(shown(found)["gpus"].rows) == gpus
 
 
 def test_a_slow_gpu_is_named_by_index_and_uuid_with_what_it_does_and_should(section):
@@ -53,27 +51,11 @@ def test_a_slow_link_is_named_with_both_ends(section):
     assert (row["name"], row["what"]) == ("2 (2ace0123)", "copies to GPU 0")
 
 
-def test_every_finding_is_told_with_what_was_read(section, tmp_path):
-    bad = {
-        "ecc_uncorrected": 7,
-        "failed_row_remaps": 1,
-        "pcie_widths": [8],
-        "nvlinks_up": 17,
-        "nvlink_recoveries": 2,
-        "throttle_reasons": ["hw_slowdown"],
-        "utilization_before_pct": 97,
-    }
-    found = section(2, change=lambda rows: rows[0].update(bad))
-    assert [row["here"] for row in alarms(found)] == [
-        "7",
-        "yes",
-        "generation 5, 8 lanes",
-        "17",
-        "2",
-        "hw_slowdown",
-        "97%",
-    ]
-    assert faults(found, tmp_path) == {}
+def test_every_finding_is_told_with_what_was_read(section):
+    bad = {"ecc_uncorrected": 7, "failed_row_remaps": 1, "pcie_widths": [8], "nvlinks_up": 17, "nvlink_recoveries": 2}
+    bad |= {"throttle_reasons": ["hw_slowdown", "sw_power_cap"], "utilization_before_pct": 97}
+    here = [row["here"] for row in alarms(section(2, change=lambda rows: rows[0].update(bad)))]
+    assert here == ["7", "yes", "generation 5, 8 lanes", "17", "2", "hw_slowdown", "97%"]
 
 
 def test_what_did_not_fit_or_was_wrong_is_named(section):
@@ -86,15 +68,15 @@ def test_what_did_not_fit_or_was_wrong_is_named(section):
     assert row["here"] == "oom: CUDA out of memory"
 
 
-def test_a_card_of_which_nvml_tells_nothing_has_a_row(section, tmp_path):
+def test_a_card_of_which_nvml_tells_nothing_has_a_row(section):
     untold = dict.fromkeys(name for name in SOUND if name != "absent")
     found = section(2, change=lambda rows: [row.update(untold) for row in rows if row["kind"] == "gpu"])
-    assert faults(found, tmp_path) == {}
-    assert alarms(found) == []
+    assert gaps(found) == alarms(found) == []
+    assert len(shown(found)["gpus"].rows) == 2
 
 
 def test_links_are_a_matrix(section):
-    lines = parts(section(4))["links"].markdown().splitlines()
+    lines = shown(section(4))["links"].markdown().splitlines()
     assert lines[2].count("|") == 6
     assert len(lines[4:]) == 4
 
@@ -109,8 +91,3 @@ def test_the_first_screen_names_the_gpu_that_stands_out_and_tells_how_many_were_
     first = (tmp_path / "reports/writeup.md").read_text().split("\n## ")[0]
     assert ("1 (1ace0123)" in first) is (slower is not None)
     assert "GPUs measured: 2, links between them: 2." in first
-
-
-def test_the_rows_have_figures(as_table):
-    rows = as_table(Cell(), Settings(), recorded(np.random.default_rng(0), 2), MODEL)
-    assert len(with_figures(rows)) == len(rows)

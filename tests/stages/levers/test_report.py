@@ -2,7 +2,7 @@ import pytest
 
 from pipeline.stages.levers.report import build
 
-from ..frames import failed, frame_of, shown, timed, written
+from ..frames import failed, frame_of, gaps, shown, timed
 
 CELL = {"context_length": 1024, "combinations": "all", "setting_batch_size": 4, "setting_vocab_size": 10_000}
 
@@ -26,9 +26,8 @@ def models(section):
     ("limited", "model", "gain"), [(None, "xl", "2.60"), ("eager", "medium", "1.50"), ("sdpa", "medium", "1.50")]
 )
 def test_the_headline_is_of_the_largest_model_that_does_not_wait_for_its_host(limited, model, gain):
-    slow = [
-        step(name, ms, "xl", "host" if name == limited else "gpu") for name, ms in (("eager", 28.6), ("sdpa", 11.0))
-    ]
+    times_ms = {"eager": 28.6, "sdpa": 11.0}
+    slow = [step(name, ms, "xl", "host" if name == limited else "gpu") for name, ms in times_ms.items()]
     section = told(step("eager", 9.0), step("sdpa", 6.0), *slow)
     line = section.first_screen.line
     assert "xl" in section.answer
@@ -46,23 +45,16 @@ def test_the_headline_does_not_rest_on_a_step_that_is_unstable():
 
 
 def test_a_time_of_three_repeats_is_their_median_and_says_how_many_they_are():
-    section = told(
-        *(
-            step(name, base * factor, repeat=number)
-            for name, base in (("eager", 100.0), ("sdpa", 50.0))
-            for number, factor in enumerate((1.0, 1.03, 1.02), 1)
-        )
-    )
-    table = shown(section)["ladder"]
-    assert table.rows.set_index("levers").loc["sdpa", ["median_ms", "repeats"]].tolist() == pytest.approx([51.0, 3])
-    assert "repeats" in [head for head, *_ in table.columns]
+    sides, factors = {"eager": 100.0, "sdpa": 50.0}.items(), enumerate((1.0, 1.03, 1.02), 1)
+    section = told(*(step(name, ms * by, repeat=number) for number, by in factors for name, ms in sides))
+    found = shown(section)["ladder"].rows.set_index("levers").loc["sdpa", ["median_ms", "repeats"]]
+    assert found.tolist() == pytest.approx([51.0, 3])
     assert [change.judged["repeats"] for change in section.changes] == [3]
 
 
 def test_what_trains_otherwise_or_only_makes_room_tunes_no_model():
-    section = told(
-        step("eager", 100.0), step("fused+bf16_weights", 40.0), step("checkpointing", 45.0), step("fused", 80.0)
-    )
+    otherwise = step("fused+bf16_weights", 40.0), step("checkpointing", 45.0)
+    section = told(step("eager", 100.0), *otherwise, step("fused", 80.0))
     assert models(section).loc["medium", "levers_tuned"] == "fused"
     assert "80.0 ms" in section.answer
     assert "40.0 ms" not in section.answer
@@ -108,5 +100,6 @@ def test_the_summary_has_both_steps_as_numbers():
 def test_any_part_of_the_rows_makes_a_whole_section(rows, has_screen):
     section = told(*rows)
     screen = section.first_screen
-    assert "nan" not in written(section) + (screen.line + screen.models.markdown() if screen else "")
+    assert gaps(section) == []
+    assert "nan" not in (screen.line + screen.models.markdown() if screen else "")
     assert bool(screen) == has_screen

@@ -88,18 +88,6 @@ def test_where_plain_attention_does_not_fit_steps_are_compared_with_the_first_th
     assert section(cell_of(**BF16), flash).changes == []  # of flash attention alone the levers tell
 
 
-def test_each_context_has_its_own_first_and_the_table_its_length():
-    cells = [
-        cell_of(precision="bf16", context_length=context, attention=attention, checkpoint_every=every)
-        for context in (256, 512, 1024, 2048)
-        for attention in ("eager", "flash")
-        for every in (0, 1)
-    ]
-    rows = shown(section(*cells))["variants"].rows
-    assert list(rows["context_length"].unique()) == [512, 1024, 2048]
-    assert rows["gain"].isna().groupby(rows["context_length"]).sum().eq(1).all()
-
-
 def test_steps_in_the_precision_that_has_several_are_told_where_the_lead_s_has_one():
     cells = [cell_of(context_length=1024, attention=attention) for attention in ("eager", "flash")]
     assert set(shown(section(*cells, cell_of(**BF16)))["variants"].rows["precision"]) == {"fp32"}
@@ -138,14 +126,15 @@ def test_checkpoints_by_depth_tell_what_runs_again_and_what_they_lower():
     assert rows["verdict"].fillna("").tolist() == ["", "slower", "slower"]
 
 
-def test_intervals_are_those_of_the_longest_context_and_the_update_is_no_part_of_their_peak():
+def test_steps_are_those_of_the_longest_context_and_the_update_is_no_part_of_their_peak():
     cells = [
         cell_of(precision="bf16", context_length=context, checkpoint_every=every)
         for context in (512, 2048)
         for every in (0, 1, 4)
     ]
-    rows = shown(section(*cells))["intervals"].rows
+    rows = shown(section(*cells))["variants"].rows
     assert rows[["context_length", "checkpoint_every"]].to_numpy().tolist() == [[2048, 0], [2048, 1], [2048, 4]]
+    assert rows["verdict"].fillna("").tolist() == ["", "slower", "slower"]
     assert rows["before_update_bytes"].iloc[1] < rows["peak_bytes"].iloc[1]
 
 

@@ -67,10 +67,10 @@ def _memory(rows: pd.DataFrame) -> Chart:
     forward = rows[rows["phase"] == "forward"].sort_values("mode", ascending=False, kind="stable")
     counted = forward.assign(who=forward["mode"], gb=forward[column] / 1e9)
     formula = forward.drop_duplicates("seq_len").assign(who="predicted", gb=forward[f"model_{column}"] / 1e9)
-    drawn, title = pd.concat([counted, formula.assign(status="ok")]), f"Plain attention, {what}: one head of "
+    drawn = pd.concat([counted, formula.assign(status="ok")])
+    title = f"Plain attention, {what}: one head of {rows['head_dim'].iloc[0]}, fp32"
     axes = Axis("seq_len", "sequence length", log=True), Axis("gb", f"GB, {what}", log=True)
     limits = [Limit(full / 1e9, "memory") for full in rows["memory_bytes"].dropna().nlargest(1)]
-    title += f"{rows['head_dim'].iloc[0]}, fp32"
     return Chart("memory", title, drawn, "line", *axes, "who", limits=limits)
 
 

@@ -10,23 +10,13 @@ from pipeline.formulas.attention import Shape, forward_flops
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, known, with_figures
-from pipeline.report.section import Change, Section, say
+from pipeline.report.section import Section, say
 from pipeline.report.table import Table
-from pipeline.report.versus import FASTER, SLOWER, judge, peer_of, shaded, side_by_side, versus
-from pipeline.stages.flash.cell import (
-    BOTH_PHASES,
-    DTYPES,
-    FA4,
-    LEADERBOARD,
-    OURS,
-    PEERS,
-    PHASES,
-    THREE_TF32,
-    TILES,
-    Cell,
-)
+from pipeline.report.versus import FASTER, SLOWER, judge, shaded, side_by_side, versus
+from pipeline.stages.flash.cell import DTYPES, FA4, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32, TILES, Cell
 
 PROBLEM = [item.name for item in fields(Cell) if item.name != "repeat"]
+FORWARD, _, BOTH = PHASES
 SHAPE_HEAD = "batch×heads×length×head_dim"
 WORDS = {
     "triton": "ours",
@@ -55,13 +45,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     queued = ", launches queued" if (rows["clock"] == "device").any() else ""
     errors = _errors(rows, ours)
     return Section(
-        _answer(torch_s, heads_s, queued) + _exact(errors),
-        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s), _errors_table(errors)],
-        _changes(models, ours, torch_s, queued),
-        for_course=[
-            _grid(plain_s, queued),
-            _leaderboard(rows, ours, queued),
-        ],
+        _answer(torch_s, heads_s, queued) + _exact(errors.rows),
+        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s), errors],
+        for_course=[_grid(plain_s, queued), _leaderboard(rows, ours, queued)],
     )
 
 
@@ -90,9 +76,7 @@ def _label(shape: Shape) -> str:
 
 def _duel(rows: pd.DataFrame, ours: str, peers: Sequence[str]) -> pd.DataFrame:
     """Put ours beside the fastest of peers, forward + backward; add how lone calls and the forward pass compare."""
-    both, forward = (
-        versus(rows[rows["phase"] == phase], PROBLEM, "impl", ours, peers) for phase in (BOTH_PHASES, "forward")
-    )
+    both, forward = (versus(rows[rows["phase"] == phase], PROBLEM, "impl", ours, peers) for phase in (BOTH, FORWARD))
     forward = forward.assign(forward=written(forward, "{ratio:times}, {verdict}"))
     both = both.merge(forward[[*PROBLEM, "forward"]], "left", PROBLEM)
     calls = known(both, "median_call_ms", "median_call_ms_peer")
@@ -118,16 +102,15 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame, queued: str) -> str:
     here = models[models["dtype"] == models["dtype"].iloc[0]]
     return say(
         "{dtype}, forward + backward{queued}: ours is faster than the fastest of PyTorch's at {won} of {n} shapes of "
-        "real models ({low:times} to {high:times} as fast). Called alone, ours is faster at {alone}, slower at {lost}, "
-        "the same or undecided at {open}. It reaches {rate:number} TFLOP/s.",
+        "real models ({ratios[0]:times} to {ratios[1]:times} as fast). Called alone, ours is faster at "
+        "{alone[faster]}, slower at {alone[slower]}, the same or undecided at {open}. It reaches {rate:number} "
+        "TFLOP/s.",
         queued=queued,
         dtype=here["dtype"].iloc[0],
         won=(here["verdict"] == FASTER).sum(),
         n=len(here),
-        low=here["ratio"].min(),
-        high=here["ratio"].max(),
-        alone=(here["alone"] == FASTER).sum(),
-        lost=(here["alone"] == SLOWER).sum(),
+        ratios=(here["ratio"].min(), here["ratio"].max()),
+        alone={word: (here["alone"] == word).sum() for word in (FASTER, SLOWER)},
         open=(here["alone"].notna() & ~here["alone"].isin([FASTER, SLOWER])).sum(),
         rate=here["tflops_per_s"].max(),
     )
@@ -154,7 +137,7 @@ def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, queued: str) -> Table:
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
     """Draw the rates of ours, FlashAttention-4 and each shape's fastest of PyTorch's, in the first dtype."""
     here = duel[duel["dtype"].isin(duel["dtype"].head(1))]
-    rows = with_figures(models[(models["phase"] == BOTH_PHASES) & models["dtype"].isin(here["dtype"])])
+    rows = with_figures(models[(models["phase"] == BOTH) & models["dtype"].isin(here["dtype"])])
     best = (rows["shape"] + rows["impl"]).isin(here["shape"] + here["impl_peer"])
     rows = rows[best | rows["impl"].isin([ours, FA4])]
     rows = rows.assign(label=written(rows, "{tflops_per_s:number}"))
@@ -165,35 +148,21 @@ def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
     return Chart("rates", title, rows, "bar", *axes, "who", label="label", limits=limits, hover=hover)
 
 
-def _changes(models: pd.DataFrame, ours: str, duel: pd.DataFrame, queued: str) -> list[Change]:
-    """Put ours in the place of what SDPA picks by itself, at the shape of the first dtype measured most often."""
-    first = duel[duel["dtype"].isin(duel["dtype"].head(1))].nlargest(1, "repeats")
-    here = models[models["phase"] == BOTH_PHASES].merge(first[PROBLEM])
-    rows = versus(here, PROBLEM, "impl", ours, list(first["sdpa_choice"]))
-    wheres = written(rows, f"attention alone, {{shape}}{queued}, beside {{who_peer}}")
-    what = "our attention kernels instead of SDPA's choice"
-    sides = zip(wheres, (row for _, row in rows.iterrows()), strict=True)
-    return [Change.between(what, str(where), peer_of(row), row, "extra_bytes") for where, row in sides]
-
-
 def _grid(duel: pd.DataFrame, queued: str) -> Table:
-    """Write the assignment's table, ours and plain attention, at a middle and the longest length that all lanes have.
-
-    A lane: a data type and width.
-    """
+    """Write ours beside plain attention at a middle and the longest length that every data type and width has."""
     lanes = duel["dtype"] + " " + duel["head_dim"].astype(str)
     duel = duel[lanes.groupby(duel["seq_len"]).transform("nunique") == lanes.nunique()]
     lengths = sorted(duel["seq_len"].unique())
     duel = duel[duel["seq_len"].isin([*lengths[-1:], *lengths[: len(lengths) // 2][-1:]])]
     duel = in_order(duel, ["dtype", "seq_len", "phase", "head_dim"], {"dtype": DTYPES, "phase": PHASES})
     caption = f"One causal head{queued}: ours, ms / plain, ms / times as fast (interval) / verdict:"
-    duel = duel.assign(part=duel["phase"].replace({BOTH_PHASES: "both"}))
+    duel = duel.assign(part=duel["phase"].replace({BOTH: "both"}))
     names = "dtype seq_len part head_dim median_ms median_ms_peer gain verdict"
     return Table.of("grid", caption, duel, names, across="head dim", part="pass")
 
 
 def _gains(duel: pd.DataFrame) -> Chart:
-    both = shaded(known(duel[duel["phase"] == BOTH_PHASES], "ratio")).sort_values("head_dim", kind="stable")
+    both = shaded(known(duel[duel["phase"] == BOTH], "ratio")).sort_values("head_dim", kind="stable")
     both = both.assign(width=written(both, "head_dim {head_dim}"))
     title = "How many times as fast as plain attention ours is, forward + backward, one causal head"
     axes = Axis("seq_len", "sequence length", log=True), Axis("ratio", "times as fast as plain", log=True)
@@ -202,13 +171,15 @@ def _gains(duel: pd.DataFrame) -> Chart:
     return Chart("gains", title, both, "line", *axes, "width", panel="dtype", limits=limits, hover=hover)
 
 
-def _errors(rows: pd.DataFrame, ours: str) -> pd.DataFrame:
+def _errors(rows: pd.DataFrame, ours: str) -> Table:
     """Put the largest errors of ours beside plain attention's, over the problems at which both were checked."""
     on = [*PROBLEM, "phase", "what"]
     checked = rows.rename(columns=ERRORS).melt([*on[:-1], "impl"], ERRORS.values(), "what", "error").dropna()
     mine, plain = (checked[checked["impl"] == impl] for impl in (ours, "eager"))
     both = mine.merge(plain, on=on, suffixes=("", "_peer")).groupby(["dtype", "what"], sort=False)
-    return both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
+    found = both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
+    caption = "Largest relative errors (L2) against float64, ours / plain / number of problems that both solved:"
+    return Table.of("errors", caption, found, "dtype what error error_peer problems", across="", what="")
 
 
 def _exact(errors: pd.DataFrame) -> str:
@@ -220,13 +191,8 @@ def _exact(errors: pd.DataFrame) -> str:
     return say(words, **output.iloc[0]) if len(output) else ""
 
 
-def _errors_table(found: pd.DataFrame) -> Table:
-    caption = "Largest relative errors (L2) against float64, ours / plain / number of problems that both solved:"
-    return Table.of("errors", caption, found, "dtype what error error_peer problems", across="", what="")
-
-
 def _leaderboard(rows: pd.DataFrame, ours: str, queued: str) -> Table:
-    here = alike(rows, {**LEADERBOARD, "phase": BOTH_PHASES})
+    here = alike(rows, {**LEADERBOARD, "phase": BOTH})
     caption = f"The leaderboard's shape, forward + backward{queued}, each beside ours:"
     found = versus(here, PROBLEM, "impl", [impl for impl in WORDS if impl not in ("sdpa_efficient", "flex")], [ours])
     names = "shape who median_ms median_call_ms tflops_per_s gain verdict"

@@ -4,27 +4,17 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from pipeline.formulas.activations import Workload, residual_stream_bytes
+from pipeline.formulas.activations import residual_stream_bytes
 from pipeline.formulas.checkpointing import blocks_run_again, reruns
-from pipeline.formulas.peak_memory import CATEGORIES, predict_peaks
+from pipeline.formulas.peak_memory import CATEGORIES
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.formats import written
-from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
+from pipeline.report.formats import data_size, written
+from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
-from pipeline.report.table import MOST_ROWS, Table
-from pipeline.report.versus import JUDGED, beside
-from pipeline.stages.memory.cell import Cell
+from pipeline.report.table import Table
+from pipeline.stages.memory.peaks import AXES, ORDERS, STEP, highest, in_words, workload
 
-AXES = ["precision", "size", "context_length", "mode", "attention", "checkpointing", "checkpoint_every", "num_layers"]
-MODEL = ["precision", "size", "context_length", "num_layers"]
-STEP, OPTIMIZER = "train_step", "optimizer"
-WORDS = {
-    "mode": {"inference": "forward, no gradients", "forward": "forward", STEP: "training step"},
-    "attention": {"eager": "plain", "tiled": "tiled", "flash": "our flash", "sdpa": "SDPA"},
-    "checkpointing": {"segments": "", "selective": ", attention kept", "recursive": ", recursive"},
-}
-ORDERS = {"precision": ("fp32", "bf16"), **{name: tuple(words) for name, words in WORDS.items()}}
 DEPTH = (
     "Steps of {size} (d_model {d_model}, {precision}, batch {setting_batch_size}, context {context_length:count}, "
     "{with_attention} attention), by number of blocks: inputs alive at most / blocks run again / activations at the "
@@ -42,12 +32,7 @@ BESIDE_FIRST = (
 
 def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the memory stage."""
-    rows = in_order(rows, AXES, ORDERS)
-    told = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
-    rows = rows.assign(**{name: rows[key].map(WORDS[key]) for name, key in told.items()})
-    rows = rows.assign(
-        setting=written(rows, "{what}, {precision}, context {context_length}, {with_attention} attention")
-    )
+    rows = in_words(rows)
     every = highest(rows)
     found = with_figures(every)
     if found.empty:
@@ -57,14 +42,10 @@ def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     lead = _lead(found[found["size"] == found["size"].mode()[0]])
     shown = alike(every, lead[["size", "num_layers"]].to_dict())
     plain, steps = alike(shown, PLAIN), shown[shown["mode"] == STEP]
-    here = steps[steps["precision"] == lead["precision"]]
-    variants = _variants(steps, lead["precision"])
+    here, plain_here = (each[each["precision"] == lead["precision"]] for each in (steps, plain))
     return Section(
         _answer(lead),
-        [
-            _composition(plain[plain["precision"] == lead["precision"]]),
-            _steps("variants", variants[variants["checkpoint_every"] <= 1]),
-        ],
+        [_composition(plain_here, lead), _variants(steps, lead["precision"])],
         _changes(with_figures(here), every),
         for_course=[
             _timelines(rows, plain, here, found.loc[[lead.name]]),
@@ -73,43 +54,8 @@ def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
             _largest(rows, plain),
             _block(rows, shown),
             _depth(every[every["num_layers"] > 0]),
-            _steps("intervals", variants[variants["context_length"] == variants["context_length"].max()]),
         ],
     )
-
-
-def highest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a cell: the highest phase of its last step, or its outcome, and what the formulas give.
-
-    Added also: a step's time, with `status_ms` and `cards_ms`, beside the first of its model and context that fits.
-    """
-    peaks = rows[rows["kind"] == "peak"]
-    last = peaks[peaks["step"].eq(peaks.groupby(AXES)["step"].transform("max")) | peaks["step"].isna()]
-    before = last[last["phase"] != OPTIMIZER].groupby(AXES)[["peak_bytes", "activations_bytes"]].max()
-    before.columns = ["before_update_bytes", "most_activations_bytes"]
-    found = last.sort_values("peak_bytes", kind="stable").drop_duplicates(AXES, keep="last").sort_index()
-    timed = rows[rows["kind"] == "time"].set_index(AXES)[[*JUDGED, "cards"]]
-    timed = timed.rename(columns={"status": "status_ms", "cards": "cards_ms"})
-    found = found.drop(columns=list(timed), errors="ignore").join(before, on=AXES).join(timed, on=AXES)
-    # A cell that failed does not say where it ran.
-    found["device_type"] = found["device_type"].fillna(next(iter(rows["device_type"].dropna()), "cpu"))
-    every = beside(found.assign(status=found["status_ms"]), MODEL, pd.Series(True, found.index))
-    cards = card_counts(every.assign(base_cards=every["base"].map(every["cards_ms"])), "cards_ms", "base_cards")
-    moments = [predict_peaks(_workload(row), row["mode"]).values() for _, row in found.iterrows()]
-    checkpoints = pd.Series(written(every, "every {checkpoint_every} blocks{kept}"), every.index)
-    checkpoints = checkpoints.str.replace("every 1 blocks", "each block")
-    return every.assign(
-        status=found["status"],
-        checkpoints=checkpoints.where(every["checkpoint_every"] > 0, "none"),
-        gpus=pd.Series(cards, every.index).map(str).where(every["median_ms"].notna()),
-        by_formula_bytes=[max(moment.total_bytes for moment in each) for each in moments],
-    )
-
-
-def _workload(row: pd.Series) -> Workload:
-    """Return what the formulas take of a cell."""
-    cell = Cell(**{name: row[name] if isinstance(row[name], str) else int(row[name]) for name in AXES})
-    return cell.workload(int(row["setting_vocab_size"]), int(row["setting_batch_size"]), row["device_type"])
 
 
 def _of(rows: pd.DataFrame, kind: str, cells: pd.DataFrame) -> pd.DataFrame:
@@ -125,33 +71,25 @@ def _lead(found: pd.DataFrame) -> pd.Series:
 
 
 def _answer(lead: pd.Series) -> str:
-    made_of = lead[list(KINDS)].astype(float).rename(KINDS).nlargest(3)
+    most = lead[list(KINDS)].astype(float).rename(KINDS).nlargest(3)
     return say(
         "A {lead[what]} of {lead[size]} ({lead[precision]}, batch {lead[setting_batch_size]:count}, context "
         "{lead[context_length]:count}, {lead[with_attention]} attention) peaks at {lead[peak_bytes]:data_size}, in "
-        "{lead[phase]}: {size[0]:data_size} {kind[0]}, {size[1]:data_size} {kind[1]}, {size[2]:data_size} {kind[2]}.",
+        "{lead[phase]}: {most}.",
         lead=lead,
-        size=[*made_of],
-        kind=[*made_of.index],
+        most=", ".join(f"{data_size(size)} {kind}" for kind, size in most.items()),
     )
 
 
-def _composition(plain: pd.DataFrame) -> Chart:
+def _composition(plain: pd.DataFrame, lead: pd.Series) -> Chart:
     """Stack what each peak is made of, a bar a context and way to run."""
     drawn = with_figures(in_order(plain, ["mode", "context_length"], ORDERS)).rename(columns=KINDS)
     drawn = drawn.assign(label=written(drawn, "{what}, {context_length}"))
     long = drawn.melt(["label", "phase"], list(KINDS.values()), "kind_of_memory", "part_bytes")
-    title = f"Memory at the peak by way to run and context ({_what(plain)}, plain attention)"
+    title = "Memory at the peak by way to run and context ({size}, {precision}, plain attention)"
     axes, hover = (Axis("gb", "GB"), Axis("label")), {"GB": "gb", "the peak is in": "phase"}
-    return Chart("composition", title, _in_gb(long, "part_bytes"), "stack", *axes, "kind_of_memory", hover=hover)
-
-
-def _in_gb(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    return rows.assign(gb=rows[column].astype(float) / 1e9)
-
-
-def _what(cells: pd.DataFrame) -> str:
-    return ", ".join([*cells["size"].unique(), *cells["precision"].unique()])
+    long = long.assign(gb=long["part_bytes"] / 1e9)
+    return Chart("composition", title.format(**lead), long, "stack", *axes, "kind_of_memory", hover=hover)
 
 
 def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lead: pd.DataFrame) -> Chart:
@@ -161,7 +99,7 @@ def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lea
     forward = with_figures(plain[plain["mode"] != STEP]).merge(told)
     cells = pd.concat([forward, lead, ends.head(1), ends.tail(1)]).drop_duplicates(AXES)
     drawn = known(_of(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
-    drawn = _in_gb(drawn.astype({"events": float}), "active_bytes")
+    drawn = drawn.assign(gb=drawn["active_bytes"].astype(float) / 1e9).astype({"events": float})
     total = drawn.groupby(["setting", "events"], sort=False, as_index=False)["gb"].sum().assign(category="total")
     drawn = pd.concat([total, drawn[[*total]]])
     title = "Active memory in forward passes alone and in steps, a panel each, by context up to the longest that fits"
@@ -170,19 +108,16 @@ def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lea
     return Chart("timelines", title, drawn, "line", *axes, "kind_of_memory", panel="setting")
 
 
-def _variants(steps: pd.DataFrame, precision: str) -> pd.DataFrame:
-    """Return steps of contexts with several: in this precision, or the one that has such."""
+def _variants(steps: pd.DataFrame, precision: str) -> Table:
+    """Write steps by attention and checkpoints at the longest context with several: in this precision, or another."""
+    steps = steps[steps["checkpointing"] == "segments"]
     several = steps[steps.groupby(["precision", "context_length"])["mode"].transform("size") > 1]
     own = several["precision"] == precision
-    return several[(own if own.any() else ~own) & (several["checkpointing"] == "segments")]
-
-
-def _steps(name: str, shown: pd.DataFrame) -> Table:
-    """Write steps by attention and checkpoints, of the longest contexts for which there is room."""
-    while len(shown) > MOST_ROWS and shown["context_length"].nunique() > 1:
-        shown = shown[shown["context_length"] > shown["context_length"].min()]
+    several = several[own if own.any() else ~own]
+    shown = several[several["context_length"] == several["context_length"].max()]
     names = "context_length with_attention checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain"
-    return Table.of(name, f"Training steps ({_what(shown)}). {BESIDE_FIRST}", shown, f"{names} verdict gpus")
+    what = ", ".join([*shown["size"].unique(), *shown["precision"].unique()])
+    return Table.of("variants", f"Training steps ({what}). {BESIDE_FIRST}", shown, f"{names} verdict gpus")
 
 
 def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
@@ -209,7 +144,7 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     """Put one tensor of the residual stream by formula beside what the recording has."""
     cells = with_figures(plain[plain["mode"] != "inference"]).drop_duplicates(["precision", "context_length"])
     seen = _of(rows, "residual", cells)
-    works = [_workload(row) for _, row in seen.iterrows()]
+    works = [workload(row) for _, row in seen.iterrows()]
     seen = seen.assign(
         d_model=[work.size.d_model for work in works],
         by_formula_mib=[residual_stream_bytes(work) / 2**20 for work in works],

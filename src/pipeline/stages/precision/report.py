@@ -58,10 +58,8 @@ def _answer(sums: pd.DataFrame, rows: pd.DataFrame) -> str:
 def _curves(added: pd.DataFrame) -> Chart:
     points = added[added["accumulator"] == added["addend_dtype"]].explode(["curve_steps", "curve_sums"])
     points = points.assign(panel=written(points, "{steps:count} additions of {addend:g}"))
-    title, axes = (
-        "Running sums by the data type of sum and addend; exact, each ends at 10",
-        (Axis("curve_steps", "additions"), Axis("curve_sums", "sum")),
-    )
+    title = "Running sums by the data type of sum and addend; exact, each ends at 10"
+    axes = Axis("curve_steps", "additions"), Axis("curve_sums", "sum")
     return Chart("sums", title, points, "line", *axes, "accumulator", panel="panel")
 
 

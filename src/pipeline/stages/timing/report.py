@@ -124,10 +124,8 @@ def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
     drawn = drawn.assign(status=status, context=context)
     drawn = in_order(drawn, ["part", "context_length", "width"], {"part": ("whole step", *PASSES)})
     title = f"Times as fast in {precision} as in fp32, by the model's width; pale: undecided, or limited by the host"
-    axes, limits = (
-        (Axis("width", "width of the model"), Axis("ratio", "times as fast")),
-        [Limit(1.0, "as fast as fp32")],
-    )
+    axes = Axis("width", "width of the model"), Axis("ratio", "times as fast")
+    limits = [Limit(1.0, "as fast as fp32")]
     hover = {"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: both": "limited_by_both"}
     return Chart("precision_gain", title, drawn, "line", *axes, "context", panel="part", hover=hover, limits=limits)
 
