@@ -71,13 +71,6 @@ def test_a_limit_is_named_and_lengths_that_are_powers_of_two_have_a_tick_each(tm
     assert {"the peak", "512", "1,024"} <= {*texts(drawn(chart("line", limits=limits), tmp_path))}
 
 
-def test_a_line_behind_points_carries_its_label(tmp_path):
-    behind = chart("point", lines={"as the copy of memory": [(512.0, 600.0), (1024.0, 1200.0)]})
-    drawing = drawn(behind, tmp_path)
-    assert "as the copy of memory" in texts(drawing)
-    assert len(re.findall("mark-line", drawing)) == 1
-
-
 def test_what_is_unstable_is_faint(tmp_path):
     assert len(re.findall(r'opacity="0\.45"', drawn(chart(), tmp_path))) == 2
 
@@ -96,8 +89,3 @@ def test_what_a_record_holds_is_text_in_a_drawing(tmp_path):
     drawing = drawn(chart(table=rows().assign(who="<script>$x$")), tmp_path)
     assert "<script>" not in drawing
     assert "&lt;script&gt;$x$" in drawing
-
-
-def test_a_label_stands_half_way_along_its_line_as_it_is_drawn():
-    x, y = Axis("n", log=True).middle(10, 1000), Axis("n").middle(1.0, 3.0)
-    assert (x, y) == (pytest.approx(100), 2.0)  # a logarithmic and a linear axis

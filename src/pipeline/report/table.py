@@ -1,7 +1,7 @@
 """Write tables: a header, a column and a format each; an outcome stands in for a missing value."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,15 +63,14 @@ class Table:
         caption: str,
         rows: pd.DataFrame,
         names: str,
-        /,
         *,
         across: str | None = None,
         all_rows: bool = True,
         only_filled: bool = False,
-        **heads: str,
+        heads: Mapping[str, str] | None = None,
     ) -> "Table":
         """Make a table of columns named in one string, as `named` takes it; only_filled: of those with a value."""
-        columns = named(rows, names, **heads)
+        columns = named(rows, names, **(heads or {}))
         return cls(name, caption, rows, filled(rows, columns) if only_filled else columns, all_rows, across)
 
     @property

@@ -98,7 +98,7 @@ def table(question: str, rows: pd.DataFrame) -> Table:
     found = found.replace({"case": CASES, "strategy": {"_": " "}}, regex=True)
     [caption] = written(found.head(1), CAPTIONS[question])
     across = ACROSS.get(question)
-    return Table.of(question, str(caption), found, COLUMNS[question], only_filled=True, across=across, **HEADS)
+    return Table.of(question, str(caption), found, COLUMNS[question], only_filled=True, across=across, heads=HEADS)
 
 
 def _answer(found: Mapping[str, pd.DataFrame]) -> str:
@@ -145,7 +145,7 @@ def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
     heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "W is of"}
     heads |= {"world_size": "GPUs", "tokens": "C / W: tokens per GPU"}
     names = "world_size C busbw_gb_per_s collective tokens"
-    return Table.of("here", caption, known(found, "tokens"), names, **heads)
+    return Table.of("here", caption, known(found, "tokens"), names, heads=heads)
 
 
 def _main_row(rows: pd.DataFrame) -> pd.Series:

@@ -84,7 +84,7 @@ def _times(both: pd.DataFrame) -> Table:
     )
     shown = both.merge(forward, "left", ON[:2], suffixes=("", "_forward"))
     names = f"head_dim seq_len {' '.join(OF_LENGTH)} phase median_ms_peer median_ms gain verdict"
-    return Table.of("times", caption, shown, names, across="", **OF_LENGTH, phase="")
+    return Table.of("times", caption, shown, names, across="", heads=OF_LENGTH | {"phase": ""})
 
 
 def _held(both: pd.DataFrame) -> Table:
@@ -101,7 +101,7 @@ def _grid(both: pd.DataFrame) -> Table:
     both = in_order(both, ["phase", "head_dim", "seq_len"], {"phase": PHASES})
     names = "phase head_dim seq_len median_ms_peer median_ms gain verdict"
     caption = "Times of a pass: eager, ms / compiled, ms / compiled: times as fast (interval) / verdict:"
-    return Table.of("grid", caption, both, names, across="length", phase="pass")
+    return Table.of("grid", caption, both, names, across="length", heads={"phase": "pass"})
 
 
 def _limits(rows: pd.DataFrame) -> pd.DataFrame:
@@ -135,7 +135,7 @@ def _tensors(limits: pd.DataFrame) -> Table:
         "The peak comes in softmax's backward pass, which needs several score matrices at once. By formula, for the "
         f"smallest problem that runs out of memory, or the largest if none does ({', '.join(map(str, at))}):"
     )
-    return Table.of("tensors", caption, found, "tensor elements size_bytes", size_bytes="bytes")
+    return Table.of("tensors", caption, found, "tensor elements size_bytes", heads={"size_bytes": "bytes"})
 
 
 def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:

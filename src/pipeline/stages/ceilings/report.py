@@ -93,4 +93,4 @@ def _table(best: pd.DataFrame, moved: pd.DataFrame) -> Table:
     heads = {"ceiling": "call", "promised": "data sheet", "at": "size", "mean_sm_clock_mhz": "SM clock (MHz)"}
     heads |= {"gb_per_s": "GB/s", "share_pct": "share of the data sheet", "median_ms": "time of a call"}
     caption = "The fastest product of two matrices in each data type, moving data, and an operator on one number:"
-    return Table.of("ceilings", caption, found, names, only_filled=True, **heads)
+    return Table.of("ceilings", caption, found, names, only_filled=True, heads=heads)

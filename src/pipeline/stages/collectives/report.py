@@ -97,8 +97,8 @@ def _table(groups: pd.DataFrame, link: float | None) -> Table:
         "Each collective by torch.distributed, median of the slowest rank:",
         groups.assign(of_link_pct=of_link),
     )
-    more = {"all_rows": False, "only_filled": True, "size_best": "reached at"}
-    return Table.of("groups", caption, found, f"{names} size_best of_link_pct", **more, **heads)
+    names, heads["size_best"] = f"{names} size_best of_link_pct", "reached at"
+    return Table.of("groups", caption, found, names, all_rows=False, only_filled=True, heads=heads)
 
 
 def _busbw(bursts: pd.DataFrame, link: float | None) -> Chart:
@@ -130,4 +130,4 @@ def _by_size(usual: pd.DataFrame) -> Table:
     )
     caption = "Time of an all-reduce of fp32 numbers back to back / alone, ms, median of the slowest rank:"
     names, heads = "backend of ring_factor size median_ms median_ms_alone", {"of": "ranks", "size": ""}
-    return Table.of("by_size", caption, both, names, across="", ring_factor="2·(n − 1)/n", **heads)
+    return Table.of("by_size", caption, both, names, across="", heads=heads | {"ring_factor": "2·(n − 1)/n"})

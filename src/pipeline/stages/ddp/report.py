@@ -144,7 +144,7 @@ def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
         measured = [part for row in (near, fastest) for part in (row["bucket_size_mb"], row["added_ms"])]
         found.append([case, *formula, overhead_ms, *measured, judge(near, fastest)["verdict"]])
     best = pd.DataFrame(found, columns=list(BEST))
-    return Table.of("best_bucket", "", best, " ".join(best), **{name: head for name, head in BEST.items() if head})
+    return Table.of("best_bucket", "", best, " ".join(best), heads={name: head for name, head in BEST.items() if head})
 
 
 def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None:

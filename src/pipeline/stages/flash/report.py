@@ -131,7 +131,7 @@ def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, queued: str) -> Table:
         "lone_ms": "alone, ms: ours / other, verdict",
         "forward": "forward pass: times as fast, verdict",
     }
-    return Table.of("shapes", caption, duel, names, **heads, product_pct="share of a matrix product's rate")
+    return Table.of("shapes", caption, duel, names, heads=heads | {"product_pct": "share of a matrix product's rate"})
 
 
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
@@ -158,7 +158,7 @@ def _grid(duel: pd.DataFrame, queued: str) -> Table:
     caption = f"One causal head{queued}: ours, ms / plain, ms / times as fast (interval) / verdict:"
     duel = duel.assign(part=duel["phase"].replace({BOTH: "both"}))
     names = "dtype seq_len part head_dim median_ms median_ms_peer gain verdict"
-    return Table.of("grid", caption, duel, names, across="head dim", part="pass")
+    return Table.of("grid", caption, duel, names, across="head dim", heads={"part": "pass"})
 
 
 def _gains(duel: pd.DataFrame) -> Chart:
@@ -179,7 +179,7 @@ def _errors(rows: pd.DataFrame, ours: str) -> Table:
     both = mine.merge(plain, on=on, suffixes=("", "_peer")).groupby(["dtype", "what"], sort=False)
     found = both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
     caption = "Largest relative errors (L2) against float64, ours / plain / number of problems that both solved:"
-    return Table.of("errors", caption, found, "dtype what error error_peer problems", across="", what="")
+    return Table.of("errors", caption, found, "dtype what error error_peer problems", across="", heads={"what": ""})
 
 
 def _exact(errors: pd.DataFrame) -> str:
@@ -196,4 +196,4 @@ def _leaderboard(rows: pd.DataFrame, ours: str, queued: str) -> Table:
     caption = f"The leaderboard's shape, forward + backward{queued}, each beside ours:"
     found = versus(here, PROBLEM, "impl", [impl for impl in WORDS if impl not in ("sdpa_efficient", "flex")], [ours])
     names = "shape who median_ms median_call_ms tflops_per_s gain verdict"
-    return Table.of("leaderboard", caption, found, names, median_call_ms="alone, ms")
+    return Table.of("leaderboard", caption, found, names, heads={"median_call_ms": "alone, ms"})

@@ -72,4 +72,4 @@ def _saved(steps: pd.DataFrame, rows: pd.DataFrame) -> Table:
     )
     names = f"case {before.name} saved_by_formula_bytes way rank_bytes saved_bytes less_times"
     caption = "Peak memory of the fullest rank with everything sharded / saved / times less, by way:"
-    return Table.of("saved", caption, after, names, across="", way="")
+    return Table.of("saved", caption, after, names, across="", heads={"way": ""})

@@ -109,7 +109,7 @@ def _has(row: Line, name: str) -> bool:
 def _alarms(out: pd.DataFrame) -> Table:
     caption = "GPUs that stand out. Look at these before you trust a time:"
     names = "name what here expected below:percent"
-    return Table.of("standing_out", caption, out, names, all_rows=False, name="GPU (UUID)")
+    return Table.of("standing_out", caption, out, names, all_rows=False, heads={"name": "GPU (UUID)"})
 
 
 def _gpus(states: pd.DataFrame, rates: pd.DataFrame) -> Table:
@@ -121,7 +121,7 @@ def _gpus(states: pd.DataFrame, rates: pd.DataFrame) -> Table:
     names = "name matmul_alone:number matmul_together:number copy_alone:number copy_together:number"
     names += " mean_sm_clock_mhz:count mean_power_w:count max_temperature_c:count nvlinks_up:count errors"
     caption = "Each GPU; clock, power and heat are those under load:"
-    return Table.of("gpus", caption, found, names, all_rows=False, only_filled=True, **GPU_HEADS)
+    return Table.of("gpus", caption, found, names, all_rows=False, only_filled=True, heads=GPU_HEADS)
 
 
 def _errors(row: Line) -> str | None:
@@ -133,4 +133,4 @@ def _errors(row: Line) -> str | None:
 def _links(links: pd.DataFrame) -> Table:
     caption = "Copies from GPU to GPU, one direction at a time, GB/s:"
     heads = {"name": "from GPU", "peer_index": "to", "gb_per_s": "GB/s"}
-    return Table.of("links", caption, links, "name peer_index gb_per_s:number", across="to", **heads)
+    return Table.of("links", caption, links, "name peer_index gb_per_s:number", across="to", heads=heads)

@@ -127,7 +127,7 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
         caption += " " + AT_MOST
     shown = "name median_ms gain verdict gpu_idle_pct launches peak_gb mfu_pct repeats loss"
     heads = {"name": "with", "peak_gb": "peak GB", "loss": "loss after 20 steps", "predicted": "at most by formula"}
-    return Table.of("ladder", caption, told, f"{shown} predicted:times", only_filled=True, **heads)
+    return Table.of("ladder", caption, told, f"{shown} predicted:times", only_filled=True, heads=heads)
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
@@ -170,7 +170,7 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
     shown = f"model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb {limit} tuned_with"
     heads = {"tokens_per_s": "as written: tokens/s", "tokens_per_s_tuned": "tuned: tokens/s", "mfu_from_to": "MFU"}
     heads |= {"peak_gb": "peak GB", "limited_by": "as written, limited by"}
-    table = Table.of("models", caption, both, shown, only_filled=True, **heads)
+    table = Table.of("models", caption, both, shown, only_filled=True, heads=heads)
     return FirstScreen(_line(both), _models(plain, tuned), table, [_summary(row) for _, row in both.iterrows()])
 
 

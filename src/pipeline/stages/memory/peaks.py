@@ -1,5 +1,7 @@
 """Put recordings in words, and a cell's peak beside its formula and its step's time beside the first that fits."""
 
+from typing import Any
+
 import pandas as pd
 
 from pipeline.formulas.activations import Workload
@@ -59,5 +61,6 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
 
 def workload(row: pd.Series) -> Workload:
     """Return what the formulas take of a cell."""
-    cell = Cell(**{name: row[name] if isinstance(row[name], str) else int(row[name]) for name in AXES})
+    axes: dict[str, Any] = {name: row[name] if isinstance(row[name], str) else int(row[name]) for name in AXES}
+    cell = Cell(**axes)
     return cell.workload(int(row["setting_vocab_size"]), int(row["setting_batch_size"]), row["device_type"])

@@ -152,7 +152,7 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     )
     names = "size precision setting_batch_size d_model context_length by_formula_mib recorded_mib count"
     caption = "One tensor of the residual stream: by formula, MiB / as recorded, MiB / how many were:"
-    return Table.of("residual", caption, seen, names, across="context", setting_batch_size="batch")
+    return Table.of("residual", caption, seen, names, across="context", heads={"setting_batch_size": "batch"})
 
 
 def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
@@ -165,7 +165,9 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     found = found.assign(how_many=found.groupby(same)["count"].transform("sum")).drop_duplicates(same)
     names, caption = "size_bytes how_many category made_by:code code:code", ", ".join(first["setting"])
     found = found.head(MOST_ALLOCATIONS)
-    return Table.of("largest", f"The largest allocations ({caption}):", found, names, size_bytes="each", code="line")
+    return Table.of(
+        "largest", f"The largest allocations ({caption}):", found, names, heads={"size_bytes": "each", "code": "line"}
+    )
 
 
 def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
@@ -184,7 +186,9 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
     ]
     both = in_order(pd.concat([saved, *sums]), ["attention"], ORDERS)
     both = both.assign(setting=written(both, "{with_attention}, {precision}, {context_length:,}"))
-    return Table.of("block", "", both, "part setting cell", across="", part="one block", setting="", cell="")
+    return Table.of(
+        "block", "", both, "part setting cell", across="", heads={"part": "one block", "setting": "", "cell": ""}
+    )
 
 
 def _depth(deep: pd.DataFrame) -> Table:

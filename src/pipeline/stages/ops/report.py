@@ -73,8 +73,8 @@ def _floors(whole: pd.DataFrame) -> Chart:
     title = "How close each comes to the least time that its bytes or products allow, forward + backward"
     shown = shown.assign(rate=written(shown, "{gb_per_s:,.0f} GB/s"))
     axes = Axis("floor_share_pct", "% of the rate that memory, or of the head products, allow"), Axis("what")
-    more = {"panel": "model", "limits": [Limit(100.0, "the data sheet's")], "hover": {"ms": "median_ms"}}
-    return Chart("floors", title, shown, "bar", *axes, "who", label="rate", **more)
+    limits, hover = [Limit(100.0, "the data sheet's")], {"ms": "median_ms"}
+    return Chart("floors", title, shown, "bar", *axes, "who", "rate", panel="model", limits=limits, hover=hover)
 
 
 def _duel(whole: pd.DataFrame) -> Table:
@@ -85,7 +85,7 @@ def _duel(whole: pd.DataFrame) -> Table:
     heads |= {"extra_bytes": "extra memory", "extra_bytes_peer": "its own", "output_rel_error": "error against float64"}
     caption = "Forward + backward, ours against the fastest of PyTorch's and Liger's:"
     names += " output_rel_error"
-    return Table.of("ops", caption, duel, names, all_rows=False, only_filled=True, **heads)
+    return Table.of("ops", caption, duel, names, all_rows=False, only_filled=True, heads=heads)
 
 
 def _times(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
@@ -97,4 +97,4 @@ def _times(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
     told = {"times": written(whole, "{predicted_times:times}"), "predicted": written(whole, "{predicted_ms:number}")}
     whole = whole.assign(**told)
     names, heads = "operation predicted who median_ms times", {"predicted": "predicted, ms"}
-    return Table.of("times", caption, whole, names, across="", **heads)
+    return Table.of("times", caption, whole, names, across="", heads=heads)

@@ -74,7 +74,7 @@ def _sums(sums: pd.DataFrame) -> Table:
     caption = "After {steps:,} additions of {addend}; the error is what rounding the addend and rounding the sums add:"
     names = "accumulator what sum error addend_error rounding_error stall predicted"
     heads = {"accumulator": "sum in", "what": "addend in", "stall": "stalls at a sum of", "predicted": "as predicted"}
-    return Table.of("sums_table", caption.format(**CASE), found, names, **heads)
+    return Table.of("sums_table", caption.format(**CASE), found, names, heads=heads)
 
 
 def _dtypes(seen: pd.DataFrame) -> Table:
@@ -86,7 +86,9 @@ def _dtypes(seen: pd.DataFrame) -> Table:
     asked = asked.assign(where=written(asked, "{autocast_dtype} on {device}")).sort_values("where", ascending=False)
     asked = in_order(asked, ["component", "part"], {"component": COMPONENTS})
     types = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(lambda each: "/".join(sorted({*each})))
-    return Table.of("dtypes", "", types.reset_index(), "where part observed_dtype", across="", where="autocast to")
+    return Table.of(
+        "dtypes", "", types.reset_index(), "where part observed_dtype", across="", heads={"where": "autocast to"}
+    )
 
 
 def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
@@ -116,4 +118,4 @@ def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
     )
     names = "dtype d_model lost computed variance_pct half_spacings largest overflow"
     heads = {"lost": "eps with which zeros have no finite norm", "computed": ""}
-    return Table.of("layer_norm", caption, found, names, across="", **heads)
+    return Table.of("layer_norm", caption, found, names, across="", heads=heads)

@@ -138,7 +138,7 @@ def _kernels(name: str, kernels: pd.DataFrame, caption: str, what: str = WHAT, a
     # What tells kernels apart often stands at the end of their names.
     kernels = kernels.assign(short=kernels["kernel"].str.replace(LONG_NAME, "…", regex=True))
     names, heads = f"{what} short:code category count time_ms share_pct", {"category": "kind", "count": "calls"}
-    return Table.of(name, caption, kernels, names, across=across, part="pass", short="kernel", **heads)
+    return Table.of(name, caption, kernels, names, across=across, heads=heads | {"part": "pass", "short": "kernel"})
 
 
 def _forward_times(rows: pd.DataFrame) -> Table:
@@ -164,7 +164,7 @@ def _shares(rows: pd.DataFrame) -> Table:
     shares = kinds.pivot_table(index=[*CELL[:-1], "part"], columns="category", values="share_pct", sort=False)
     shares = shares.reindex(columns=TOLD_KINDS).add_suffix("_share_pct").reset_index()
     caption = f"Shares of the time in kernels, {' / '.join(TOLD_KINDS)}:"
-    return Table.of("shares", caption, shares, f"{WHAT} {' '.join(shares.columns[4:])}", across="", part="")
+    return Table.of("shares", caption, shares, f"{WHAT} {' '.join(shares.columns[4:])}", across="", heads={"part": ""})
 
 
 def _attention(rows: pd.DataFrame) -> Table:

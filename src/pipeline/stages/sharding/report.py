@@ -62,4 +62,4 @@ def _moments(rows: pd.DataFrame) -> Table:
     )
     wide = wide.rename(columns={name: f"{name}_bytes" for name in HELD}).assign(told=wide["moment"].map(TOLD))
     names = f"way told {' '.join(f'{name}_bytes' for name in HELD)}"
-    return Table.of("moments", caption, wide, names, told="moment")
+    return Table.of("moments", caption, wide, names, heads={"told": "moment"})

@@ -70,7 +70,7 @@ def _table(steps: pd.DataFrame) -> Table:
         "tokens_per_s": "tokens/s of all ranks",
     }
     caption = f"{steps['case'].iloc[0]}; repeats: {steps['repeats'].max():.0f}:"
-    return Table.of("steps", caption, steps, names, only_filled=True, **heads)
+    return Table.of("steps", caption, steps, names, only_filled=True, heads=heads)
 
 
 def _budget(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
@@ -106,7 +106,7 @@ def _checks(rows: pd.DataFrame) -> Table:
         f"{context:,.0f}. The plain model in bf16 has the error that bf16 itself makes:"
     )
     names = "way loss_error gradient_error worst_gradient_error"
-    return Table.of("checks", caption, known(rows, "loss_error"), names, way="model")
+    return Table.of("checks", caption, known(rows, "loss_error"), names, heads={"way": "model"})
 
 
 def _losses(rows: pd.DataFrame) -> Chart:

@@ -78,7 +78,7 @@ def _table(name: str, what: str, steps: pd.DataFrame) -> Table:
         told += ["{size}, batch {batch_size}, context {context_length:,}".format(**steps.iloc[0])]
         told += [f"repeats: {steps['repeats'].max():.0f}"]
     caption, names = f"{'; '.join(told)}:", f"{names} predicted_bytes:gb peak_bytes:gb"
-    return Table.of(name, caption, steps, names, all_rows=False, only_filled=True, **heads)
+    return Table.of(name, caption, steps, names, all_rows=False, only_filled=True, heads=heads)
 
 
 def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:

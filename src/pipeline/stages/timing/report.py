@@ -115,7 +115,7 @@ def _precisions(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
         heads[name] = f"{what}: {setting['precision']} / fp32"
     caption = "{where}: fp32, ms / TF32, ms / {precision}, ms / times as fast as fp32 (interval) / verdict:"
     caption = caption.format(where=WHERE.format(**setting), **setting)
-    return Table.of("precisions", caption, gains, names, across="", **heads)
+    return Table.of("precisions", caption, gains, names, across="", heads=heads)
 
 
 def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
@@ -197,4 +197,4 @@ def _compiled(warm: pd.DataFrame) -> Table:
     names = "size precision context_length limited_by_step first_s steps part median_ms_peer median_ms gain verdict"
     heads = {"first_s": "first step, s", "steps": "paid back after steps", "part": ""}
     caption = "As written / compiled, ms / times as fast (interval) / verdict:"
-    return Table.of("compiled", caption, duel, names, across="", **heads)
+    return Table.of("compiled", caption, duel, names, across="", heads=heads)
