@@ -46,9 +46,9 @@ CAPTIONS = {
     "{setting_batch_tokens:count} tokens, C = {setting_peak_tflops_per_s:g} TFLOP/s, "
     "W = {setting_egress_gbytes_per_s:g} GB/s. Limit, exact / whole: X × Y / TFLOP of a device / bytes that it sends "
     "of weights + of activations / ms, at the exact limit:",
-    "activations": "What {size} keeps for the backward pass in fp32 at batch {batch_size}; total: with the state, but without the "
-    "update's temporaries:",
-    "attention": "One layer's attention in fp32, batch {batch_size}, heads: {num_heads:count}, each {head_dim:count} wide:",
+    "activations": "What {size} keeps for the backward pass in fp32 at batch {batch_size}; total: with the state, not "
+    "with the update's temporaries:",
+    "attention": "One layer's attention in fp32, batch {batch_size}, heads: {num_heads:count}, {head_dim:count} wide:",
 }
 COLUMNS = {
     "memory": "bytes_of size_bytes GiB GPUs_of_GB GPUs_of_GiB",
