@@ -11,7 +11,7 @@ import tarfile
 import pytest
 
 from pipeline.cells.record import with_derived
-from pipeline.compare import runs as archive
+from pipeline.compare import runs
 from pipeline.compare.runs import archived_records
 from pipeline.errors import UserError
 from pipeline.registry import stages
@@ -22,22 +22,13 @@ RECORD = record()
 CONTENT = json.dumps(RECORD).encode()
 
 
-class Zeros(io.RawIOBase):
-    """As many zero bytes as one likes, without holding them."""
-
-    def readinto(self, buffer):
-        buffer[:] = bytes(len(buffer))
-        return len(buffer)
-
-
 def packed(path, members, mode="w:xz"):
     """Write an archive of members given as name and content, or name and number of zero bytes."""
-    with tarfile.open(path, mode) as file:
+    with tarfile.open(path, mode) as file, open("/dev/zero", "rb") as zeros:
         for name, content in members:
             member = tarfile.TarInfo(name)
-            is_size = isinstance(content, int)
-            member.size = content if is_size else len(content)
-            file.addfile(member, Zeros() if is_size else io.BytesIO(content))
+            member.size = content if isinstance(content, int) else len(content)
+            file.addfile(member, zeros if isinstance(content, int) else io.BytesIO(content))
     return path
 
 
@@ -83,17 +74,17 @@ def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("limit", "sizes", "complaint"),
+    ("limit", "value", "sizes", "complaint"),
     [
-        ("MOST_ARCHIVE_BYTES", [2**20], "unpacks to more than 1 MiB"),
-        ("MOST_ARCHIVE_BYTES", [2**17] * 8, "unpacks to more than 1 MiB"),
-        ("MOST_ARCHIVE_MEMBERS", [1] * 4, "has more than 3 members"),
+        ("MOST_ARCHIVE_BYTES", 2**20, [2**20], "unpacks to more than 1 MiB"),
+        ("MOST_ARCHIVE_BYTES", 2**20, [2**17] * 8, "unpacks to more than 1 MiB"),
+        ("MOST_ARCHIVE_MEMBERS", 3, [1] * 4, "has more than 3 members"),
     ],
 )
-def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, limit, sizes, complaint):
-    monkeypatch.setattr(archive, limit, {"MOST_ARCHIVE_BYTES": 2**20, "MOST_ARCHIVE_MEMBERS": 3}[limit])
+def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, limit, value, sizes, complaint):
+    monkeypatch.setattr(runs, limit, value)
     path = packed(tmp_path / "records.tar.xz", [(f"{number}.bin", size) for number, size in enumerate(sizes)])
-    assert f"{path} {complaint}: {archive.UNPACK}" == complaint_of(path)
+    assert f"{path} {complaint}: {runs.UNPACK}" == complaint_of(path)
     packed(path, [(f"{number}.json", CONTENT) for number in range(3)])
     assert len(list(archived_records(path, stages()))) == 3
 

@@ -22,6 +22,9 @@ def step(levers, median_ms, **columns):
     return {"levers": levers, "status": "ok", "samples_ms": samples_ms, **shared, **columns}
 
 
+ROWS = (step("eager", 100.0), step("sdpa", 80.0), step("sdpa+compile", 50.0), step("eager_again", 101.0))
+
+
 def levers_record(*rows, size="medium", machine=GPU, **parts):
     """Return a record of the levers stage."""
     cell, settings = asdict(Cell(size=size)), asdict(Settings())

@@ -3,10 +3,10 @@ import pytest
 
 from pipeline.registry import stages
 from pipeline.report.course import PLACE, filled
-from pipeline.report.formats import text
-from pipeline.report.table import Table
+from pipeline.report.table import Table, named
 
-TABLE = Table("times", "Times:", pd.DataFrame({"a": ["x"]}), [("a", "a", text)])
+ROWS = pd.DataFrame({"a": ["x"]})
+TABLE = Table("times", "Times:", ROWS, named(ROWS, "a"))
 
 
 def test_a_part_takes_its_place_and_the_words_stay():

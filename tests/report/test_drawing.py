@@ -7,27 +7,20 @@ import pytest
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.drawing import draw, specification
 
-MARKS = ("bar", "stack", "strip", "line", "point")
-WORDS = re.compile(r"<text ([^>]*)>([^<]+)</text>")
+SHAPES = [
+    (n, who, rate * n, status)
+    for n in (512, 1024)
+    for who, rate, status in (("ours", 2, "ok"), ("torch", 1.5, "unstable"))
+]
+ROWS = pd.DataFrame(SHAPES, columns=["n", "who", "rate", "status"])
+ROWS = ROWS.assign(shape="shape " + ROWS["n"].astype(str), words=ROWS["rate"].map("{:g} TFLOP/s".format))
 
 
-def rows():
-    return pd.DataFrame(
-        [
-            {"shape": f"shape {n}", "n": n, "who": who, "rate": rate, "words": f"{rate:g} TFLOP/s", "status": status}
-            for n in (512, 1024)
-            for who, rate, status in (("ours", 2.0 * n, "ok"), ("torch", 1.5 * n, "unstable"))
-        ]
-    )
-
-
-def chart(mark="bar", table=None, **more):
-    table = rows() if table is None else table
-    if mark in ("bar", "stack", "strip"):
-        axes = {"x": Axis("rate", "TFLOP/s"), "y": Axis("shape")}
-    else:
-        axes = {"x": Axis("n", "length", log=True), "y": Axis("rate", "TFLOP/s")}
-    return Chart("rates", "Rates", table, mark, **axes, colour="who", **more)
+def chart(mark="bar", table=ROWS, **more):
+    axes = Axis("rate", "TFLOP/s"), Axis("shape")
+    if mark in ("line", "point"):
+        axes = Axis("n", "length", log=True), Axis("rate", "TFLOP/s")
+    return Chart("rates", "Rates", table, mark, *axes, colour="who", **more)
 
 
 def drawn(chart, tmp_path):
@@ -36,14 +29,15 @@ def drawn(chart, tmp_path):
 
 
 def texts(drawing):
-    return [text for _, text in WORDS.findall(drawing)]
+    return re.findall(r"<text [^>]*>([^<]+)</text>", drawing)
 
 
-@pytest.mark.parametrize("mark", MARKS)
+@pytest.mark.parametrize("mark", ["bar", "stack", "strip", "line", "point"])
 def test_both_drawings_have_its_names_and_titles_and_one_colour_a_name_and_the_same_bytes_again(mark, tmp_path):
     both = chart(mark, label="words" if mark in ("bar", "point") else "", hover={"how fast": "words"})
     drawing, specified = drawn(both, tmp_path), specification(both)
     assert {"ours", "torch", "TFLOP/s"} <= {*texts(drawing)}
+    assert ({"1024 TFLOP/s", "768 TFLOP/s"} <= {*texts(drawing)}) == bool(both.label)
     assert all(word in json.dumps(specified, allow_nan=False) for word in ("ours", "torch", "TFLOP/s", "how fast"))
     colours = specified["layer"][0]["encoding"]["color"]["scale"]["range"]
     assert len({*colours}) == 2
@@ -51,12 +45,19 @@ def test_both_drawings_have_its_names_and_titles_and_one_colour_a_name_and_the_s
     assert drawn(both, tmp_path) == drawing
 
 
-def test_a_bar_without_a_value_tells_its_outcome(tmp_path):
-    table = rows()
+def test_two_names_of_one_meaning_have_two_colours():
+    names = {"ours": "cuDNN", "torch": "FlashAttention-2"}  # of the same colour where either stands alone
+    colours = specification(chart(table=ROWS.assign(who=ROWS["who"].map(names))))["layer"][0]["encoding"]["color"]
+    assert len({*colours["scale"]["range"]}) == 2
+
+
+def test_a_bar_without_a_value_tells_its_outcome_and_what_is_unstable_is_faint(tmp_path):
+    table = ROWS.astype({"rate": float})
     table.loc[0, ["rate", "status"]] = [float("nan"), "oom"]
-    found = texts(drawn(chart(table=table, label="words"), tmp_path))
-    assert "OOM" in found
-    assert "1024 TFLOP/s" not in found
+    drawing = drawn(chart(table=table, label="words"), tmp_path)
+    assert "OOM" in texts(drawing)
+    assert "1024 TFLOP/s" not in texts(drawing)
+    assert len(re.findall(r'opacity="0\.45"', drawing)) == 2
 
 
 def test_each_panel_is_drawn_and_can_be_chosen(tmp_path):
@@ -71,21 +72,13 @@ def test_a_limit_is_named_and_lengths_that_are_powers_of_two_have_a_tick_each(tm
     assert {"the peak", "512", "1,024"} <= {*texts(drawn(chart("line", limits=limits), tmp_path))}
 
 
-def test_what_is_unstable_is_faint(tmp_path):
-    assert len(re.findall(r'opacity="0\.45"', drawn(chart(), tmp_path))) == 2
-
-
-def test_points_carry_their_names(tmp_path):
-    assert {"1024 TFLOP/s", "768 TFLOP/s"} <= {*texts(drawn(chart("point", label="words"), tmp_path))}
-
-
 def test_a_chart_without_values_is_empty():
-    assert chart(table=rows().assign(rate=float("nan"), status="oom")).is_empty
-    assert chart("line", rows().head(0)).is_empty
+    assert chart(table=ROWS.assign(rate=float("nan"), status="oom")).is_empty
+    assert chart("line", ROWS.head(0)).is_empty
     assert not chart().is_empty
 
 
 def test_what_a_record_holds_is_text_in_a_drawing(tmp_path):
-    drawing = drawn(chart(table=rows().assign(who="<script>$x$")), tmp_path)
+    drawing = drawn(chart(table=ROWS.assign(who="<script>$x$")), tmp_path)
     assert "<script>" not in drawing
     assert "&lt;script&gt;$x$" in drawing

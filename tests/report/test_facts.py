@@ -4,9 +4,8 @@ from pipeline.cells.record import with_derived
 from pipeline.registry import stages
 from pipeline.report import facts, frame
 
-from .runs import GPU, levers_record, step
+from .runs import GPU, ROWS, levers_record, step
 
-ROWS = (step("eager", 100.0), step("sdpa", 80.0), step("eager_again", 100.0))
 SLOW = "one forward call takes {} s, above the limit of 0.5 s"
 
 
@@ -28,17 +27,28 @@ def test_each_machine_and_version_is_named_once():
 
 def test_a_stage_counts_cells_times_and_those_that_are_unstable():
     wild = {**step("sdpa", 80.0), "samples_ms": [10.0, 200.0, 30.0, 90.0, 400.0]}
-    records = [levers_record(ROWS[0], wild, ROWS[2]), gone("oom", "full", size="xl")]
+    records = [levers_record(ROWS[0], wild, ROWS[-1]), gone("oom", "full", size="xl")]
     frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
     [line] = facts.by_stage(cells(*records), frames).to_dict("records")
     assert (line["cells"], line["with_figures"], line["times"], line["unstable"]) == (2, 1, 3, 1)
 
 
-@pytest.mark.parametrize(("status", "reasons"), [("oom", ["full"] * 2), ("skipped", map(SLOW.format, (0.7, 1.9)))])
-def test_cells_without_figures_share_a_line_by_outcome_and_reason_but_for_its_own_numbers(status, reasons):
+@pytest.mark.parametrize(
+    ("status", "reasons", "told"),
+    [
+        ("oom", ["full", "full"], "full"),
+        ("unstable", [SLOW.format(0.7), SLOW.format(1.9)], None),
+        ("wrong", [SLOW.format(0.7), SLOW.format(1.9)], SLOW.format("…")),
+        ("wrong", ["known to 5.5% only", "known to 9.2% only"], "known to … only"),
+        ("skipped", ["no GPU", "no nsys"], "no GPU; no nsys"),
+        ("failed", ["ended", "ended"], None),
+    ],
+)
+def test_cells_without_figures_share_a_line_by_outcome_and_reason_but_for_its_own_numbers(status, reasons, told):
     records = [gone(status, reason, size=size) for reason, size in zip(reasons, ("xl", "2.7B"), strict=True)]
-    [line] = facts.without_figures(cells(*records, levers_record(*ROWS))).to_dict("records")
-    assert (line["stage"], line["outcome"], line["cells"]) == ("levers", status, 2)
+    lines = facts.without_figures(cells(*records, levers_record(*ROWS))).to_dict("records")
+    expected = [("levers", status, told, 2)] if told else []
+    assert [(line["stage"], line["outcome"], line["reason"], line["cells"]) for line in lines] == expected
 
 
 def test_missing_cells_share_a_line_a_stage_with_what_is_the_same_in_all():

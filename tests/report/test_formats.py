@@ -2,7 +2,9 @@ import pandas as pd
 import pytest
 
 from pipeline.report.formats import interval, written
-from pipeline.report.section import say
+from pipeline.report.section import Change, say
+
+STEP = {"median_ms": 1500.0, "peak_bytes": 2e9, "name": "a | b"}
 
 
 @pytest.mark.parametrize(("low", "high", "shown"), [(1.004, 1.2, "1.004 to 1.20"), (0.9, 0.997, "0.90 to 0.997")])
@@ -15,6 +17,12 @@ def test_a_template_is_filled_row_by_row_and_empty_where_a_value_is_missing():
     assert written(rows, "{name}: {median_ms:ms}, {tokens:,}") == ["x: 1.50 s, 4,096", None]
 
 
-def test_a_sentence_escapes_what_a_form_writes():
-    row = pd.Series({"name": "a|b", "median_ms": 20.0})
-    assert say("*{row[name]}* {row[median_ms]:ms}", row=row) == "*a&#124;b* 20.0 ms"
+def test_a_field_of_a_sentence_names_what_writes_it_and_what_is_filled_in_is_escaped():
+    assert say("**{step[median_ms]:ms}** with {step[name]}", step=STEP) == "**1.50 s** with a &#124; b"
+
+
+@pytest.mark.parametrize(("peak", "after"), [(1e9, "750 ms, 1.00 GB"), (None, "750 ms")])
+def test_a_change_of_two_steps_has_their_times_and_what_memory_is_known(peak, after):
+    new = pd.Series(STEP | {"median_ms": 750.0, "peak_bytes": peak, "verdict": "faster"})
+    change = Change.between("what", "where", pd.Series(STEP), new)
+    assert (change.before, change.after, change.judged["verdict"]) == ("1.50 s, 2.00 GB", after, "faster")

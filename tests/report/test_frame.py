@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.frame import build, card, in_order, known
+from pipeline.report.frame import brief, build, card, in_order, known
 
 from ..records import CPU, record, timed_row
 from .frames import failed, folded, repeated, timed
@@ -21,8 +21,9 @@ def test_a_row_has_the_median_of_its_repeats_their_number_and_their_spread():
 
 
 def test_repeats_that_contradict_each_other_are_unstable_and_say_so():
-    frame = folded(*repeated("a", [324.0, 387.0, 324.0]), timed("b", 10.0))
-    assert list(frame["status"]) == ["unstable", "ok"]
+    one = [row | {"status": "unstable"} if row["repeat"] == 2 else row for row in repeated("c", [10.0, 10.1])]
+    frame = folded(*repeated("a", [324.0, 387.0, 324.0]), timed("b", 10.0), *one)
+    assert list(frame["status"]) == ["unstable", "ok", "unstable"]
     assert "19%" in frame["reason"][0]
 
 
@@ -32,16 +33,13 @@ def test_a_phase_may_contradict_itself_where_its_whole_step_would_not_notice():
     assert set(frame["status"]) == {"ok"}
 
 
-def test_a_repeat_without_figures_leaves_the_others_theirs():
-    frame = folded(failed("a", repeat=1), *repeated("a", [10.0, 10.1]))
-    assert (frame["status"][0], frame["repeats"][0]) == ("ok", 2)
-
-
-def test_a_row_without_figures_keeps_its_outcome():
-    frame = folded(failed("a", repeat=1, error=0.5), failed("a", repeat=2, error=0.5), timed("b", 1.0))
-    assert (frame["status"][0], frame["reason"][0], frame["repeats"][0]) == ("oom", "CUDA out of memory", 0)
-    assert np.isnan(frame["median_ms"][0])
-    assert frame["error"][0] == 0.5
+def test_a_repeat_without_figures_leaves_the_others_theirs_and_a_row_without_any_its_outcome():
+    lost = [failed("a", repeat=number, error=0.5) for number in (1, 2)]
+    frame = folded(*lost, timed("b", 1.0), failed("c", repeat=1), *repeated("c", [10.0, 10.1])).set_index("name")
+    assert frame["status"].to_dict() == {"a": "oom", "b": "ok", "c": "ok"}
+    assert (frame["reason"]["a"], frame["repeats"].to_list()) == ("CUDA out of memory", [0, 1, 2])
+    assert np.isnan(frame["median_ms"]["a"])
+    assert frame["error"]["a"] == 0.5
 
 
 @pytest.mark.parametrize(("repeated_cells", "known_of"), [("ad", "abd"), ("a", "a")])
@@ -75,34 +73,38 @@ def test_cards_are_named_by_machine_and_gpus_each_that_repeats_ran_on():
     assert folded(*rows)["cards"][0] == "a GPU, another GPU"
     machine = {**CPU, "kind": "NVIDIA X", "gpus_taken": ["GPU-1234567890", "GPU-abcdef0123"]}
     assert [card(record(machine=machine)), card(record())] == ["NVIDIA X 12345678 abcdef01", "a CPU"]
+    machines = [CPU, CPU | {"gpus": [{"name": "NVIDIA X"}]}]
+    assert [build(stages()["timing"], [record(machine=each)])["on_cpu"][0] for each in machines] == [True, False]
+
+
+def of_timing(*rows, **changed):
+    """Return the stage's frame of records of one row each, which differ in the values of these axes."""
+    cells = [
+        record()["cell"] | dict(zip(changed, values, strict=True)) for values in zip(*changed.values(), strict=True)
+    ]
+    records = [record(cell=record()["cell"] | cell, rows=[row]) for cell, row in zip(cells, rows, strict=True)]
+    return build(stages()["timing"], records)
 
 
 def test_a_stage_s_frame_has_every_declared_column_and_one_row_for_its_repeats():
-    records = [
-        {**record(cell={**record()["cell"], "repeat": number}), "rows": [row]}
-        for number, row in ((1, timed_row(median_ms=2.0, q1_ms=1.9, q3_ms=2.1)), (2, timed_row(median_ms=2.0)))
-    ]
-    frame = build(stages()["timing"], records)
+    frame = of_timing(timed_row(median_ms=2.0, q1_ms=1.9, q3_ms=2.1), timed_row(median_ms=2.0), repeat=[1, 2])
     assert len(frame) == 1
     assert set(stages()["timing"].row_types.column_names()) <= {*frame, "repeat"}
     assert frame["repeats"][0] == 2
 
 
 def test_text_of_a_record_becomes_one_line():
-    odd = {**record(), "rows": [{**timed_row(), "median_ms": 2.0, "reason": "one\ntwo\x1b[2J"}]}
-    assert build(stages()["timing"], [odd])["reason"][0] == "one two\\x1b[2J"
+    odd = timed_row() | {"median_ms": 2.0, "reason": "one\ntwo\x1b[2J", "slowdowns": ["a\nb"]}
+    [row] = of_timing(odd, repeat=[1]).to_dict("records")
+    assert (row["reason"], row["slowdowns"]) == ("one two\\x1b[2J", ["a b"])
 
 
 def test_the_faster_of_two_steps_has_the_higher_mfu_where_each_process_measured_its_peak():
     rows = [
-        timed_row("train_step", model_tflops_per_s=rate, mfu_pct=100 * rate / peak, median_ms=1.0, repeat=1)
+        timed_row("train_step", model_tflops_per_s=rate, mfu_pct=100 * rate / peak, median_ms=1.0)
         for rate, peak in ((1.0, 2.0), (1.5, 6.0))
     ]
-    records = [
-        {**record(cell={**record()["cell"], "context_length": n}), "rows": [row]} for n, row in enumerate(rows, 1)
-    ]
-    mfu = build(stages()["timing"], records)["mfu_pct"]
-    assert list(mfu) == pytest.approx([100 / 6, 25.0])
+    assert list(of_timing(*rows, context_length=[1, 2])["mfu_pct"]) == pytest.approx([100 / 6, 25.0])
 
 
 def test_known_keeps_rows_that_have_all_columns():
@@ -114,3 +116,24 @@ def test_known_keeps_rows_that_have_all_columns():
 def test_rows_are_sorted_as_listed_unknown_names_last():
     rows = in_order(pd.DataFrame({"size": ["mine", "xl", "small"]}), ["size"], {"size": ["small", "xl"]})
     assert list(rows["size"]) == ["small", "xl", "mine"]
+
+
+# As torch 2.11 writes it.
+FULL = "CUDA out of memory. Tried to allocate 100.00 MiB. GPU 0 has a total capacity of 139.80 GiB. {}{}See docs"
+OWN = "Including non-PyTorch memory, this process has 56.20 GiB memory in use. "
+OTHERS = "Process 538 has 512.00 MiB memory in use. Process 579 has 70.67 GiB memory in use. "
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (FULL.format(OTHERS, OWN), "CUDA out of memory; other processes held 71 GiB of the GPU"),
+        # They held little, or one of them may be this one.
+        (FULL.format("", OWN), "CUDA out of memory"),
+        (FULL.format("Process 538 has 512.00 MiB memory in use. ", OWN), "CUDA out of memory"),
+        (FULL.format(OTHERS, ""), "CUDA out of memory"),
+        ("the compiler: CUDA out of memory", "the compiler: CUDA out of memory"),
+    ],
+)
+def test_where_memory_ran_out_it_is_told_what_others_held_of_it(reason, told):
+    assert brief(reason) == told

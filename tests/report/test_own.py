@@ -7,14 +7,8 @@ from pipeline.report.section import Section, Told
 
 from .frames import failed, folded, timed
 
-SHAPE = {
-    "dtype": "bf16",
-    "head_dim": 64,
-    "batch_size": 1,
-    "num_heads": 16,
-    "query_heads_per_kv_head": 1,
-    "is_causal": True,
-}
+SHAPE = {"dtype": "bf16", "head_dim": 64, "batch_size": 1, "num_heads": 16}
+SHAPE |= {"query_heads_per_kv_head": 1, "is_causal": True}
 FLASH = stages()["flash"]
 
 
@@ -38,28 +32,22 @@ def measured():
     )
 
 
-def test_each_of_the_user_s_own_is_placed_among_all_and_beside_the_fastest_other():
+def test_each_of_the_user_s_own_is_placed_among_all_and_beside_the_fastest_other_the_first_problem_leading():
     found = ranked(measured(), FLASH)
+    assert list(found["seq_len"].unique()) == [16384, 1024]  # and none that nobody brought anything for
     own = found[found["own"]].set_index(["impl", "seq_len"])
     assert (own.loc[("mine", 1024), "place"], own.loc[("mine", 1024), "of"]) == (2, 3)
     assert own.loc[("mine", 1024), "ratio"] == pytest.approx(0.5)
     assert own.loc[("mine", 16384), "verdict"] == "faster"
-
-
-def test_the_stage_s_own_first_problem_leads_and_others_without_own_are_left_out():
-    found = ranked(measured(), FLASH)
-    assert list(found["seq_len"].unique()) == [16384, 1024]
-
-
-def test_one_that_is_wrong_has_no_place_and_says_why():
-    found = ranked(measured(), FLASH).set_index("impl")
-    assert pd.isna(found.loc["broken", "place"])
-    assert found.loc["broken", "reason"] == "dv is off"
+    broken = own.loc[("broken", 16384)]
+    assert pd.isna(broken["place"])
+    assert broken["reason"] == "dv is off"
 
 
 def test_a_section_gets_a_table_and_a_chart_of_them_or_nothing_and_does_not_see_them_itself():
     others = without_own(measured(), FLASH)
     assert set(others["impl"]) == {"triton", "eager"}
+    assert len(without_own(measured().assign(impl=None), FLASH)) == len(measured())  # rows of no implementation
     assert [[part.name for part in parts(rows, FLASH)] for rows in (measured(), others)] == [["own", "own_chart"], []]
 
 

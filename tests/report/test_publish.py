@@ -13,6 +13,7 @@ from pipeline.report.publish import ARCHIVE, publish
 
 from ..records import record, timed_row
 
+CELLS = "results/timing/cells"
 FILES = {
     "reports/writeup.md": "# Write-up\n\n![A step](figures/timing/step.svg)\n[bf16](../results/timing/bf16.csv)\n",
     "reports/report.html": "<!doctype html><code>results/&lt;stage&gt;/cells.csv</code>",
@@ -20,12 +21,10 @@ FILES = {
     "reports/figures/timing/step.svg": "<svg/>",
     "reports/figures/timing/.snakemake_timestamp": "",
     "results/timing/bf16.csv": "a,b",
-    "results/timing/cells/precision=bf16/size=xl.json": json.dumps(record(cell={"precision": "bf16", "size": "xl"})),
+    f"{CELLS}/precision=bf16/size=xl.json": json.dumps(record(cell={"precision": "bf16", "size": "xl"})),
 }
 PUBLISHED = ["figures/timing/step.svg", ARCHIVE, "report.html", "summary.json", "tables/timing/bf16.csv", "writeup.md"]
-CELLS = "results/timing/cells"
-LINKED = (f"{CELLS}/precision=bf16/size=xl.json", f"{CELLS}/precision=bf16", CELLS, "results/timing")
-LINKED += ("reports/figures/timing/step.svg", "reports/figures/timing")
+FIGURES = ("reports/figures/timing", "reports/figures/timing/step.svg")
 
 
 @pytest.fixture
@@ -37,6 +36,11 @@ def run(tmp_path):
     return tmp_path
 
 
+def published(run, folder="h200"):
+    publish(run, run / folder, stages())
+    return run / folder
+
+
 def contents(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
@@ -45,7 +49,7 @@ def refused(run, complaint, folder="h200"):
     """Try to publish, and see that it is refused in one line and nothing is changed."""
     before = contents(run)
     with pytest.raises(UserError, match=complaint) as raised:
-        publish(run, run / folder, stages())
+        published(run, folder)
     assert "\n" not in str(raised.value)
     assert contents(run) == before
 
@@ -54,34 +58,21 @@ def full_disk(*_words, **_named):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def elsewhere(run, name):
-    """Move a file or a folder elsewhere, and leave a link in its place."""
-    path = run / name
-    path.rename(run / "elsewhere")
-    path.parent.joinpath(path.name).symlink_to(run / "elsewhere")
-
-
-def test_a_snapshot_holds_pages_figures_tables_and_records_the_same_bytes_again(run):
-    publish(run, run / "reports/h200", stages())
-    assert contents(run / "reports/h200") == PUBLISHED
-    with tarfile.open(run / "reports/h200" / ARCHIVE) as archive:
+def test_a_snapshot_holds_pages_figures_tables_and_records_the_same_bytes_again_and_names_its_own_tables(run):
+    first, second = published(run, "reports/h200"), published(run, "b")
+    assert contents(first) == PUBLISHED
+    with tarfile.open(first / ARCHIVE) as archive:
         assert archive.getnames() == ["timing/cells/precision=bf16/size=xl.json"]
-    publish(run, run / "b", stages())
-    assert (run / "b" / ARCHIVE).read_bytes() == (run / "reports/h200" / ARCHIVE).read_bytes()
-
-
-def test_its_pages_name_its_own_tables(run):
-    publish(run, run / "h200", stages())
-    assert all("results/" not in (run / "h200" / name).read_text() for name in ("writeup.md", "report.html"))
-    (link,) = re.findall(r"\[bf16\]\((.*)\)", (run / "h200/writeup.md").read_text())
-    assert (run / "h200" / link).is_file()
+    assert (second / ARCHIVE).read_bytes() == (first / ARCHIVE).read_bytes()
+    assert all("results/" not in (first / name).read_text() for name in ("writeup.md", "report.html"))
+    (link,) = re.findall(r"\[bf16\]\((.*)\)", (first / "writeup.md").read_text())
+    assert (first / link).is_file()
 
 
 def test_a_new_snapshot_leaves_nothing_of_the_old(run):
-    publish(run, run / "h200", stages())
+    published(run)
     (run / "results/timing/bf16.csv").rename(run / "results/timing/fp32.csv")
-    publish(run, run / "h200", stages())
-    assert "tables/timing/bf16.csv" not in contents(run / "h200")
+    assert "tables/timing/bf16.csv" not in contents(published(run))
     assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
 
 
@@ -107,7 +98,6 @@ def test_without_a_whole_writeup_nothing_is_published(run, missing):
 
 @pytest.mark.parametrize("lost", [[], ["mfu.svg", "step.svg"]])
 def test_a_writeup_that_shows_what_is_not_there_is_not_published(run, lost):
-    publish(run, run / "h200", stages())
     links = "".join(f"![A figure](figures/lost/{name})\n" for name in ["first.svg", *lost])
     (run / "reports/writeup.md").write_text(f"![Told elsewhere](https://example.org/a.svg)\n{links}")
     more = f" and {len(lost)} more" if lost else ""
@@ -116,8 +106,7 @@ def test_a_writeup_that_shows_what_is_not_there_is_not_published(run, lost):
 
 @pytest.mark.parametrize("name", ["NOTES.md", "figures/notes.txt", "tables/timing/notes.txt", "notes/mine.csv", ".git"])
 def test_a_snapshot_with_anything_else_in_it_is_left_as_it_is(run, name):
-    publish(run, run / "h200", stages())
-    added = run / "h200" / name
+    added = published(run) / name
     added.parent.mkdir(exist_ok=True)
     added.write_text("mine")
     refused(run, f"h200 holds {name.split('/mine')[0]}, which does not belong to a snapshot")
@@ -130,27 +119,27 @@ def test_a_place_that_can_hold_no_snapshot_is_left_alone(run, place):
 
 
 @pytest.mark.parametrize("is_there", [False, True])
-@pytest.mark.parametrize("step", ["shutil.copyfile", "tarfile.TarFile.add", "pathlib.Path.mkdir"])
+@pytest.mark.parametrize("step", ["shutil.copyfile", "tarfile.TarFile.add", "pathlib.Path.mkdir", "snapshot"])
 def test_a_full_disk_leaves_things_as_they_were(run, monkeypatch, step, is_there):
     if is_there:
-        publish(run, run / "h200", stages())
-    monkeypatch.setattr(step, full_disk)
+        published(run)
+    rename = Path.rename
+    # Or it is full when what was put together takes its place.
+    monkeypatch.setattr(Path, "rename", lambda path, to: full_disk() if path.name == step else rename(path, to))
+    if "." in step:
+        monkeypatch.setattr(step, full_disk)
     refused(run, r"cannot publish into .*h200: .*No space left on device")
     assert not list(run.glob(".h200*"))
 
 
-def test_a_snapshot_that_cannot_take_its_place_leaves_the_old_one_there(run, monkeypatch):
-    publish(run, run / "h200", stages())
-    rename = Path.rename
-    monkeypatch.setattr(Path, "rename", lambda path, to: full_disk() if path.name == "snapshot" else rename(path, to))
-    refused(run, r"cannot publish into .*h200: .*No space left on device")
-
-
-@pytest.mark.parametrize("linked", LINKED)
+@pytest.mark.parametrize(
+    "linked", [f"{CELLS}/precision=bf16/size=xl.json", f"{CELLS}/precision=bf16", CELLS, "results/timing", *FIGURES]
+)
 def test_what_is_linked_is_published_as_what_it_links_to(run, linked):
-    publish(run, run / "plain", stages())
-    elsewhere(run, linked)
-    publish(run, run / "h200", stages())
-    assert contents(run / "h200") == PUBLISHED
-    assert all((run / "h200" / name).read_bytes() == (run / "plain" / name).read_bytes() for name in PUBLISHED)
-    assert not any(path.is_symlink() for path in Path(run / "h200").rglob("*"))
+    plain = published(run, "plain")
+    (run / linked).rename(run / "elsewhere")
+    (run / linked).symlink_to(run / "elsewhere")
+    folder = published(run)
+    assert contents(folder) == PUBLISHED
+    assert all((folder / name).read_bytes() == (plain / name).read_bytes() for name in PUBLISHED)
+    assert not any(path.is_symlink() for path in folder.rglob("*"))

@@ -11,7 +11,6 @@ from pipeline.report.versus import (
     UNDECIDED,
     RepeatSpread,
     compare_samples,
-    judge,
     log_median_error,
     median_interval,
     shaded,
@@ -43,18 +42,8 @@ def test_with_repeats_the_interval_decides(ours_ms, word):
     row = verdict(*repeated("ours", ours_ms), *repeated("torch", [100.0, 100.4]))
     assert row["verdict"] == word
     assert row["low"] <= row["ratio"] <= row["high"]
-
-
-def test_the_ratio_is_how_many_times_as_fast_ours_is():
-    row = verdict(timed("ours", 50.0), timed("torch", 100.0))
-    assert row["ratio"] == pytest.approx(2.0)
-    assert row["gain"].startswith("2.00× (")
-
-
-def test_a_chart_draws_undecided_ratios_faint():
-    rows = [timed("ours", 50.0, shape="x"), timed("torch", 100.0, shape="x")]
-    more = [timed("ours", 97.0, shape="y"), timed("torch", 100.0, shape="y")]
-    assert shaded(beside(*rows, *more))["status"].tolist() == ["ok", "unstable"]
+    assert row["ratio"] == pytest.approx(row["median_ms_peer"] / row["median_ms"])  # which stand beside it
+    assert row["gain"].startswith(f"{row['ratio']:.2f}× (")
 
 
 @pytest.mark.parametrize(
@@ -82,9 +71,13 @@ def test_the_fastest_peer_with_figures_is_the_peer_and_problems_without_one_are_
     assert beside(timed("ours", 1.0, shape="x"), failed("torch", shape="x"), timed("torch", 1.0, shape="y")).empty
 
 
-def test_an_unstable_side_leaves_the_ratio_and_takes_the_verdict():
-    found = judge({**timed("a", 100.0), "status": "unstable"}, timed("b", 50.0))
-    assert (found["ratio"], found["verdict"]) == (pytest.approx(2.0), UNDECIDED)
+def test_an_unstable_side_leaves_the_ratio_and_takes_the_verdict_and_a_chart_draws_it_faint():
+    rows = [timed("ours", 50.0, shape="x"), timed("ours", 50.0, shape="y", status="unstable")]
+    rows += [timed("torch", 100.0, shape=shape) for shape in "xy"]
+    found = shaded(beside(*rows))
+    assert found["ratio"].tolist() == pytest.approx([2.0, 2.0])
+    assert found["verdict"].tolist() == [FASTER, UNDECIDED]
+    assert found["status"].tolist() == ["ok", "unstable"]
 
 
 def test_each_row_stands_beside_the_first_base_of_its_own_group_that_has_figures():

@@ -2,7 +2,6 @@ import pandas as pd
 import pytest
 
 from pipeline.report import ways
-from pipeline.report.versus import FASTER, UNDECIDED
 
 from .frames import failed, folded, repeated, timed
 
@@ -18,18 +17,8 @@ def steps(*rows):
     return ways.whole_steps(frame, [BASE, "fully_shard"], BASE)
 
 
-def verdicts(found):
-    return found.dropna(subset="verdict").set_index(["case", "way"])["verdict"].to_dict()
-
-
 def doubted():
     return [row for name, medians_ms in DOUBTED.items() for row in repeated(name, medians_ms)]
-
-
-def test_a_single_process_is_not_ranked_while_repeats_of_another_cell_lie_far_apart():
-    singles = [timed("fully_shard", 348.0, case="another"), timed(BASE, 387.0, case="another")]
-    assert set(verdicts(steps(*doubted(), *singles)).values()) == {UNDECIDED}
-    assert verdicts(steps(*singles))["another", "fully_shard"] == FASTER
 
 
 def test_a_way_is_held_against_the_base_of_its_own_cell_alone():
@@ -53,27 +42,24 @@ def test_the_table_shows_what_each_repeat_gave_and_how_many_cards_did():
 
 
 @pytest.mark.parametrize(("limits", "told"), [(("gpu", "host"), True), (("gpu", "gpu"), False), ((None, None), False)])
-def test_what_limits_steps_is_a_column_where_it_differs_from_way_to_way(limits, told):
-    rows = [timed(way, 90.0, limited_by=limit) for way, limit in zip((BASE, "fully_shard"), limits, strict=True)]
-    table = ways.table("ways", steps(*rows), BASE, "peak_bytes")
-    assert ("limited_by" in [column for _, column, _ in table.columns]) == told
+def test_what_limits_steps_is_a_column_where_it_differs_and_columns_without_any_value_are_left_out(limits, told):
+    base, other = timed(BASE, 90.0, limited_by=limits[0]), failed("fully_shard", limited_by=limits[1])
+    table = ways.table("ways", steps(base, other), BASE, "peak_bytes")
+    names = [column for _, column, _ in table.columns]
+    assert (("limited_by" in names), "peak_bytes" in names) == (told, False)
     assert ("limited by: gpu" in table.caption) == (limits == ("gpu", "gpu"))
-
-
-def test_columns_without_any_value_are_left_out_and_rows_without_a_time_stay():
-    table = ways.table("ways", steps(timed(BASE, 100.0), failed("fully_shard", limited_by=None)), BASE, "peak_bytes")
-    assert "peak_bytes" not in [column for _, column, _ in table.columns]
     assert "OOM" in table.markdown()
 
 
 def test_weights_agree_only_within_what_rounding_allows():
-    rows = pd.DataFrame({"ranks": [0.0, 0.0, None, 1.0], "ways": [0.0, 0.02, None, None], "weight_tolerance": 0.01})
+    rows = pd.DataFrame({"ranks": [0.0, 0.0, None, 1.0], "ways": [0.0, 0.015, None, None], "weight_tolerance": 0.01})
     assert list(ways.agreement(rows, ["ranks", "ways"])) == ["yes", "no", None, "no"]
 
 
 def counted(peak=40e9, case="a cell"):
     rows = [{"kind": kind, "measured_bytes": size} for kind, size in HELD.items()]
-    rows += [{"kind": "peak", "measured_bytes": peak}, {"collective": "allreduce", "sent_bytes": 8e9}]
+    rows += [{"kind": "peak", "measured_bytes": each and each - place} for place, each in enumerate((peak, peak))]
+    rows += [{"collective": "allreduce", "sent_bytes": 8e9}]
     return pd.DataFrame(rows, columns=["kind", "collective", "measured_bytes", "sent_bytes"]).assign(
         case=case, way=BASE
     )

@@ -64,7 +64,7 @@ def told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> To
     beside = {name: own.without_own(frames[name], stages[name]) for name in stage.reads if name in frames}
     own_parts = own.parts(rows, stage)
     if frame.with_figures(shown).empty:
-        return Told(stage, Section(_no_figures(rows)), own_parts, "", rows)
+        return Told(stage, Section(_no_figures(rows)), own_parts, Markdown(), rows)
     section = stage.report()(shown, beside)
     if frame.shares_a_cpu(rows):
         section = replace(section, changes=())  # what ranks on one CPU gain is no advice

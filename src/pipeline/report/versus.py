@@ -140,8 +140,8 @@ def log_median_error(samples: Sequence[float]) -> tuple[float, float]:
 
 
 def _widest_spread(*rows: Row) -> RepeatSpread | None:
-    spreads = [RepeatSpread(row.get("spread_log_std"), row.get("spread_degrees") or 0) for row in rows]
-    return max((spread for spread in spreads if spread.degrees > 0), default=None)
+    known = [row for row in rows if (row.get("spread_degrees") or 0) > 0]
+    return max((RepeatSpread(row["spread_log_std"], row["spread_degrees"]) for row in known), default=None)
 
 
 def _by_quartiles(base: Row, other: Row) -> dict[str, Any]:

@@ -37,19 +37,17 @@ BUSY = "Measured while other processes kept more than half of the cores busy. Do
 def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown:
     """Return the write-up as Markdown; what its template shows is escaped unless it is Markdown already."""
     by_stage = facts.by_stage(cells, {each.stage.name: each.rows for each in told})
-    sums = by_stage[["with_figures", "times", "unstable"]].sum()
     words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
-    loader = FileSystemLoader(HERE)
-    pages = Environment(
-        loader=loader, undefined=StrictUndefined, finalize=Markdown.escape, trim_blocks=True, lstrip_blocks=True
-    )
+    loader, escape = FileSystemLoader(HERE), Markdown.escape
+    pages = Environment(loader=loader, undefined=StrictUndefined, finalize=escape, trim_blocks=True, lstrip_blocks=True)
     pages.filters["count"] = count
     text = pages.get_template(TEMPLATE).render(
         machines=" and ".join(sorted(cells["machine"].unique())),
         told=told,
         shown=lambda parts, stage="": Markdown("\n\n".join(blocks(stage, parts))),
         first_tables=[own.first_table(told), _changes_table(told), *_alarms(cells, told)],
-        **{"cells": len(cells), "lacking": len(cells) - sums["with_figures"], **sums[["times", "unstable"]]},
+        cells=len(cells),
+        **by_stage[["with_figures", "times", "unstable"]].sum(),
         shares_a_cpu=lambda each: shares_a_cpu(each.rows),
         noise=_noise,
         own=lambda each: [part for part in each.parts if part.name in own.PARTS],
@@ -57,7 +55,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         rules=Markdown(unwrapped(RULES.read_text(encoding="utf-8").strip())),
         trust_tables=_trust_tables(asked, cells, by_stage),
         command=code(shlex.join(words)),
-        commits=["", *cells.sort_values("started_at")["commit"].dropna().astype(str).unique()],
+        commits=list(cells.sort_values("started_at")["commit"].dropna().astype(str).unique()),
         machine=facts.machine(cells),
     )
     return Markdown(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
