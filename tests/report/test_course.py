@@ -9,23 +9,31 @@ ROWS = pd.DataFrame({"a": ["x"]})
 TABLE = Table("times", "Times:", ROWS, named(ROWS, "a"))
 
 
-@pytest.mark.parametrize(
-    ("text", "written"),
-    [
-        (
-            "### problem\n\nWords.\n\n[[times]]\n\nMore.",
-            "### problem\n\nWords.\n\nTimes:\n\n| a |\n| :-- |\n| x |\n\nMore.",
-        ),
-        # What stands right below a paragraph goes on with it.
-        ("Words\nof a problem.\n[[times]]", "Words of a problem. Times:\n\n| a |\n| :-- |\n| x |"),
-    ],
-)
-def test_a_part_takes_its_place_and_the_words_stay(text, written):
-    assert filled(text, "flash", {"times": TABLE}) == written
+def test_a_part_takes_its_place_and_the_words_stay():
+    written = filled("### problem\n\nWords.\n\n[[times]]\n\nMore.", "flash", {"times": TABLE})
+    assert written.startswith("### problem\n\nWords.\n\nTimes:\n\n| a |")
+    assert written.endswith("More.")
 
 
-def test_a_part_that_was_not_measured_is_told_with_its_command():
-    assert "snakemake results/flash/cells.csv" in filled("[[times]]", "flash", {})
+@pytest.mark.parametrize("gap", ["\n", "\n\n"])
+def test_words_captions_and_tables_stand_apart(gap):
+    written = filled(f"Words\nof a problem.{gap}[[times]]\n\nMore.", "flash", {"times": TABLE})
+    assert written.split("\n\n") == ["Words of a problem.", "Times:", "| a |\n| :-- |\n| x |", "More."]
+
+
+def test_a_part_that_was_not_measured_is_told_once_with_its_command_and_words_about_it_alone_go_with_it():
+    written = filled("Why.\n\n[[times]]\n\nIt shows all.\n[[chart]]\n\nMore.", "flash", {})
+    why, told, more = written.split("\n\n")
+    assert (why, more) == ("Why.", "More.")
+    assert "snakemake results/flash/cells.csv" in told
+
+
+def test_of_parts_in_one_place_those_that_are_there_are_shown():
+    assert filled("[[chart]]\n[[times]]", "flash", {"times": TABLE}) == TABLE.markdown()
+
+
+def test_code_keeps_its_lines():
+    assert filled("As code:\n\n    a = 1\n    b = 2", "flash", {}).endswith("\n\n    a = 1\n    b = 2")
 
 
 @pytest.mark.parametrize("name", list(stages()))

@@ -38,7 +38,7 @@ def test_the_table_shows_what_each_repeat_gave_and_how_many_cards_did():
     rows = [row | {"cards": f"GPU {row['repeat']}"} for row in doubted()]
     table = ways.table("ways", steps(*rows), BASE, "")
     assert table.rows.set_index("way").loc["fully_shard", "each_repeat"] == "310 / 397 / 378"
-    assert "repeats: 3; GPU sets: 3" in table.caption
+    assert "repeats: 3; groups of GPUs: 3" in table.caption
 
 
 @pytest.mark.parametrize(("limits", "told"), [(("gpu", "host"), True), (("gpu", "gpu"), False), ((None, None), False)])
@@ -93,11 +93,13 @@ def test_the_answer_says_what_there_is_where_the_other_side_failed():
 
 
 def test_lanes_keep_the_share_in_which_each_kind_of_work_ran():
-    captures = pd.DataFrame({"way": ["naive"], "a_busy_pct": [[100] * 200 + [0] * 200], "b_busy_pct": [[0] * 400]})
+    captures = pd.DataFrame(
+        {"way": ["naive"], "span_ms": [200.0], "a_busy_pct": [[100] * 200 + [0] * 200], "b_busy_pct": [[0] * 400]}
+    )
     drawn = ways.lanes(captures, ("a", "b")).rows
     busy = drawn.groupby("kind")["busy_pct"].mean()
     assert (busy["a"], busy["b"]) == (pytest.approx(50.0), 0.0)
-    assert drawn.loc[drawn["at_pct"] < 50, "busy_pct"].max() == 100
+    assert drawn.loc[drawn["at_ms"] >= 100, "busy_pct"].max() == 0
     assert ways.lanes(captures.head(0), ("a", "b")).is_empty
 
 

@@ -22,12 +22,12 @@ HEADS = {
     "size": "model",
     "part": "",
     "who": "",
-    "who_peer": "beside",
+    "who_peer": "other",
     "context_length": "context",
     "batch_size": "batch",
     "seq_len": "length",
     "median_ms": "ms",
-    "median_ms_peer": "its ms",
+    "median_ms_peer": "other, ms",
     "gain": "times as fast (interval)",
     "tokens_per_s": "tokens/s",
     "tflops_per_s": "TFLOP/s",
@@ -79,7 +79,7 @@ class Table:
         return self.rows.empty
 
     def markdown(self) -> Markdown:
-        """Write the table as Markdown under its caption."""
+        """Write the table as Markdown under its caption, if it has one."""
         shown = self.rows if self.all_rows else self.rows.head(MOST_ROWS)
         lines = [[_cell(row, name, form) for _, name, form in self.columns] for row in shown.to_dict("records")]
         heads: list[str] = [Markdown.escape(head) for head, _, _ in self.columns]
@@ -96,7 +96,8 @@ class Table:
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
         more = len(self.rows) - len(shown)
         rest = f"\n\n… and {more:,} more rows in the tables below." if more else ""
-        return Markdown(f"{Markdown.escape(self.caption)}\n\n{written}{rest}")
+        caption = f"{Markdown.escape(self.caption)}\n\n" if self.caption else ""
+        return Markdown(f"{caption}{written}{rest}")
 
 
 def named(rows: pd.DataFrame, names: str, /, **heads: str) -> Columns:

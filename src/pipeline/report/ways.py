@@ -23,6 +23,8 @@ KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state"
 HEADS = {
     "each_repeat": "each repeat, ms",
     "rank_bytes": "memory a rank",
+    "sent_bytes": "sent a step",
+    "loss": "loss after the same steps",
     "share_pct": "its share of the step",
     "span_ms": "captured step, ms",
     "hidden_ms": "both at once, ms",
@@ -66,7 +68,7 @@ def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = ""
     """
     cards = {card for cards in steps["cards"].dropna() for card in cards.split(", ")}
     limits = list(steps["limited_by"].dropna().unique())
-    told = [f"repeats: {steps['repeats'].max():.0f}", f"GPU sets: {len(cards)}"]
+    told = [f"repeats: {steps['repeats'].max():.0f}", f"groups of GPUs: {len(cards)}"]
     told += [f"limited by: {limits[0]}"] if len(limits) == 1 else []
     first = f"way median_ms each_repeat gain verdict {'limited_by' if len(limits) > 1 else ''} exposed_communication_ms"
     columns = named(steps, f"{first} {names}", gain=f"times as fast as {base} (interval)", **HEADS)
@@ -159,13 +161,13 @@ def captures(steps: pd.DataFrame, captured: pd.DataFrame, names: str) -> Table:
 def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:
     """Draw captured steps: for each kind of work the share of each part of the step in which it ran."""
     drawn = [
-        {"way": row["way"], "kind": kind, "at_pct": 100 * place / PARTS, "busy_pct": part.mean()}
+        {"way": row["way"], "kind": kind, "at_ms": row["span_ms"] * place / PARTS, "busy_pct": part.mean()}
         for row in captured.to_dict("records")
         for kind in kinds
         if isinstance(busy := row.get(f"{kind}_busy_pct"), list)
         for place, part in enumerate(np.array_split(busy, PARTS))
     ]
-    rows = pd.DataFrame(drawn, columns=["way", "kind", "at_pct", "busy_pct"])
-    axes = Axis("at_pct", "time, in % of the step"), Axis("busy_pct", "busy (%)")
-    title = f"One captured step, when each lane is busy: {', '.join(kinds)}"
+    rows = pd.DataFrame(drawn, columns=["way", "kind", "at_ms", "busy_pct"])
+    axes = Axis("at_ms", "ms of the step"), Axis("busy_pct", "busy (%)")
+    title = f"One captured step, when each lane is busy: {', '.join(dict.fromkeys(rows['kind']))}"
     return Chart("capture", title, rows, "line", *axes, "kind", panel="way")

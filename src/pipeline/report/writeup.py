@@ -63,7 +63,8 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
 
 def _changes_table(told: Sequence[Told]) -> Table:
     rows = changes(told)
-    columns = named(rows, "change gain:text verdict from to where repeats", where="measured on")
+    heads = {"where": "measured on", "from": "from: step, memory", "to": "to: step, memory"}
+    columns = named(rows, "change gain:text verdict from to where repeats", **heads)
     return Table("changes", WHAT_TO_CHANGE, rows, columns)
 
 
@@ -129,7 +130,8 @@ def _trust_tables(asked: Asked, cells: pd.DataFrame, by_stage: pd.DataFrame) -> 
     older = by_stage["stage"].map(facts.changed_since(cells, asked.outdated))
     by_stage = by_stage.assign(by_code_changed_since=older)[(by_stage["most_repeats"] > 1) | older.notna()]
     apart = "std_between_repeats:percent furthest_two:percent"
-    names = named(by_stage, f"stage cells most_repeats {apart} by_code_changed_since")
+    heads = {"furthest_two": "largest difference of two repeats"}
+    names = named(by_stage, f"stage cells most_repeats {apart} by_code_changed_since", **heads)
     lacking, missing = facts.without_figures(cells), facts.missing(asked.missing)
     spread = "How far repeats lie apart, by their whole steps where there are any:"
     absent = f"Not measured yet, although the scale {asked.scale} asks for it:"

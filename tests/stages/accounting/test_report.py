@@ -38,10 +38,16 @@ def test_a_device_less_would_not_hold_what_is_sharded(make_rows):
 
 
 def test_the_given_mesh_leads_and_one_that_is_never_compute_bound_ends_the_table_and_has_no_chart(make_rows):
-    cases = parts(make_rows())["mesh"].rows
+    rows = make_rows()
+    cases = table("mesh", rows[rows["question"] == "mesh"]).rows
+    splits = cases["case"] == "another split"
     assert cases["case"].iloc[0] == "given"
-    assert cases["tokens"].iloc[1:].dropna().is_monotonic_increasing
+    assert splits.is_monotonic_increasing
+    assert cases[~splits]["tokens"].iloc[1:].is_monotonic_increasing
+    assert cases["tokens"][splits].dropna().is_monotonic_increasing
     assert cases["tokens_per_device"].iloc[-1] == "never"
+    in_course = parts(rows)["mesh"].rows["tokens"]
+    assert (in_course <= in_course.iloc[0]).all()
     assert list(parts(make_rows([Cell(question="mesh")], fsdp_size=2, tensor_size=32))) == ["mesh"]
 
 

@@ -15,6 +15,10 @@ from pipeline.stages.accounting.cell import QUESTIONS
 
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
+ACROSS = {"ring": "devices", "parallel": "pass"}
+CASES = {"_": " ", "^shares$": "shares", "^whole$": "the whole tensor", "^split$": "another split"}
+# The mesh of the settings first, then tricks, then other splits of its devices.
+MESH_ORDER = {"given": 0, "split": 2}
 UNITS = {"GB": GB, "GiB": GIB}
 # What FSDP calls to gather weights, and what tells its rate where that was not measured: a ring sends as fast.
 GATHERING = ("all_gather", "all_reduce")
@@ -40,21 +44,31 @@ CAPTIONS = {
     "{setting_egress_gbytes_per_s:g} GB/s, by what is sent at a time: bytes / ms:",
     "parallel": "Most devices that stay compute bound: a feed-forward layer of {size} in 16 bits, "
     "{setting_batch_tokens:count} tokens, C = {setting_peak_tflops_per_s:g} TFLOP/s, "
-    "W = {setting_egress_gbytes_per_s:g} GB/s; what each does, at the exact limit:",
-    "activations": "What {size} keeps for the backward pass in fp32 at batch {batch_size}:",
-    "attention": "One layer's attention in fp32, batch {batch_size}, {num_heads:count} heads of {head_dim:count}:",
+    "W = {setting_egress_gbytes_per_s:g} GB/s. Limit, exact / whole: X × Y / TFLOP of a device / bytes that it sends "
+    "of weights + of activations / ms, at the exact limit:",
+    "activations": "What {size} keeps for the backward pass in fp32 at batch {batch_size}; total: with the state, not "
+    "with the update's temporaries:",
+    "attention": "One layer's attention in fp32, batch {batch_size}, heads: {num_heads:count}, {head_dim:count} wide:",
 }
 COLUMNS = {
     "memory": "bytes_of size_bytes GiB GPUs_of_GB GPUs_of_GiB",
     "fsdp": "seq_len state_bytes activation_bytes not_sharded_bytes devices on_each_bytes",
     "mesh": "case fsdp_size tensor_size tokens_per_device tokens_overall compute_ms fsdp_ms tensor_ms",
     "buckets": "case num_buckets bucket_bytes overhead_ms",
-    "ring": "num_devices case sent_bytes ring_ms",  # a column a case
-    "parallel": "strategy axes_overlap phase whole_devices whole_batch_shares whole_width_shares most_devices "
-    "device_tflop weight_bytes activation_bytes compute_ms communication_ms",
+    "ring": "case num_devices sent_bytes ring_ms",
+    "parallel": "strategy pass most_devices whole_split tflop_each sent compute_ms",
     "activations": "attention seq_len norms_bytes attention_bytes scores_bytes feed_forward_bytes head_bytes "
     "activation_bytes total_bytes",
     "attention": "attention seq_len inputs_bytes score_matrix_bytes kept_bytes most_bytes",
+}
+
+
+HEADS = {
+    "case": "",
+    "num_devices": "devices",
+    "seq_len": "tokens",
+    "size_bytes": "size",
+    "most_bytes": "most in forward",
 }
 
 
@@ -69,19 +83,23 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     return Section(
         _answer(found),
         [*([_mesh_chart(found["mesh"])] if "mesh" in found else []), _here(beside)],
-        for_course=[table(question, each) for question, each in found.items() if question in IN_COURSE],
+        for_course=[table(question, _of_course(each)) for question, each in found.items() if question in IN_COURSE],
     )
+
+
+def _of_course(rows: pd.DataFrame) -> pd.DataFrame:
+    """Leave out splits of the mesh that need more tokens than the given one."""
+    given = rows.loc[rows["case"] == "given", "tokens"]
+    return rows[(rows["case"] != "split") | rows["tokens"].le(given.max())]
 
 
 def table(question: str, rows: pd.DataFrame) -> Table:
     """Return the table of a question; rows: its answers about one model, with the settings."""
     found = PREPARED.get(question, pd.DataFrame)(rows)
-    found = found.replace({name: {"_": " "} for name in ("case", "strategy")}, regex=True)
-    if "device_flops" in found:
-        found = found.assign(device_tflop=found["device_flops"] / 1e12)
+    found = found.replace({"case": CASES, "strategy": {"_": " "}}, regex=True)
     [caption] = written(found.head(1), CAPTIONS[question])
-    across, heads = "case" if question == "ring" else None, {"seq_len": "tokens", "size_bytes": "size"}
-    return Table.of(question, str(caption), found, COLUMNS[question], only_filled=True, across=across, heads=heads)
+    across = ACROSS.get(question)
+    return Table.of(question, str(caption), found, COLUMNS[question], only_filled=True, across=across, heads=HEADS)
 
 
 def _answer(found: Mapping[str, pd.DataFrame]) -> str:
@@ -91,8 +109,9 @@ def _answer(found: Mapping[str, pd.DataFrame]) -> str:
     return say(
         "{memory[size]}, with {billions:count}B parameters, has a training state of {state_gb:count} GB: "
         "{memory[state_gpus]:count} GPUs of {memory[setting_gpu_memory_gb]:count} GB. FSDP with {fsdp[seq_len]:count} "
-        "tokens per device takes {fsdp[devices]} devices of {fsdp[setting_device_memory_gb]:count} GB. To keep "
-        "{mesh[num_devices]:count} devices compute bound takes {mesh[tokens_per_device]} tokens per device.",
+        "tokens per device takes {fsdp[devices]} devices of {fsdp[setting_device_memory_gb]:count} GB. On "
+        "the assignment's mesh of {mesh[num_devices]:count} devices communication hides from {mesh[tokens_per_device]} "
+        "tokens per device on.",
         memory=memory,
         billions=memory["parameters"] / 1e9,
         state_gb=memory["state_bytes"] / GB,
@@ -122,11 +141,11 @@ def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
     sent = sent.drop_duplicates("world_size", keep="last").sort_values("world_size")
     tflops_per_s = products.loc[products["dtype"] == "bf16", "tflops_per_s"].max()
     intensity = 1e3 * tflops_per_s / sent["busbw_gb_per_s"]
-    found = sent.assign(C=tflops_per_s, intensity=intensity.round(), tokens=(intensity * BF16_BYTES / 2).round())
+    found = sent.assign(C=tflops_per_s, tokens=(intensity * BF16_BYTES / 2).round())
     found["collective"] = found["collective"].str.replace("_", "-")
-    heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "of"}
-    heads |= {"world_size": "GPUs", "intensity": "C / W (FLOPs a byte)", "tokens": "tokens per GPU"}
-    names = "world_size C busbw_gb_per_s collective intensity tokens"
+    heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "W is of"}
+    heads |= {"world_size": "GPUs", "tokens": "C / W: tokens per GPU"}
+    names = "world_size C busbw_gb_per_s collective tokens"
     return Table.of("here", caption, known(found, "tokens"), names, heads=heads)
 
 
@@ -168,10 +187,21 @@ def _least_devices(rows: pd.DataFrame) -> pd.DataFrame:
 def _meshes(rows: pd.DataFrame) -> pd.DataFrame:
     """Return the mesh of the settings, then its variations, the smallest batch first."""
     cases = rows[rows["case"] != "batch"].sort_values("tokens", kind="stable")
-    cases = pd.concat([cases[cases["case"] == "given"], cases[cases["case"] != "given"]])
+    cases = cases.sort_values("case", key=lambda each: each.map(MESH_ORDER).fillna(1), kind="stable")
     return cases.assign(
         tokens_per_device=_whole(cases["whole_tokens_per_device"], "never"),
         tokens_overall=_whole(cases["whole_tokens"], "never"),
+    )
+
+
+def _parallel(rows: pd.DataFrame) -> pd.DataFrame:
+    """Name strategies of two axes by how their transfers go, and devices by their split."""
+    turns = rows["axes_overlap"].map({True: ", axes overlap", False: ", axes in turn"})
+    return rows.rename(columns={"phase": "pass"}).assign(
+        strategy=rows["strategy"] + turns.where(rows["strategy"] == "fsdp_tensor", ""),
+        whole_split=written(rows, "{whole_devices:count}: {whole_batch_shares:count} × {whole_width_shares:count}"),
+        tflop_each=rows["device_flops"] / 1e12,
+        sent=written(rows, "{weight_bytes:data_size} + {activation_bytes:data_size}"),
     )
 
 
@@ -179,4 +209,5 @@ PREPARED: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
     "memory": _memory,
     "fsdp": _least_devices,
     "mesh": _meshes,
+    "parallel": _parallel,
 }

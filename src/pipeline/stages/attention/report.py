@@ -23,7 +23,6 @@ OF_LENGTH = {
     "before_backward_bytes_peer_forward": "in use before backward",
     "peak_bytes_peer_forward": "peak, eager",
     "peak_bytes_forward": "peak, compiled",
-    "n_peer_forward": "passes",
 }
 COUNTED = ("before_backward_bytes", "peak_bytes")
 
@@ -39,8 +38,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     here, limits = both[both["head_dim"] == usual], _limits(rows)
     return Section(
         _answer(here, limits[limits["head_dim"] == usual]),
-        [_memory(rows[rows["head_dim"] == usual]), _times("times", here)],
-        for_course=[_times("grid", both), _tensors(limits)],
+        [_memory(rows[rows["head_dim"] == usual]), _times(here)],
+        for_course=[_held(both), _grid(both), _tensors(limits)],
     )
 
 
@@ -53,8 +52,9 @@ def _answer(both: pd.DataFrame, limits: pd.DataFrame) -> str:
     return say(
         "Plain attention in fp32, batch {forward[setting_batch_size]}, one head of {forward[head_dim]}: by formula "
         "forward and backward fit into {limit[memory_bytes]:data_size} up to length {limit[fits]:count}. At "
-        "{forward[seq_len]:count} they take {forward[median_ms_peer]:ms} and {backward[median_ms_peer]:ms}; compiled, "
-        "{forward[ratio]:times} ({forward[verdict]}) and {backward[ratio]:times} ({backward[verdict]}) as fast.",
+        "{forward[seq_len]:count} forward takes {forward[median_ms_peer]:ms} and backward "
+        "{backward[median_ms_peer]:ms}. Compiled, forward is {forward[ratio]:times} as fast ({forward[verdict]}), "
+        "backward {backward[ratio]:times} ({backward[verdict]}).",
         forward=forward,
         backward=backward,
         limit=limits.iloc[0],
@@ -74,16 +74,34 @@ def _memory(rows: pd.DataFrame) -> Chart:
     return Chart("memory", title, drawn, "line", *axes, "who", limits=limits)
 
 
-def _times(name: str, both: pd.DataFrame) -> Table:
+def _times(both: pd.DataFrame) -> Table:
     """Write what each length takes in memory and, a column a phase, in time, eager and compiled."""
     forward = both[both["phase"] == "forward"]
+    n = forward["n_peer"].max()
     caption = (
-        "Plain attention in eager mode and compiled, medians: eager, ms / compiled, ms / compiled: times as fast "
-        "(interval) / verdict:"
+        f"Plain attention in eager mode and compiled, medians of {n:.0f} passes: eager, ms / compiled, ms / compiled: "
+        "times as fast (interval) / verdict:"
     )
     shown = both.merge(forward, "left", ON[:2], suffixes=("", "_forward"))
     names = f"head_dim seq_len {' '.join(OF_LENGTH)} phase median_ms_peer median_ms gain verdict"
-    return Table.of(name, caption, shown, names, across="", heads=OF_LENGTH | {"phase": ""})
+    return Table.of("times", caption, shown, names, across="", heads=OF_LENGTH | {"phase": ""})
+
+
+def _held(both: pd.DataFrame) -> Table:
+    """Write what passes take in memory, by width, of which the ends are told, and length."""
+    ends = [both["head_dim"].min(), both["head_dim"].max()]
+    forward = both[(both["phase"] == "forward") & both["head_dim"].isin(ends)]
+    names = "head_dim seq_len saved_bytes_peer before_backward_bytes_peer peak_bytes_peer peak_bytes"
+    caption = "Memory: saved for backward / in use before backward / peak / peak, compiled:"
+    return Table.of("held", caption, forward, names, across="length")
+
+
+def _grid(both: pd.DataFrame) -> Table:
+    """Write the times of both modes, a row a width and phase and a column a length."""
+    both = in_order(both, ["phase", "head_dim", "seq_len"], {"phase": PHASES})
+    names = "phase head_dim seq_len median_ms_peer median_ms gain verdict"
+    caption = "Times of a pass: eager, ms / compiled, ms / compiled: times as fast (interval) / verdict:"
+    return Table.of("grid", caption, both, names, across="length", heads={"phase": "pass"})
 
 
 def _limits(rows: pd.DataFrame) -> pd.DataFrame:
@@ -113,7 +131,10 @@ def _tensors(limits: pd.DataFrame) -> Table:
     ]
     at = written(told, "batch {setting_batch_size:count}, head_dim {head_dim}, length {seq_len:count}")
     found = pd.DataFrame(parts, columns=["tensor", "elements", "size_bytes"])
-    caption = f"The peak at {', '.join(map(str, at))}, by formula:"
+    caption = (
+        "The peak comes in softmax's backward pass, which needs several score matrices at once. By formula, for the "
+        f"smallest problem that runs out of memory, or the largest if none does ({', '.join(map(str, at))}):"
+    )
     return Table.of("tensors", caption, found, "tensor elements size_bytes", heads={"size_bytes": "bytes"})
 
 

@@ -90,7 +90,7 @@ def _table(best: pd.DataFrame, moved: pd.DataFrame) -> Table:
     moved = moved.assign(at=written(moved, "{tensor_bytes:data_size}"), promised=moved["datasheet_gb_per_s"])
     found = pd.concat([best, moved], ignore_index=True)
     names = "ceiling tflops_per_s gb_per_s promised:number share_pct at mean_sm_clock_mhz:count median_ms:ms"
-    heads = {"ceiling": "call", "promised": "data sheet", "at": "of", "mean_sm_clock_mhz": "SM clock (MHz)"}
-    heads |= {"gb_per_s": "GB/s", "share_pct": "share", "median_ms": "time of a call"}
+    heads = {"ceiling": "call", "promised": "data sheet", "at": "size", "mean_sm_clock_mhz": "SM clock (MHz)"}
+    heads |= {"gb_per_s": "GB/s", "share_pct": "share of the data sheet", "median_ms": "time of a call"}
     caption = "The fastest product of two matrices in each data type, moving data, and an operator on one number:"
     return Table.of("ceilings", caption, found, names, only_filled=True, heads=heads)

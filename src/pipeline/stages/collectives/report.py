@@ -89,10 +89,10 @@ def _answer(groups: pd.DataFrame) -> str:
 def _table(groups: pd.DataFrame, link: float | None) -> Table:
     of_link = (100 * groups["busbw_gb_per_s_best"] / (link or float("nan"))).where(groups["backend"] == "nccl")
     least = "".join(groups["size"].dropna().head(1))
-    names = "what backend of dtype median_ms_graph:ms median_ms_burst:ms median_ms_single:ms busbw_gb_per_s_best:number"
+    names = "what backend of dtype median_ms_graph median_ms_burst median_ms_single busbw_gb_per_s_best:number"
     heads = {"what": "collective", "of": "ranks", "busbw_gb_per_s_best": "best bus bandwidth (GB/s)"}
-    heads |= {"median_ms_graph": f"{least} in a graph", "median_ms_burst": f"{least} back to back"}
-    heads |= {"median_ms_single": f"{least} alone, by the host's clock", "of_link_pct": "of a copy between GPUs"}
+    heads |= {"median_ms_graph": f"{least} in a graph, ms", "median_ms_burst": f"{least} back to back, ms"}
+    heads |= {"median_ms_single": f"{least} alone, ms by the host's clock", "of_link_pct": "of a copy between GPUs"}
     caption, found = (
         "Each collective by torch.distributed, median of the slowest rank:",
         groups.assign(of_link_pct=of_link),
@@ -120,21 +120,14 @@ def _times(bursts: pd.DataFrame) -> Chart:
 
 
 def _by_size(usual: pd.DataFrame) -> Table:
-    """Write the time of an all-reduce of each size back to back and alone, a row per backend and ranks."""
-    bursts, singles = (usual[usual["timing"] == how] for how in (BURST, SINGLE))
+    """Write the time of an all-reduce of each size back to back and alone, a row per backend and ranks that ran."""
+    ran = usual.merge(with_figures(usual)[CELL].drop_duplicates(), on=CELL)
+    bursts, singles = (ran[ran["timing"] == how] for how in (BURST, SINGLE))
     on = [*CELL, "size_bytes"]
     both = bursts.merge(singles[[*on, "median_ms", "status"]], "left", on, suffixes=("", "_alone"))
-    # What did not run says so at every size.
-    sizes = sorted(both["size_bytes"].dropna().unique())
-    both = both.assign(size_bytes=[[size] if pd.notna(size) else sizes for size in both["size_bytes"]])
-    both = known(both.explode("size_bytes"), "size_bytes").astype({"size_bytes": float})
-    both = both.assign(size=both["size_bytes"].map(size_words))
-    caption = "Time of an all-reduce of fp32 numbers back to back / alone, ms, median of the slowest rank:"
-    return Table.of(
-        "by_size",
-        caption,
-        both,
-        "backend of size median_ms median_ms_alone",
-        across="",
-        heads={"of": "ranks", "size": ""},
+    both = both.assign(
+        ring_factor=2 * (both["world_size"] - 1) / both["world_size"], size=both["size_bytes"].map(size_words)
     )
+    caption = "Time of an all-reduce of fp32 numbers back to back / alone, ms, median of the slowest rank:"
+    names, heads = "backend of ring_factor size median_ms median_ms_alone", {"of": "ranks", "size": ""}
+    return Table.of("by_size", caption, both, names, across="", heads=heads | {"ring_factor": "2·(n − 1)/n"})

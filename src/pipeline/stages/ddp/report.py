@@ -27,16 +27,16 @@ COLUMNS = "all_reduces peak_bytes weights_agree"
 # The columns of the table of bucket sizes, and the headings of those whose names do not say it.
 BEST = {
     **{"case": "", "s_bytes": "", "o_us": "o, µs", "w_gb_per_s": "w, GB/s"},
-    **{"best_by_formula_mb": "best by formula, MB", "its_overhead_ms": ""},
-    **{"measured_nearest_mb": "measured nearest, MB", "overhead_there_ms": ""},
-    **{"fastest_mb": "fastest, MB", "overhead_then_ms": "", "beside_the_nearest": ""},
+    **{"best_by_formula_mb": "best by formula, MiB", "its_overhead_ms": ""},
+    **{"measured_nearest_mb": "measured nearest, MiB", "overhead_there_ms": ""},
+    **{"fastest_mb": "fastest, MiB", "overhead_then_ms": "", "beside_the_nearest": ""},
 }
 
 
 def label(impl: str, bucket_size_mb: float | None) -> str:
-    """Name a variant: `bucketed 10 MB`."""
+    """Name a variant: `bucketed 10 MiB`."""
     name = NAMES.get(impl, impl)
-    return name if pd.isna(bucket_size_mb) else f"{name} {bucket_size_mb:.0f} MB"
+    return name if pd.isna(bucket_size_mb) else f"{name} {bucket_size_mb:.0f} MiB"
 
 
 TORCH = label("torch", 25)  # of DistributedDataParallel's bucket_cap_mb, by default
@@ -54,7 +54,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     lead = cases[0]
     own = rows[rows["case"] == lead["case"].iloc[0]]
     tables = [
-        ways.table(f"ways_{place}", _fewer(each), TORCH, COLUMNS, "of bucket sizes the fastest")
+        ways.table(
+            f"ways_{place}", _fewer(each), TORCH, COLUMNS, "of each way's bucket sizes the fastest, and torch's default"
+        )
         for place, each in enumerate(cases[:MOST_TABLES], start=1)
     ]
     captured = own[(own["phase"] == CAPTURED_STEP) & own["impl"].isin(CAPTURED)]
@@ -64,7 +66,6 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         ways.changes(lead[lead["impl"] == "torch"], "DDP's bucket_cap_mb={bucket_size_mb:.0f}", ORDER, "peak_bytes"),
         for_course=[
             _beside_naive(own),
-            ways.captures(lead, captured, "communication_ms hidden_ms hidden_pct"),
             ways.lanes(captured, ("computation", "communication", "waiting")),
             _best(steps, beside.get("collectives", pd.DataFrame())),
         ],
@@ -115,7 +116,7 @@ def _added(steps: pd.DataFrame) -> Chart:
     title = "What averaging gradients adds to a step without communication"
     axes = Axis("added_ms", "ms beyond a step without communication"), Axis("way")
     words = drawn["added_ms"].map(number, na_action="ignore")
-    hover = {"step (ms)": "median_ms", "times as fast as torch DDP 25 MB": "gain", "verdict": "verdict"}
+    hover = {"step (ms)": "median_ms", "times as fast as torch DDP 25 MiB": "gain", "verdict": "verdict"}
     return Chart("added", title, drawn.assign(words=words), "bar", *axes, label="words", panel="case", hover=hover)
 
 
@@ -143,10 +144,7 @@ def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
         measured = [part for row in (near, fastest) for part in (row["bucket_size_mb"], row["added_ms"])]
         found.append([case, *formula, overhead_ms, *measured, judge(near, fastest)["verdict"]])
     best = pd.DataFrame(found, columns=list(BEST))
-    caption = "Best bucket size by formula, √(s·w·o), and measured; overhead measured: step beyond no communication."
-    return Table.of(
-        "best_bucket", caption, best, " ".join(best), heads={name: head for name, head in BEST.items() if head}
-    )
+    return Table.of("best_bucket", "", best, " ".join(best), heads={name: head for name, head in BEST.items() if head})
 
 
 def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None:

@@ -42,7 +42,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         [*tables, ways.memory(steps, rows)],
         ways.changes(lead, "shard parameters, gradients and optimizer state ({way})", [OURS, TORCHS]),
         for_course=[
-            _saved(steps),
+            _saved(steps, rows),
             ways.captures(lead, captured, gathered),
             ways.lanes(captured, ("computation", "gather", "scatter", "waiting")),
             _each_gather(captured),
@@ -55,17 +55,21 @@ def _each_gather(captured: pd.DataFrame) -> Chart:
     kinds = {"each_gather_ms": "gather", "each_gather_exposed_ms": "exposed"}
     each = captured.dropna(subset=[*kinds])[["way", *kinds]].melt("way", var_name="kind", value_name="ms").explode("ms")
     each = each.assign(number=each.groupby(["way", "kind"]).cumcount() + 1, kind=each["kind"].map(kinds))
-    title = "Each gather of the captured step: its time, and the part of it in which nothing computed"
+    title = "Each gather of the captured step, as they start: its time, and the part of it in which nothing computed"
     return Chart("gathers", title, each, "line", Axis("number", "gather"), Axis("ms", "ms"), "kind", panel="way")
 
 
-def _saved(steps: pd.DataFrame) -> Table:
+def _saved(steps: pd.DataFrame, rows: pd.DataFrame) -> Table:
     """Write the memory of each fully sharded way beside that with the optimizer's state alone sharded."""
     before = steps[steps["way"] == DDP_SHARDED].set_index("case")["rank_bytes"].rename("state_alone_sharded_bytes")
+    whole = rows[(rows["way"] == DDP_SHARDED) & rows["kind"].isin(["parameters", "gradients"])].groupby("case")
+    of_ranks = whole["world_size"].first()
+    by_formula = whole["measured_bytes"].sum() * (of_ranks - 1) / of_ranks
     after = steps[steps["way"].isin([OURS, TORCHS])].join(before, on="case")
+    after = after.join(by_formula.rename("saved_by_formula_bytes"), on="case")
     after = after.assign(
         saved_bytes=after[before.name] - after["rank_bytes"], less_times=after[before.name] / after["rank_bytes"]
     )
-    names = f"case {before.name} way rank_bytes saved_bytes less_times"
+    names = f"case {before.name} saved_by_formula_bytes way rank_bytes saved_bytes less_times"
     caption = "Peak memory of the fullest rank with everything sharded / saved / times less, by way:"
     return Table.of("saved", caption, after, names, across="", heads={"way": ""})

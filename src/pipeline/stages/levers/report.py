@@ -17,6 +17,10 @@ from pipeline.report.versus import COLUMNS, FASTER, peer_of, shaded, versus
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, PRECISION, UNPROVEN, names
 from pipeline.stages.levers.report_fp8 import predicted_ratios
 
+AT_MOST = (
+    "at most by formula: if the blocks' products took as long as the fastest product in fp8 needs for their FLOPs, "
+    "without casts and scales:"
+)
 ON = ["size", "context_length"]
 FIGURES = ["median_ms", "tokens_per_s", "mfu_pct", "peak_bytes", "gpu_idle_pct"]
 WHERE = "{size}, batch {setting_batch_size}, context {context_length}"
@@ -101,7 +105,9 @@ def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
     shown = in_order(shaded(shown), ["levers"], {"levers": LEVERS})
     short = shown["levers"].str.replace("+", " + ", regex=False)
     shown = shown.assign(name=shown["name"].where(shown["is_alone"], short), text=written(shown, "{ratio:times}"))
-    title = "Times as fast as the step as written: each lever alone, and the fastest that train the same"
+    title = (
+        "Times as fast as the step as written: each lever alone, and the fastest that train the same; pale: undecided"
+    )
     axes, limits = (Axis("ratio", "times as fast as written"), Axis("name")), [Limit(1.0, "")]
     hover = {"interval": "gain", "verdict": "verdict", "step (ms)": "median_ms"}
     return Chart("gains", title, shown, "bar", *axes, "size", label="text", limits=limits, hover=hover)
@@ -117,6 +123,8 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
         f"A step of {rows['where'].iloc[0]}, in bf16: as written, with each lever alone, with the fastest combination "
         "that trains the same, with the fastest of all:"
     )
+    if told["predicted"].notna().any():
+        caption += " " + AT_MOST
     shown = "name median_ms gain verdict gpu_idle_pct launches peak_gb mfu_pct repeats loss"
     heads = {"name": "with", "peak_gb": "peak GB", "loss": "loss after 20 steps", "predicted": "at most by formula"}
     return Table.of("ladder", caption, told, f"{shown} predicted:times", only_filled=True, heads=heads)
@@ -155,9 +163,11 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
     caption = (
         f"Training steps, bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: "
         f"plain PyTorch. Tuned: {tuned_with}. MFU: of {first['peak_tflops_per_s']:,.3g} TFLOP/s "
-        f"({first['peak_source']}). Arrows: from as written to tuned."
+        f"({first['peak_source']}). The parameters, in brackets, include SwiGLU's third matrix, which the models' "
+        "names leave out. a → b: as written → tuned."
     )
-    shown = "model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb limited_by tuned_with"
+    limit = "limited_by" if both["limited_by"].nunique() > 1 else ""
+    shown = f"model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb {limit} tuned_with"
     heads = {"tokens_per_s": "as written: tokens/s", "tokens_per_s_tuned": "tuned: tokens/s", "mfu_from_to": "MFU"}
     heads |= {"peak_gb": "peak GB", "limited_by": "as written, limited by"}
     table = Table.of("models", caption, both, shown, only_filled=True, heads=heads)

@@ -38,7 +38,8 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     """
     peaks = rows[rows["kind"] == "peak"]
     last = peaks[peaks["step"].eq(peaks.groupby(AXES)["step"].transform("max")) | peaks["step"].isna()]
-    before = last[last["phase"] != OPTIMIZER].groupby(AXES)["peak_bytes"].max().rename("before_update_bytes")
+    before = last[last["phase"] != OPTIMIZER].groupby(AXES)[["peak_bytes", "activations_bytes"]].max()
+    before.columns = ["before_update_bytes", "most_activations_bytes"]
     found = last.sort_values("peak_bytes", kind="stable").drop_duplicates(AXES, keep="last").sort_index()
     timed = rows[rows["kind"] == "time"].set_index(AXES)[[*JUDGED, "cards"]]
     timed = timed.rename(columns={"status": "status_ms", "cards": "cards_ms"})
@@ -48,7 +49,8 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     every = beside(found.assign(status=found["status_ms"]), MODEL, pd.Series(True, found.index))
     cards = card_counts(every.assign(base_cards=every["base"].map(every["cards_ms"])), "cards_ms", "base_cards")
     moments = [predict_peaks(workload(row), row["mode"]).values() for _, row in found.iterrows()]
-    checkpoints = pd.Series(written(every, "every {checkpoint_every}{kept}"), every.index)
+    checkpoints = pd.Series(written(every, "every {checkpoint_every} blocks{kept}"), every.index)
+    checkpoints = checkpoints.str.replace("every 1 blocks", "each block")
     return every.assign(
         status=found["status"],
         checkpoints=checkpoints.where(every["checkpoint_every"] > 0, "none"),

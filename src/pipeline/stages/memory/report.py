@@ -7,6 +7,7 @@ import pandas as pd
 from pipeline.formulas.activations import residual_stream_bytes
 from pipeline.formulas.checkpointing import blocks_run_again, reruns
 from pipeline.formulas.peak_memory import CATEGORIES
+from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import data_size, written
 from pipeline.report.frame import alike, in_order, known, with_figures
@@ -14,16 +15,18 @@ from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table
 from pipeline.stages.memory.peaks import AXES, ORDERS, STEP, highest, in_words, workload
 
+DEPTH = (
+    "Steps of {size} (d_model {d_model}, {precision}, batch {setting_batch_size}, context {context_length:count}, "
+    "{with_attention} attention), by number of blocks: inputs alive at most / blocks run again / activations at the "
+    "fullest moment of forward and backward / times as fast as with no checkpoints (interval):"
+)
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
 PLAIN = {"attention": "eager", "checkpoint_every": 0, "num_layers": 0}
 MOST_ALLOCATIONS = 4
 BLOCK_SUMS = {"saved": "all that it saves", "gradients": "its gradients", "input_gradient": "gradient of its input"}
 BESIDE_FIRST = (
-    "beside the first of the context that fits; before update: the peak of forward and backward; GPUs: of both times"
-)
-BY_BLOCKS = (
-    "Inputs alive at most / blocks run again / peak of forward and backward without parameters and moments / step, ms "
-    "/ times as fast as with none (interval) / verdict, by number of blocks:"
+    "Ratios are against the first row of the same context that fits. Before update is the peak of forward and "
+    "backward. GPUs: 2 means that the two times come from different GPUs."
 )
 
 
@@ -92,13 +95,14 @@ def _composition(plain: pd.DataFrame, lead: pd.Series) -> Chart:
 def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lead: pd.DataFrame) -> Chart:
     """Draw a panel a recording: forward passes, a step, steps at the shortest and the longest context that has one."""
     ends = with_figures(steps[steps["checkpoint_every"] == 0]).drop_duplicates("context_length")
-    forward = with_figures(plain[plain["mode"] != STEP]).merge(lead[["precision", "context_length"]])
+    told = pd.concat([lead, ends.head(1), ends.tail(1)])[["precision", "context_length"]].drop_duplicates()
+    forward = with_figures(plain[plain["mode"] != STEP]).merge(told)
     cells = pd.concat([forward, lead, ends.head(1), ends.tail(1)]).drop_duplicates(AXES)
     drawn = known(_of(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
     drawn = drawn.assign(gb=drawn["active_bytes"].astype(float) / 1e9).astype({"events": float})
     total = drawn.groupby(["setting", "events"], sort=False, as_index=False)["gb"].sum().assign(category="total")
     drawn = pd.concat([total, drawn[[*total]]])
-    title = "Active memory: forward passes alone, a step; steps at the shortest and at the longest context that fits"
+    title = "Active memory in forward passes alone and in steps, a panel each, by context up to the longest that fits"
     axes = Axis("events", "allocations and releases so far"), Axis("gb", "active memory (GB)")
     drawn = drawn.assign(kind_of_memory=drawn["category"].str.replace("_", " "))
     return Chart("timelines", title, drawn, "line", *axes, "kind_of_memory", panel="setting")
@@ -113,7 +117,7 @@ def _variants(steps: pd.DataFrame, precision: str) -> Table:
     shown = several[several["context_length"] == several["context_length"].max()]
     names = "context_length with_attention checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain"
     what = ", ".join([*shown["size"].unique(), *shown["precision"].unique()])
-    return Table.of("variants", f"Training steps ({what}) {BESIDE_FIRST}:", shown, f"{names} verdict gpus")
+    return Table.of("variants", f"Training steps ({what}). {BESIDE_FIRST}", shown, f"{names} verdict gpus")
 
 
 def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
@@ -182,9 +186,8 @@ def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
     ]
     both = in_order(pd.concat([saved, *sums]), ["attention"], ORDERS)
     both = both.assign(setting=written(both, "{with_attention}, {precision}, {context_length:,}"))
-    caption = "What one block saves for backward, and its gradients, by attention, precision, context:"
     return Table.of(
-        "block", caption, both, "part setting cell", across="", heads={"part": "one block", "setting": "", "cell": ""}
+        "block", "", both, "part setting cell", across="", heads={"part": "one block", "setting": "", "cell": ""}
     )
 
 
@@ -194,10 +197,9 @@ def _depth(deep: pd.DataFrame) -> Table:
     of = [*deep[["num_layers", "checkpoint_every", "checkpointing"]].itertuples(index=False, name=None)]
     deep = deep.assign(
         blocks=deep["num_layers"],
+        d_model=[SIZES[size].d_model for size in deep["size"]],
         inputs=[1 + max(rerun.inputs for rerun in reruns(*each)) if each[1] else None for each in of],
         again=[blocks_run_again(*each) for each in of],
-        # What checkpoints can lower: all but parameters and moments.
-        lowered_bytes=deep["before_update_bytes"] - deep["parameters_bytes"] - deep["optimizer_state_bytes"],
     )
-    names = "checkpoints blocks inputs again lowered_bytes median_ms gain verdict"
-    return Table.of("depth", BY_BLOCKS, deep, names, across="blocks")
+    names = "checkpoints blocks inputs again most_activations_bytes gain"
+    return Table.of("depth", "".join(written(deep.head(1), DEPTH)), deep, names, across="blocks")

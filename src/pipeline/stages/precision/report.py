@@ -28,9 +28,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     sums = alike(added, CASE)
     return Section(
         _answer(sums, rows),
-        [_curves(added)],
+        [_curves(added), _sums(sums[(sums["addend_dtype"] == sums["accumulator"]) | (sums["addend_dtype"] == "fp16")])],
         for_course=[
-            _sums(sums),
             _dtypes(with_figures(rows[rows["experiment"] == "autocast"])),
             _norms(norms, eps),
         ],
@@ -87,10 +86,8 @@ def _dtypes(seen: pd.DataFrame) -> Table:
     asked = asked.assign(where=written(asked, "{autocast_dtype} on {device}")).sort_values("where", ascending=False)
     asked = in_order(asked, ["component", "part"], {"component": COMPONENTS})
     types = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(lambda each: "/".join(sorted({*each})))
-    caption = "Data types that hooks saw in a training step of the toy model:"
-    heads = {"part": "part of the step", "where": "autocast to"}
     return Table.of(
-        "dtypes", caption, types.reset_index(), "part where observed_dtype", across="autocast to", heads=heads
+        "dtypes", "", types.reset_index(), "where part observed_dtype", across="", heads={"where": "autocast to"}
     )
 
 
@@ -116,9 +113,9 @@ def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
         overflow=written(found, "{predicted_overflow_magnitude:.3g}"),
     )
     caption = (
-        "Layer norm of normal inputs of size 1, against fp64: variance off by / output off by / the same in half "
-        "spacings of the format / largest inputs of which no row is lost / overflow as predicted:"
+        "Layer norm of normal inputs of size 1, against fp64: variance off by / output off by so many roundings of the "
+        "format (half its spacing) / largest inputs with no row zero or infinite / overflow predicted at:"
     )
-    names = "dtype d_model lost computed variance_pct output_max_error half_spacings largest overflow"
+    names = "dtype d_model lost computed variance_pct half_spacings largest overflow"
     heads = {"lost": "eps with which zeros have no finite norm", "computed": ""}
     return Table.of("layer_norm", caption, found, names, across="", heads=heads)

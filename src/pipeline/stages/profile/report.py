@@ -24,14 +24,15 @@ ORDERS = {
 }
 FORWARD = PASSES[0]
 WORDS = dict(zip(PASSES, ("forward only", "forward and backward", "whole step"), strict=True))
-DIRECTIONS = {FORWARD: "forward", BACKWARD_BY_PART: "backward"}
 _, MASK, SOFTMAX, _ = ATTENTION_PHASES
 MATMUL, OTHER = "matmul", "other"
 TOLD_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
-NAMED, MOST_KERNELS, LONGEST_NAME = 2, 3, 64
+NAMED, MOST_KERNELS = 2, 3
+LONG_NAME = r"(?<=^.{55}).{5,}(?=.{12}$)"
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
+MOST = "Kernels with the most time in a {part} of {size}, {precision}, context {context_length:,}:"
 FIRST = "The kernel with the most time / its kind / calls / ms / share:"
 WHAT = "size precision context_length part"
 
@@ -54,13 +55,16 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     ends = _ends(measured[measured["profiler"] == lead["profiler"]])
     return Section(
         _answer(alike(kinds, of_capture), lead),
-        [_by_model(alike(widest, main)), _kernels("kernels", most, "Kernels with the most time:")],
+        [
+            _by_model(alike(widest, main)),
+            _shares(ends[ends["size"] == lead["size"]]),
+            _kernels("kernels", most, MOST.format(**lead), ""),
+        ],
         for_course=[
             _forward_times(ends),
             _kernels("first_kernels", _ends(alike(leading, main)), FIRST, across="pass"),
-            _kernels("other_kernels", others, "Kernels other than products with the most time:"),
-            _shares(ends),
-            _attention(_ends(alike(measured, main))),
+            _kernels("other_kernels", others, ""),
+            _attention(_ends(alike(measured, main | {"range": FORWARD}))),
             _layer(alike(measured, of_capture)),
         ],
     )
@@ -113,7 +117,12 @@ def _layer(rows: pd.DataFrame) -> Chart:
         for kernel, category, path, _stream, _start, microseconds in json.loads(events)
     ]
     drawn = pd.DataFrame(lines, columns=["label", "kernel", "category", "share_pct", "time_ms"])
-    return _stack("layer", "One layer's forward pass by its parts", drawn, Axis("time_ms", "time in kernels (ms)"))
+    return _stack(
+        "layer",
+        "One layer's forward pass by its parts, of the largest model at the longest context",
+        drawn,
+        Axis("time_ms", "time in kernels (ms)"),
+    )
 
 
 def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
@@ -125,22 +134,27 @@ def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
     return Chart(name, title, drawn, "stack", axis, Axis("label"), "kind_of_work", hover=hover)
 
 
-def _kernels(name: str, kernels: pd.DataFrame, caption: str, across: str | None = None) -> Table:
-    kernels = kernels.assign(short=kernels["kernel"].str.replace(f"(?<=^.{{{LONGEST_NAME}}}).+", "…", regex=True))
-    names, heads = f"{WHAT} short:code category count time_ms share_pct", {"category": "kind", "count": "calls"}
+def _kernels(name: str, kernels: pd.DataFrame, caption: str, what: str = WHAT, across: str | None = None) -> Table:
+    # What tells kernels apart often stands at the end of their names.
+    kernels = kernels.assign(short=kernels["kernel"].str.replace(LONG_NAME, "…", regex=True))
+    names, heads = f"{what} short:code category count time_ms share_pct", {"category": "kind", "count": "calls"}
     return Table.of(name, caption, kernels, names, across=across, heads=heads | {"part": "pass", "short": "kernel"})
 
 
 def _forward_times(rows: pd.DataFrame) -> Table:
     """Put the forward pass by the host clock, without a profiler, beside the capture's."""
-    timed = rows.loc[(rows["kind"] == "time") & (rows["range"] == FORWARD), [*CELL, "clock", "median_ms", "status"]]
+    timed = rows.loc[
+        (rows["kind"] == "time") & (rows["range"] == FORWARD), [*CELL, "clock", "median_ms", "status", "captured_by"]
+    ]
     host, span, busy = (timed[timed["clock"] == clock] for clock in ("host", "span", "busy"))
     both = host.merge(span, "left", CELL, suffixes=("", "_span")).merge(busy, "left", CELL, suffixes=("", "_busy"))
     both = both.assign(off_pct=100 * (both["median_ms_span"] / both["median_ms"] - 1))
-    names = "size precision context_length profiler median_ms median_ms_span median_ms_busy off_pct"
-    heads = {"median_ms": "host clock, ms", "median_ms_span": "capture: first to last kernel, ms"}
-    heads |= {"median_ms_busy": "kernels run for, ms", "off_pct": "capture longer by"}
-    return Table.of("forward_times", "A forward pass without a profiler and captured:", both, names, heads=heads)
+    names = "size precision captured_by context_length median_ms median_ms_span median_ms_busy off_pct"
+    caption = (
+        "A forward pass by the host's clock without a profiler, ms / captured, from the first kernel to the last, ms / "
+        "kernels run for, ms / the capture is longer by:"
+    )
+    return Table.of("forward_times", caption, both, names, across="context")
 
 
 def _shares(rows: pd.DataFrame) -> Table:
@@ -154,17 +168,17 @@ def _shares(rows: pd.DataFrame) -> Table:
 
 
 def _attention(rows: pd.DataFrame) -> Table:
-    """Write for both passes the time of attention's products, of its mask, of its softmax, and of all else in it."""
-    phases = rows[(rows["kind"] == "attention") & rows["range"].isin(DIRECTIONS)]
-    phases = phases.assign(part=phases["range"].map(DIRECTIONS), beside_ms=phases["time_ms"] - phases["matmul_ms"])
-    on = [*CELL, "part"]
+    """Write the time of attention's products in a forward pass, of its mask, of its softmax, and of all else in it."""
+    phases = rows[rows["kind"] == "attention"]
+    phases = phases.assign(beside_ms=phases["time_ms"] - phases["matmul_ms"])
     softmax, mask = (phases[phases["phase"] == phase] for phase in (SOFTMAX, MASK))
-    products = phases[~phases["phase"].isin([SOFTMAX, MASK])].groupby(on, sort=False)
+    products = phases[~phases["phase"].isin([SOFTMAX, MASK])].groupby(CELL, sort=False)
     products = products[["matmul_ms", "beside_ms", "flops"]].sum().reset_index()
-    found = products.merge(softmax[[*on, "time_ms", "flops"]], on=on, suffixes=("", "_softmax"))
-    found = found.merge(mask[[*on, "time_ms"]].rename(columns={"time_ms": "mask_ms"}), "left", on)
+    found = products.merge(softmax[[*CELL, "time_ms", "flops"]], on=CELL, suffixes=("", "_softmax"))
+    found = found.merge(mask[[*CELL, "time_ms"]].rename(columns={"time_ms": "mask_ms"}), "left", CELL)
     found["times"] = found["time_ms"] / found["matmul_ms"]
     found["flops_times"] = found["flops"] / found["flops_softmax"]
+    found["per_flop_times"] = found["times"] * found["flops_times"]
     heads = {
         "matmul_ms": "two products, ms",
         "mask_ms": "mask, ms",
@@ -172,8 +186,7 @@ def _attention(rows: pd.DataFrame) -> Table:
         "time_ms": "softmax, ms",
         "times": "softmax's time over the products'",
         "flops_times": "products' FLOPs over softmax's",
+        "per_flop_times": "softmax's time per FLOP over the products'",
     }
-    columns = filled(found, named(found, f"{WHAT} {' '.join(heads)}", **heads, part=""))
-    told = " / ".join(head for head, name, _ in columns if name in heads)
-    caption = f"Inside plain attention, all layers together: {told}:"
-    return Table("attention", caption, found, columns, all_rows=True, across="")
+    columns = filled(found, named(found, f"size precision context_length {' '.join(heads)}", **heads))
+    return Table("attention", "", found, columns, all_rows=True)

@@ -51,15 +51,15 @@ def _timeline(rows: pd.DataFrame) -> Chart:
 
 
 def _moments(rows: pd.DataFrame) -> Table:
-    """Write memory at three moments of a step, a row an optimizer and moment."""
-    memory = rows[rows["moment"].isin(TOLD)]
+    """Write memory at three moments of a step, a row an optimizer and moment; torch's holds what ours does."""
+    memory = rows[rows["moment"].isin(TOLD) & (rows["impl"] != "torch_zero")]
     wide = memory.pivot_table(index=["way", "moment"], columns="kind", values="measured_bytes", sort=False)
     wide = wide.reindex(columns=HELD)
     wide = in_order(wide.reset_index(), ["way", "moment"], {"way": list(NAMES.values()), "moment": MOMENTS})
     caption = (
-        f"Memory of the fullest rank ({rows['case'].iloc[0]}): peak since the last moment / allocated now / of it "
-        "parameters / gradients / optimizer state:"
+        f"Memory of the fullest rank ({rows['case'].iloc[0]}): the peak since the last moment, what is allocated now, "
+        "and what of it is which:"
     )
     wide = wide.rename(columns={name: f"{name}_bytes" for name in HELD}).assign(told=wide["moment"].map(TOLD))
     names = f"way told {' '.join(f'{name}_bytes' for name in HELD)}"
-    return Table.of("moments", caption, wide, names, across="", heads={"told": ""})
+    return Table.of("moments", caption, wide, names, heads={"told": "moment"})

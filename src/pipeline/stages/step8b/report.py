@@ -23,6 +23,10 @@ NAMES = {
     "bf16_eager": "plain model in bf16",
 }
 PEERS, OURS = ("torch_eager", "torch_compiled", "torch_selective"), ("ours", "ours_fully_shard")
+FUSIONS_CAPTION = (
+    "The fused model, one fusion more a row, in one process. Few steps each: read only large differences. The first "
+    "row has PyTorch's fastest attention:"
+)
 FUSION_WORDS = {
     "none": "our blocks and FSDP, torch's operations",
     "attention": "our attention",
@@ -43,9 +47,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     change = "our fused model and FSDP, free memory in place of checkpoints"
     return Section(
         ways.answer(steps, ours, "peak_bytes"),
-        [_table(steps), _budget(rows)],
+        [_table(steps), _budget(rows, steps), _fusions(rows, steps)],
         ways.changes(steps, change, ours, "peak_bytes"),
-        for_course=[_fusions(rows, steps), _checks(rows), _losses(rows)],
+        for_course=[_checks(rows), _losses(rows)],
     )
 
 
@@ -59,16 +63,21 @@ def _largest(rows: pd.DataFrame) -> pd.DataFrame:
 def _table(steps: pd.DataFrame) -> Table:
     base = next(iter(steps["base"].map(steps["way"]).dropna()), "torch")
     names = "way median_ms n gain verdict mfu_pct tokens_per_s gpu_idle_pct peak_bytes first_step_ms"
-    heads = {"n": "steps timed", "gain": f"times as fast as {base} (interval)", "mfu_pct": "MFU without masked scores"}
+    heads = {
+        "n": "steps timed",
+        "gain": f"times as fast as {base} (interval)",
+        "mfu_pct": "MFU without masked scores",
+        "tokens_per_s": "tokens/s of all ranks",
+    }
     caption = f"{steps['case'].iloc[0]}; repeats: {steps['repeats'].max():.0f}:"
     return Table.of("steps", caption, steps, names, only_filled=True, heads=heads)
 
 
-def _budget(rows: pd.DataFrame) -> Chart:
+def _budget(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
     """Draw where a profiled step's time goes, the longest kind of work first."""
     items = known(rows[rows["measures"] == "budget"], "work_ms")
     longest = items.groupby("category")["work_ms"].sum().sort_values(ascending=False)
-    items = in_order(items, ["way", "category"], {"way": list(NAMES.values()), "category": list(longest.index)})
+    items = in_order(items, ["way", "category"], {"way": list(steps["way"]), "category": list(longest.index)})
     axes = Axis("work_ms", "ms of one profiled step"), Axis("way")
     hover = {"launches": "launches"}
     return Chart("budget", "Where the time of one profiled step goes", items, "stack", *axes, "category", hover=hover)
@@ -85,14 +94,17 @@ def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
         less_than_the_row_above_ms=-found["step_ms"].diff(),
     )
     names = "one_more_a_row steps_timed step_ms less_than_the_row_above_ms peak_bytes"
-    return Table.of("fusions", "The fused model, one fusion more a row:", found, names)
+    return Table.of("fusions", FUSIONS_CAPTION, found, names)
 
 
 def _checks(rows: pd.DataFrame) -> Table:
     """Write how far loss and gradients of few layers are from the plain model's in fp32."""
     context = rows[["setting_checked_context", "context_length"]].min(axis=None)
     layers = rows["setting_checked_layers"].iloc[0]
-    caption = f"Beside the plain model in fp32, {layers:.0f} layers at context {context:,.0f}, as shares:"
+    caption = (
+        f"Outputs must not change: errors as shares, beside the plain model in fp32, {layers:.0f} layers at context "
+        f"{context:,.0f}. The plain model in bf16 has the error that bf16 itself makes:"
+    )
     names = "way loss_error gradient_error worst_gradient_error"
     return Table.of("checks", caption, known(rows, "loss_error"), names, heads={"way": "model"})
 

@@ -84,7 +84,7 @@ def _steps(here: pd.DataFrame, where: str) -> Table:
     shown = here.merge(here[here["phase"] == STEP], "left", WORK, suffixes=("", "_step"))
     shown = shown.assign(gpus=card_counts(shown, "cards_step"))
     names = "size tokens_per_s_step mfu_pct_step gpu_idle_pct_step repeats_step gpus part median_ms"
-    caption = f"{where}, as written; a row's repeats ran on so many GPUs; phases in ms:"
+    caption = f"{where}, as written; phases in ms; GPUs: how many different ones the repeats ran on:"
     return Table.of("steps", caption, shown, names, across="")
 
 
@@ -110,7 +110,9 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
 def _precisions(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
     """Write passes and steps in the main precision beside fp32, with TF32 where it was timed, narrow models first."""
     names = "model limited_by_both both_repeats gpus part median_ms_peer median_ms_tf32 median_ms gain verdict"
-    heads = {"model": "model (width)", "part": "", "limited_by_both": "step limited by: both"}
+    heads = {"model": "model (width)", "part": ""}
+    for name, what in (("limited_by_both", "step limited by"), ("both_repeats", "repeats")):
+        heads[name] = f"{what}: {setting['precision']} / fp32"
     caption = "{where}: fp32, ms / TF32, ms / {precision}, ms / times as fast as fp32 (interval) / verdict:"
     caption = caption.format(where=WHERE.format(**setting), **setting)
     return Table.of("precisions", caption, gains, names, across="", heads=heads)
@@ -121,7 +123,7 @@ def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
     status, context = drawn["status"].mask(drawn["by_host"], "unstable"), written(drawn, "context {context_length}")
     drawn = drawn.assign(status=status, context=context)
     drawn = in_order(drawn, ["part", "context_length", "width"], {"part": ("whole step", *PASSES)})
-    title = f"Times as fast in {precision} as in fp32, by the model's width; hollow: undecided, or limited by the host"
+    title = f"Times as fast in {precision} as in fp32, by the model's width; pale: undecided, or limited by the host"
     axes = Axis("width", "width of the model"), Axis("ratio", "times as fast")
     limits = [Limit(1.0, "as fast as fp32")]
     hover = {"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: both": "limited_by_both"}
@@ -175,8 +177,8 @@ def _warm_up(host: pd.DataFrame) -> Table:
     found = in_order(found.assign(spread=written(found, MEAN_STD)), cell, ORDERS)
     names = "size precision context_length warmup_steps spread first_ms later_ms count_of_steps"
     caption = (
-        "Mean ± standard deviation of the first steps that a process timed / the very first of them / the median of "
-        "the later ones (all ms) / their number, by warm-up steps before them:"
+        "Whole steps, phase by phase: mean ± standard deviation of the first that a process timed / the very first of "
+        "them / the median of the later ones (all ms) / their number, by warm-up steps before them:"
     )
     return Table.of("warm_up", caption, found, names, across="warmup steps")
 
@@ -190,6 +192,8 @@ def _compiled(warm: pd.DataFrame) -> Table:
     steps = duel["median_ms_first"] / (duel["median_ms_peer_step"] - duel["median_ms_step"])
     duel = duel.assign(first_s=duel["median_ms_first"] / 1e3, steps=steps.where(duel["verdict_step"] == FASTER))
     duel = in_order(duel, [*CELL, "phase"], ORDERS)
+    sizes = duel.groupby("precision")["size"]
+    duel = duel[duel["size"].eq(sizes.transform("first")) | duel["size"].eq(sizes.transform("last"))]
     names = "size precision context_length limited_by_step first_s steps part median_ms_peer median_ms gain verdict"
     heads = {"first_s": "first step, s", "steps": "paid back after steps", "part": ""}
     caption = "As written / compiled, ms / times as fast (interval) / verdict:"
