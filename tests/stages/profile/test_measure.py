@@ -169,8 +169,6 @@ def test_the_command_under_nsys_runs_the_same_cell(quick, monkeypatch):
 @pytest.mark.gpu
 @pytest.mark.parametrize("profiler", ["auto", "nsys", "torch"])
 def test_on_a_gpu_kernels_have_categories_and_the_clocks_agree(profiler, quick, tmp_path):
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
     cell = Cell(size="small", context_length=256, profiler=profiler)
     settings = replace(quick, captured_rounds=3, warmup_steps=5)
     try:
