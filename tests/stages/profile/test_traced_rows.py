@@ -5,10 +5,11 @@ import pandas as pd
 import pytest
 
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.profilers.trace import build_trace
 from pipeline.stages.profile.cell import ATTENTION_PHASES
 from pipeline.stages.profile.rows import attention_flops
 from pipeline.stages.profile.traced_rows import _layer_rows, kernel_table
+
+from .conftest import trace_of
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +23,7 @@ def two_runs():
     work = [("gemm", 7, 5.0, 4.0, 1), ("gemm", 7, 25.0, 6.0, 2), ("gemm", 7, 32.0, 2.0, 3)]
     launches = [(1, 1.0, 1), (2, 21.0, 1), (3, 22.0, 1)]
     ranges = [(name, 1, start, 10.0) for start in (0.0, 20.0) for name in ("inference", "layers.0")]
-    return build_trace(
-        pd.DataFrame(work, columns=["name", "stream", "start_us", "duration_us", "correlation"]),
-        pd.DataFrame(launches, columns=["correlation", "launch_us", "thread"]),
-        pd.DataFrame(ranges, columns=["name", "thread", "start_us", "duration_us"]),
-        "by hand",
-    )
+    return trace_of(work, launches, ranges, "by hand")
 
 
 def by_category(rows, path):
@@ -45,13 +41,10 @@ def test_categories_add_up_to_the_sum_of_kernels(rows):
         assert shares["time_ms"].sum() == pytest.approx(clock(rows, path, "kernel_sum")["mean_ms"])
 
 
-def test_counts_and_times_are_of_one_run_however_many_were_captured(rows):
+def test_counts_are_of_one_run_and_those_of_a_backward_pass_launched_from_another_thread_are_the_steps(rows):
     # Three layers of seven linear products and two inside attention; captured twice.
     assert by_category(rows, "inference").loc["matmul", "count"] == 3 * 9
     assert clock(rows, "inference", "span")["n"] == 2
-
-
-def test_the_backward_pass_launched_from_another_thread_is_the_steps(rows):
     assert by_category(rows, "train_step/backward").loc["matmul", "count"] == 3 * 14
     assert by_category(rows, "train_step").loc["matmul", "count"] == 3 * (9 + 14)
 
@@ -71,9 +64,7 @@ def test_attentions_products_are_counted_without_mask_and_scaling(rows):
     assert scores["time_ms"] > scores["matmul_ms"]
     assert softmax["matmul_ms"] == mask["matmul_ms"] == 0 < mask["time_ms"]
     assert list(phases["count"]) == [6, 3, 3, 3]
-
-
-def test_attentions_backward_is_told_from_the_forward_pass_before_it(rows):
+    # The backward pass, told from the forward pass before it.
     phases = rows[(rows["kind"] == "attention") & (rows["range"] == "backward_by_part")].set_index("phase")
     assert dict(phases["count"]) == {"attention scores": 2, "softmax": 1, "final matmul": 2}
     assert phases.loc["final matmul", "matmul_ms"] == pytest.approx(0.02)

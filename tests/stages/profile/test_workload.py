@@ -38,11 +38,8 @@ def test_inference_keeps_nothing_for_a_backward_pass(step):
     assert for_backward == [False]
 
 
-def test_each_round_is_a_range_a_pass_after_one_that_goes_by_and_before_the_backward_pass_in_parts(ran):
+def test_each_round_is_a_range_a_pass_after_one_that_goes_by_and_does_the_same_before_the_backward_pass_in_parts(ran):
     assert ran[""] == [workload.UNCOUNTED, *PASSES, *PASSES, "backward_by_part"]
-
-
-def test_the_round_that_goes_by_does_all_that_a_counted_one_does(ran):
     assert ran[workload.UNCOUNTED] == [*PASSES]
     for name in PASSES:
         assert ran[f"{workload.UNCOUNTED}/{name}"] * 2 == ran[name] != []
