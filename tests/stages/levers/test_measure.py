@@ -157,9 +157,9 @@ def test_the_last_loss_is_held_to_a_tenth_of_what_eagers_has_fallen_by_that_of_o
     assert measure._why_wrong(losses, (9.0, 5.0), levers, SETTINGS) == wrong
 
 
-@pytest.mark.parametrize(("device", "least_s"), [("cuda", measure.ENERGY_S), ("cpu", 0.0)])
-def test_a_gpu_takes_steps_enough_to_read_their_energy(device, least_s):
-    assert measure._rule(Settings(), torch.device(device)).least_s == least_s
+def test_a_gpu_takes_steps_enough_to_read_their_energy():
+    rules = [measure._rule(Settings(), torch.device(device)).least_s for device in ("cuda", "cpu")]
+    assert rules == [measure.ENERGY_S, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -221,17 +221,15 @@ def test_fp8_says_what_it_lacks(monkeypatch, capability, levers, said):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("levers", ["compile+fp8", "compile+fp8_rowwise", "fused+flash+blocks+graph", "bf16_moments"])
-def test_a_gpu_s_newer_levers_train_as_the_eager_model_does_or_say_what_they_lack(levers):
-    settings = Settings(budget_s=0.5)
-    first, row, _ = rows_read(measure.measure, Cell("small", 256, levers), settings, Stopwatch())
-    assert first["status"] in ("ok", "unstable")
-    assert row["status"] in ("ok", "unstable") or "is not installed" in row["reason"], row
-
-
-@pytest.mark.gpu
-def test_a_gpu_s_levers_train_as_the_eager_model_does():
-    levers = "flash:fused+sdpa+graph:fused+sdpa+compile+graph+bf16_weights+checkpointing"
+@pytest.mark.parametrize(
+    "levers",
+    [
+        *("compile+fp8", "compile+fp8_rowwise", "fused+flash+blocks+graph", "bf16_moments"),
+        "flash:fused+sdpa+graph:fused+sdpa+compile+graph+bf16_weights+checkpointing",
+    ],
+)
+def test_a_gpu_s_levers_train_as_the_eager_model_does_or_say_what_they_lack(levers):
     for row in rows_read(measure.measure, Cell("small", 256, levers), Settings(budget_s=0.5), Stopwatch()):
-        assert row["status"] in ("ok", "unstable"), row
-        assert row["gpu_busy_ms"] <= 1.03 * row["median_ms"]
+        if "fp8" not in row["levers"] or "is not installed" not in (row.get("reason") or ""):
+            assert row["status"] in ("ok", "unstable"), row
+            assert row["gpu_busy_ms"] <= 1.03 * row["median_ms"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.stages.precision.accumulation import TORCH_DTYPES
 from pipeline.stages.precision.cases import DEFAULT_EPS, FORMAT_NAMES, METHODS
 from pipeline.stages.precision.cell import Cell
-from pipeline.stages.precision.dtypes import TORCH_DTYPES
 from pipeline.stages.precision.layer_norm import limits, normalise, swallowed_from
 from pipeline.stages.precision.measure import measure
 from pipeline.stages.precision.roundoff import FORMATS

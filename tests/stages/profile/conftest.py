@@ -1,8 +1,7 @@
 """Synthetic profile tables: traces of a simulated GPU, made into rows as real ones are."""
 
 import itertools
-import sqlite3
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from statistics import median
 
@@ -55,7 +54,7 @@ class Simulator:
         self.host_us += LAUNCH_US
         start_us = max(self.host_us, self.device_us)
         self.work.append((name, 7, start_us, duration_us, len(self.work)))
-        self.device_us = round(8 * (start_us + duration_us)) / 8  # without a remainder in ns, and in binary
+        self.device_us = start_us + duration_us
 
     @contextmanager
     def range(self, name, synchronized=False):
@@ -72,30 +71,6 @@ class Simulator:
                 stack.enter_context(self.range(name))
                 self.host_us += 1 / 8  # so that none begins with the one around it
             self.kernel(*kernel)
-
-    def write_export(self, path):
-        """Write what happened as nsys exports it, as far as it is read."""
-        names = {name: number for number, name in enumerate(sorted({work[0] for work in self.work}))}
-        tables = {
-            "StringIds (id, value)": [(number, name) for name, number in names.items()],
-            "CUPTI_ACTIVITY_KIND_KERNEL (start, end, streamId, correlationId, demangledName)": [
-                (round(1e3 * start), round(1e3 * (start + duration)), stream, correlation, names[name])
-                for name, stream, start, duration, correlation in self.work
-            ],
-            "CUPTI_ACTIVITY_KIND_RUNTIME (start, globalTid, correlationId)": [
-                (round(1e3 * launch_us), thread, correlation) for correlation, launch_us, thread in self.launches
-            ],
-            "NVTX_EVENTS (start, end, eventType, text, globalTid, textId)": [
-                (round(1e3 * start), round(1e3 * (start + duration)), 59, name, thread, None)
-                for name, thread, start, duration in self.ranges
-            ],
-        }
-        with closing(sqlite3.connect(path)) as database:
-            for table, rows in tables.items():
-                database.execute(f"CREATE TABLE {table}")
-                places = ", ".join("?" * len(rows[0]))
-                database.executemany(f"INSERT INTO {table.split()[0]} VALUES ({places})", rows)
-            database.commit()
 
     def trace(self, profiler):
         return trace_of(self.work, self.launches, self.ranges, profiler)
