@@ -93,6 +93,8 @@ class Capture(WayCapture, WayRow):
     gather_exposed_ms: float = column("part of it in which nothing computed", minimum=0)
     scatter_ms: float = column("time in which gradients were reduced and scattered", minimum=0)
     scatter_exposed_ms: float = column("part of it in which nothing computed", minimum=0)
+    each_gather_ms: list[float] | None = column("for each gather, in the order of their starts: its time", minimum=0)
+    each_gather_exposed_ms: list[float] | None = column("for each: part of it in which nothing computed", minimum=0)
     gather_busy_pct: list[int] = column("for equal parts of the step: share of gathering time", minimum=0)
     scatter_busy_pct: list[int] = column("for equal parts of the step: share of scattering time", minimum=0)
 
