@@ -59,10 +59,11 @@ def rows_read(measure, cell, settings, *arguments):
     return derived(cell, settings, measure(cell, settings, *arguments), here)
 
 
-def rows_on_gloo(measure, cell, settings):
-    """Measure a cell on processes of this machine, without its GPUs; return its rows as `rows_read` does."""
+def rows_on_gloo(host, measure, cell, settings):
+    """Measure a cell on ranks that `tests.ranks` forks, without GPUs; return its rows as `rows_read` does."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.ways.ranks.gpu_count", lambda: 0)
+        patch.setattr("pipeline.ways.ranks.run_ranks", host.run_ranks)
         return derived(cell, settings, measure(cell, settings, Stopwatch()))
 
 

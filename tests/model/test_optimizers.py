@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from pipeline.model.fused.triton.adamw import update
+from pipeline.model import optimizers
 from pipeline.model.optimizers import Bf16MomentsAdamW, Several, muon
 from pipeline.model.transformer import TransformerLM
 
@@ -22,32 +22,14 @@ def after_steps(make, weights):
     return [weight.detach().double().cpu() for weight in weights], optimizer
 
 
-def in_triton(weights, **options):
-    """The same optimizer by Triton's kernel, in its interpreter where there is no GPU."""
-    optimizer = Bf16MomentsAdamW(weights, **options)
-
-    def step():
-        (group,) = optimizer.param_groups
-        count = group.setdefault("count", torch.zeros((), device=weights[0].device))
-        count += 1
-        for weight in weights[:-1]:
-            moments = optimizer._moments(weight)
-            update(weight, *moments, count, *settings(group))
-
-    optimizer.step = torch.no_grad()(step)
-    return optimizer
-
-
-def settings(group):
-    return group["lr"], *group["betas"], group["eps"], group["weight_decay"]
-
-
-@pytest.mark.parametrize("make", [Bf16MomentsAdamW, in_triton])
-def test_moments_in_bf16_move_weights_as_fp32_ones_do_but_for_their_rounding(make):
+@pytest.mark.parametrize("update", [optimizers._update, optimizers._update_in_triton])
+def test_moments_in_bf16_move_weights_as_fp32_ones_do_but_for_their_rounding(monkeypatch, update):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start = [torch.randn(shape, dtype=torch.float64) for shape in ((37, 40), (5,), (3,))]
     exact, _ = after_steps(torch.optim.AdamW, start)
-    found, optimizer = after_steps(make, [weight.float().to(device) for weight in start])
+    for name in ("_update", "_update_in_triton"):  # by Triton's kernel, in its interpreter where there is no GPU
+        monkeypatch.setattr(optimizers, name, update)
+    found, optimizer = after_steps(Bf16MomentsAdamW, [weight.float().to(device) for weight in start])
     for before, wanted, weight in list(zip(start, exact, found, strict=True))[:-1]:
         off = (weight - wanted).norm() / (wanted - before).norm()
         assert 1e-6 < off < 2.0**-7

@@ -17,24 +17,25 @@ SIZE = ModelSize(d_model=32, d_ff=64, num_layers=2, num_heads=2)
 VOCAB_SIZE = 40
 
 
-def build_step(size=SIZE, **overrides):
-    settings = {
-        "vocab_size": VOCAB_SIZE,
-        "context_length": 16,
-        "batch_size": 4,
-        "precision": "fp32",
-        "device": "cpu",
-    }
-    return build_training_step(size, **(settings | overrides))
+def build_step(precision="fp32", **more):
+    shape = {"vocab_size": VOCAB_SIZE, "context_length": 16, "batch_size": 4}
+    return build_training_step(SIZE, **shape, precision=precision, device="cpu", **more)
 
 
 def gradients(step):
     return [parameter.grad for parameter in step.model.parameters()]
 
 
+def both_passes(**options):
+    step = build_step(**options)
+    step.forward()
+    step.backward()
+    return step
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_loss_falls_when_one_batch_is_repeated(precision):
-    step = build_step(precision=precision)
+    step = build_step(precision)
     first = step.run().item()
     for _ in range(60):
         last = step.run().item()
@@ -42,23 +43,23 @@ def test_loss_falls_when_one_batch_is_repeated(precision):
     assert last < 0.5 * first
 
 
-def test_run_is_the_three_phases():
+def test_run_is_the_three_phases_and_the_last_updates_every_parameter_and_drops_the_gradients():
     whole, phases = build_step(), build_step()
     for _ in range(2):
+        before = [parameter.clone() for parameter in phases.model.parameters()]
         loss = phases.forward().detach()
         phases.backward()
+        assert all(gradient is not None for gradient in gradients(phases))
         phases.optimizer_step()
+        assert not any(map(torch.equal, before, phases.model.parameters()))
+        assert gradients(phases) == [None] * len(before)
         torch.testing.assert_close(whole.run(), loss, rtol=0, atol=0)
     torch.testing.assert_close(whole.model.state_dict(), phases.model.state_dict(), rtol=0, atol=0)
 
 
-def test_targets_are_the_tokens_that_follow():
-    step = build_step()
-    torch.testing.assert_close(step.tokens[:, 1:], step.targets[:, :-1], rtol=0, atol=0)
-
-
-def test_seed_determines_tokens_and_weights():
+def test_the_seed_determines_weights_and_tokens_and_targets_are_the_tokens_that_follow():
     first, again, other = build_step(seed=3), build_step(seed=3), build_step(seed=4)
+    torch.testing.assert_close(first.tokens[:, 1:], first.targets[:, :-1], rtol=0, atol=0)
     assert first.run() == again.run() != other.run()
     assert not torch.equal(first.tokens, other.tokens)
 
@@ -69,34 +70,23 @@ def test_loss_is_the_mean_over_tokens_of_the_negative_log_likelihood():
     torch.testing.assert_close(step.forward(), -likelihoods.log().mean())
 
 
-def test_optimizer_step_updates_every_parameter_and_drops_the_gradients():
-    step = build_step()
-    before = [parameter.clone() for parameter in step.model.parameters()]
-    step.forward()
-    step.backward()
-    assert all(gradient is not None for gradient in gradients(step))
-    step.optimizer_step()
-    for old, new in zip(before, step.model.parameters(), strict=True):
-        assert not torch.equal(old, new)
-    assert gradients(step) == [None] * len(before)
-
-
-def test_bf16_keeps_parameters_gradients_and_moments_in_fp32():
-    step = build_step(precision="bf16")
-    logit_dtypes = []
+@pytest.mark.parametrize("weights_dtype", [torch.float32, torch.bfloat16])
+def test_bf16_has_logits_in_bf16_and_all_that_is_kept_in_the_weights_dtype_but_the_angles(weights_dtype):
+    step, logit_dtypes = build_step("bf16", weights_dtype=weights_dtype), []
     step.model.register_forward_hook(lambda module, args, logits: logit_dtypes.append(logits.dtype))
-    step.forward()
+    loss = step.forward().item()
     step.backward()
     kept = [*step.model.parameters(), *gradients(step)]
     step.optimizer_step()
     kept += [state["exp_avg"] for state in step.optimizer.state.values()]
     assert logit_dtypes == [torch.bfloat16]
-    assert {tensor.dtype for tensor in kept} == {torch.float32}
+    assert {tensor.dtype for tensor in kept} == {weights_dtype}
+    assert {buffer.dtype for buffer in step.model.buffers()} == {torch.float32}
+    assert loss == pytest.approx(build_step().run().item(), rel=0.01)
 
 
 def test_backward_multiplies_in_the_precision_but_outside_autocast():
-    step = build_step(precision="tf32")
-    seen = []
+    step, seen = build_step("tf32"), []
     step.model.lm_head.weight.register_hook(
         lambda gradient: seen.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
     )
@@ -106,11 +96,8 @@ def test_backward_multiplies_in_the_precision_but_outside_autocast():
 
 
 def test_backward_without_a_loss_is_refused():
-    step = build_step()
-    step.forward()
-    step.backward()
     with pytest.raises(RuntimeError, match="needs a forward"):
-        step.backward()
+        both_passes().backward()
 
 
 def test_a_loss_without_backward_is_freed_before_the_next_forward():
@@ -123,14 +110,8 @@ def test_a_loss_without_backward_is_freed_before_the_next_forward():
 
 def test_ranges_name_the_phases_in_order():
     names = []
-
-    def listen(name):
-        names.append(name)
-        return nullcontext()
-
-    step = build_step()
-    with listening(listen):
-        step.run()
+    with listening(lambda name: names.append(name) or nullcontext()):
+        build_step().run()
     layer = ["attention", "attention scores", "mask", "softmax", "final matmul"]
     assert names == ["forward", *layer * SIZE.num_layers, "loss", "backward", "optimizer"]
 
@@ -149,24 +130,10 @@ def test_compiled_step_equals_the_eager_step_and_all_its_blocks_share_one_compil
 
 
 def test_gradients_are_finished_between_backward_and_optimizer():
-    seen = []
-    step = build_step()
+    seen, step = [], build_step()
     step = replace(step, finish_gradients=lambda: seen.append([grad.clone() for grad in gradients(step)]))
     before = step.model.token_embedding.weight.detach().clone()
     step.run()
     assert len(seen) == 1
     assert all(torch.isfinite(grad).all() for grad in seen[0])
     assert not torch.equal(step.model.token_embedding.weight, before)
-
-
-def test_weights_gradients_and_optimizer_state_have_the_weights_dtype_and_the_angles_stay_in_fp32():
-    step = build_step(precision="bf16", weights_dtype=torch.bfloat16)
-    step.forward()
-    step.backward()
-    assert {gradient.dtype for gradient in gradients(step)} == {torch.bfloat16}
-    step.optimizer_step()
-    assert {parameter.dtype for parameter in step.model.parameters()} == {torch.bfloat16}
-    assert {state["exp_avg"].dtype for state in step.optimizer.state.values()} == {torch.bfloat16}
-    assert {buffer.dtype for buffer in step.model.buffers()} == {torch.float32}
-    wide = build_step(precision="bf16")
-    assert wide.run().item() == pytest.approx(build_step(weights_dtype=torch.bfloat16).run().item(), rel=0.01)

@@ -10,49 +10,36 @@ from pipeline.model.transformer import RotaryEmbedding
 
 from .executed import Executed
 
-VOCAB_SIZE = 50
-CONTEXT_LENGTH = 24
+VOCAB_SIZE, CONTEXT_LENGTH = 50, 24
+NUMBER_OF_PARAMETERS = {
+    "small": 128_625_408,
+    "medium": 423_183_360,
+    "large": 969_411_840,
+    "xl": 1_998_235_200,
+    "2.7B": 3_406_809_600,
+    "2.35B": 2_357_814_400,
+}
 
 
-def build_model(seed=0, **overrides):
-    torch.manual_seed(seed)
-    settings = {
-        "vocab_size": VOCAB_SIZE,
-        "context_length": CONTEXT_LENGTH,
-        "d_model": 32,
-        "num_layers": 2,
-        "num_heads": 4,
-        "d_ff": 80,
-    }
-    return TransformerLM(**(settings | overrides))
+def build_model(**overrides):
+    torch.manual_seed(0)
+    widths = {"d_model": 32, "num_layers": 2, "num_heads": 4, "d_ff": 80}
+    return TransformerLM(VOCAB_SIZE, CONTEXT_LENGTH, **(widths | overrides))
 
 
 def random_tokens(seq_len=CONTEXT_LENGTH, batch_size=2):
     return torch.randint(VOCAB_SIZE, (batch_size, seq_len), generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(
-    ("size_name", "parameters"),
-    [
-        ("small", 128_625_408),
-        ("medium", 423_183_360),
-        ("large", 969_411_840),
-        ("xl", 1_998_235_200),
-        ("2.7B", 3_406_809_600),
-        ("2.35B", 2_357_814_400),
-    ],
-)
-def test_named_sizes_have_the_published_parameter_counts(size_name, parameters):
+@pytest.mark.parametrize(("size_name", "parameters"), NUMBER_OF_PARAMETERS.items())
+def test_named_sizes_have_the_published_parameter_counts_and_are_built_on_the_device_of_the_context(
+    size_name, parameters
+):
     with torch.device("meta"):
         model = TransformerLM(vocab_size=10_000, context_length=256, **asdict(SIZES[size_name]))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
-
-
-def test_every_layer_is_built_on_the_device_of_the_context():
-    with torch.device("meta"):
-        model = build_model()
-    tensors = [*model.parameters(), *model.buffers()]
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
+    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
 
 
 def test_weights_are_drawn_from_a_normal_truncated_at_three_standard_deviations():
@@ -74,30 +61,18 @@ def test_norms_divide_by_the_root_of_mean_square_plus_epsilon():
         torch.testing.assert_close(norm(x), x / (0.01**2 + 1e-5) ** 0.5)
 
 
-def test_state_dict_holds_parameters_only():
-    model = build_model()
-    assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
-
-
-def test_logits_do_not_depend_on_future_tokens():
+def test_logits_depend_on_the_order_of_earlier_tokens_and_on_no_future_token_or_other_sequence():
     model, tokens = build_model(), random_tokens()
+    before = model(tokens)
     changed = tokens.clone()
     changed[:, 10:] = (changed[:, 10:] + 1) % VOCAB_SIZE
-    before, after = model(tokens), model(changed)
+    after = model(changed)
     torch.testing.assert_close(after[:, :10], before[:, :10])
     assert not torch.allclose(after[:, 10:], before[:, 10:])
-
-
-def test_logits_depend_on_the_order_of_earlier_tokens():
-    model, tokens = build_model(), random_tokens()
     swapped = tokens[:, [1, 0, *range(2, CONTEXT_LENGTH)]]
     assert not torch.equal(swapped, tokens)
-    assert not torch.allclose(model(swapped)[:, -1], model(tokens)[:, -1], atol=1e-4)
-
-
-def test_sequences_of_a_batch_do_not_mix():
-    model, tokens = build_model(), random_tokens()
-    torch.testing.assert_close(model(tokens)[:1], model(tokens[:1]))
+    assert not torch.allclose(model(swapped)[:, -1], before[:, -1], atol=1e-4)
+    torch.testing.assert_close(before[:1], model(tokens[:1]))
 
 
 def test_rope_score_depends_on_relative_position_alone():
@@ -125,9 +100,7 @@ def test_rope_turns_each_pair_by_position_times_its_frequency():
 def test_rope_rounds_low_precision_once():
     rope = RotaryEmbedding(head_dim=32, context_length=128)
     x = torch.randn(128, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
-    rotated = rope(x)
-    assert rotated.dtype == torch.bfloat16
-    torch.testing.assert_close(rotated, rope(x.float()).bfloat16(), rtol=0, atol=0)
+    torch.testing.assert_close(rope(x), rope(x.float()).bfloat16(), rtol=0, atol=0)
 
 
 def test_queries_and_keys_are_rotated_and_values_are_not():
@@ -162,19 +135,24 @@ def test_model_is_one_graph_for_the_compiler():
     torch.testing.assert_close(compiled(tokens), model(tokens))
 
 
+SELECTIVE = {"checkpoint_every": 1, "checkpointing": "selective"}
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"num_heads": 5}, "num_heads=5: must divide d_model=32"),
         ({"num_heads": 32}, "head_dim=1: must be even for rotary positions"),
         ({"attention": "flesh"}, "attention='flesh': must be one of eager"),
+        ({"checkpoint_every": -1}, "checkpoint_every=-1: must be 0"),
+        ({"checkpoint_every": 1, "checkpointing": "some"}, "checkpointing='some': must be one of segments, recursive"),
+        ({"checkpointing": "recursive"}, "checkpoint_every=0: must be 1 or more with checkpointing='recursive'"),
+        (SELECTIVE, "attention='eager': must be one of flash, sdpa with checkpointing='selective'"),
     ],
 )
 def test_bad_settings_are_named_in_one_line(overrides, message):
-    with pytest.raises(ValueError, match="must") as error:
+    with pytest.raises(ValueError, match=rf"^{message}.*\Z"):
         build_model(**overrides)
-    assert str(error.value).startswith(message)
-    assert "\n" not in str(error.value)
 
 
 def test_sequence_beyond_the_context_is_refused():
@@ -198,10 +176,7 @@ def test_checkpointing_changes_no_gradient(checkpoint_every, checkpointing):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="where there is a GPU, Triton runs on it alone")
 def test_selective_checkpointing_changes_no_gradient_of_flash_attention():
-    plain, selective = (
-        build_model(num_layers=1, attention="flash", **checkpoints)
-        for checkpoints in ({}, {"checkpoint_every": 1, "checkpointing": "selective"})
-    )
+    plain, selective = (build_model(num_layers=1, attention="flash", **each) for each in ({}, SELECTIVE))
     torch.testing.assert_close(gradients_of(selective), gradients_of(plain), rtol=0, atol=0)
 
 
@@ -229,20 +204,3 @@ def test_selective_checkpoints_do_not_run_attention_again(checkpointing, times):
         gradients_of(model)
     (name,) = [name for name in seen.counts if name.startswith("aten::_scaled_dot_product") and "backward" not in name]
     assert seen.counts[name] == 3 * times
-
-
-@pytest.mark.parametrize(
-    ("checkpoints", "message"),
-    [
-        ({"checkpoint_every": -1}, "checkpoint_every=-1: must be 0"),
-        ({"checkpoint_every": 1, "checkpointing": "some"}, "checkpointing='some': must be one of segments, recursive"),
-        ({"checkpointing": "recursive"}, "checkpoint_every=0: must be 1 or more with checkpointing='recursive'"),
-        (
-            {"checkpoint_every": 1, "checkpointing": "selective"},
-            "attention='eager': must be one of flash, sdpa with checkpointing='selective'",
-        ),
-    ],
-)
-def test_checkpoints_that_are_not_possible_are_refused(checkpoints, message):
-    with pytest.raises(ValueError, match=f"^{message}"):
-        build_model(**checkpoints)

@@ -11,6 +11,7 @@ from pipeline.instruments.machine import peaks
 from pipeline.registry import stages
 from pipeline.report.frame import build
 
+from ..ranks import context, host, pytest_collection_finish, pytest_pyfunc_call, pytest_unconfigure  # noqa: F401
 from ..records import CPU, as_recorded
 
 SOFTWARE = {"python": "3.12.3", "torch": "2.11.0", "triton": "3.6.0", "cuda": "13.0", "driver": "580.65"}

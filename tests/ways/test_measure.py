@@ -48,12 +48,9 @@ def test_the_user_s_own_stand_behind_the_others_and_before_a_last_one_without_co
 
 
 def test_payloads_are_added_up_by_collective():
-    calls = [
-        Collective(name, size, torch.float32) for name, size in (("allreduce", 8), ("broadcast", 4), ("allreduce", 2))
-    ]
-    found = {
-        row["collective"]: (row["calls"], row["measured_bytes"]) for row in traffic_rows(calls, ("allreduce", "gather"))
-    }
+    sent = (("allreduce", 8), ("broadcast", 4), ("allreduce", 2))
+    rows = traffic_rows([Collective(*each, torch.float32) for each in sent], ("allreduce", "gather"))
+    found = {row["collective"]: (row["calls"], row["measured_bytes"]) for row in rows}
     assert found == {"allreduce": (2, 10), "gather": (0, 0)}
 
 

@@ -4,28 +4,20 @@ import torch
 from pipeline.errors import Skipped
 from pipeline.ways.ranks import outcome, together_or_apart
 
-FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
 
-
-def test_what_fits_together_is_measured_together():
+def test_what_fits_together_is_measured_together_and_what_does_not_fit_alone_is_an_outcome():
     calls = []
 
     def measure(things):
         calls.append(list(things))
-        return [thing * 2 for thing in things]
-
-    assert together_or_apart(measure, [1, 2, 3]) == [2, 4, 6]
-    assert calls == [[1, 2, 3]]
-
-
-def test_what_does_not_fit_is_an_outcome_and_the_others_have_results():
-    def measure(things):
         if 2 in things:
-            raise FULL
-        return ["measured" for _ in things]
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+        return [thing * 10 for thing in things]
 
+    assert together_or_apart(measure, [1, 3]) == [10, 30]
     oom = {"status": "oom", "reason": "CUDA out of memory. Tried to allocate 2 GiB"}
-    assert together_or_apart(measure, [1, 2, 3]) == ["measured", oom, "measured"]
+    assert together_or_apart(measure, [1, 2, 3]) == [10, oom, 30]
+    assert calls == [[1, 3], [1, 2, 3], [1], [2], [3]]
 
 
 def test_a_bug_is_no_outcome_and_a_lack_is_one():

@@ -62,11 +62,9 @@ def test_the_model_and_state_of_a_turn_are_gone_when_the_next_is_built(context, 
     assert not any(alive)
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("stage", STAGES)
 def test_on_gpus_they_are_gone_too(stage):
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
     alive, _ = run_ranks(alive_at_each_build, 2, backend="nccl", device_type="cuda", args=(stage,))[0]
     assert not any(alive)
 
@@ -84,10 +82,8 @@ def allocated_when_turns_begin(context):
     return allocated
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(count=2)
 def test_what_the_collectives_of_a_turn_carried_does_not_count_for_the_next():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
     for allocated in run_ranks(allocated_when_turns_begin, 2, backend="nccl", device_type="cuda"):
         after_the_first = allocated[1:]  # the first turn leaves workspaces and the weights to compare with
         assert max(after_the_first) - min(after_the_first) < 2**20

@@ -1,6 +1,8 @@
 """What cells of ways to train on several ranks have in common. Imports no torch: the workflow reads it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from pipeline.cells.fields import axis
 from pipeline.formulas.sizes import SIZES
@@ -13,8 +15,12 @@ TRAIN_STEP = "train_step"
 class RanksCell:
     """One model size, precision, batch and number of ranks; the ways to train are its rows.
 
-    repeat: the number of a cell that measures the same again, in its own process.
+    repeat: the number of a cell that measures the same again, in its own process. ways: the columns that name each way;
+    whole_step: those that name the row of its whole step.
     """
+
+    ways: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    whole_step: ClassVar[Mapping[str, str]] = {}
 
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
     size: str = axis("xl", allowed=SIZES)
@@ -27,6 +33,10 @@ class RanksCell:
     def gpus(self) -> int:
         """The GPUs that the cell uses if there are any: one per rank."""
         return self.world_size
+
+    def row_keys(self) -> list[dict[str, Any]]:
+        """Return the keys of the rows of a cell that could not be measured: the whole step each way."""
+        return [{**way, **self.whole_step} for way in self.ways]
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,17 @@ def measure_cell(
     settings: RanksSettings,
     stopwatch: Stopwatch,
     subjects: Sequence[Subject] = (),
-    files: Path | None = None,
+    files_dir: Path | None = None,
 ) -> list[Row]:
     """Return the rows of a cell: its ways take turns in the same ranks unless memory runs out.
 
-    files: the folder for what is kept of captures.
+    files_dir: the folder for what is kept of captures.
 
     Implementations of the user's own are checked first; those that pass take turns with the others.
     """
     with stopwatch.measuring():
         if not subjects:
-            return measure_ways(experiment, experiment.ways, cell, settings, files=files)
+            return measure_ways(experiment, experiment.ways, cell, settings, files=files_dir)
         # A cell without any does not depend on these.
         from pipeline.subjects.checking import Processes
         from pipeline.subjects.measuring import Verdicts, measure_with
@@ -39,7 +39,7 @@ def measure_cell(
         def measure(passed: Verdicts, mark: Path) -> list[Row]:
             own = [way for subject, found in passed.items() for way in experiment.own_ways(subject, found.way)]
             ways = among(experiment.ways, own)
-            return measure_ways(experiment, ways, cell, settings, list(passed), mark, files)
+            return measure_ways(experiment, ways, cell, settings, list(passed), mark, files_dir)
 
         processes = Processes(cell.world_size, *ranks_on(), settings.check_timeout_s)
         check = CHECKS[subjects[0].kind], *experiment.check_arguments(cell)

@@ -39,11 +39,11 @@ def needed_bytes(cell: RanksCell, settings: RanksSettings) -> int:
     )
 
 
-def expected_s(ways: int, _cell: Any, settings: Any, on_gpu: bool) -> float:
-    """Estimate the seconds that a cell of so many ways to train takes, including the start of its ranks.
+def expected_s(cell: Any, settings: Any, on_gpu: bool) -> float:
+    """Estimate the seconds that a cell of ways to train takes, including the start of its ranks.
 
     settings: with rounds, warmup_steps and steps, as `RanksSettings` has them.
     """
     step_s, other_steps = (GPU_STEP_S, GPU_OTHER_STEPS) if on_gpu else (CPU_STEP_S, CPU_OTHER_STEPS)
     steps = settings.rounds * (settings.warmup_steps + settings.steps)
-    return START_S + ways * (steps + other_steps) * step_s
+    return START_S + len(cell.row_keys()) * (steps + other_steps) * step_s

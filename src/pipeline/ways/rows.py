@@ -25,6 +25,18 @@ class WayStepTime(RanksStepRow):
 
 
 @dataclass(frozen=True, kw_only=True)
+class WayCapture(Row):
+    """One profiled step of rank 0; a stage adds the lanes of its communication."""
+
+    span_ms: float = column("from the start of the first event to the end of the last", minimum=0)
+    computation_ms: float = column("time in which at least one event computed", minimum=0)
+    computation_busy_pct: list[int] = column("for equal parts of the step: share of computing time", minimum=0)
+    waiting_busy_pct: list[int] | None = column(
+        "for equal parts of the step: share of time that communicates while nothing computes", minimum=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class WayTraffic(Row):
     """Bytes of one kind of collective in one step; a stage adds `collective`."""
 

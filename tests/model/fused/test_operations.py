@@ -26,31 +26,20 @@ def exact_norm(x, weight):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 17), (5, 128), (11, 1000)])
-def test_a_norm_and_its_gradients_are_exact(kernels, rows, width, dtype):
-    x, dy = (normal(rows, width, dtype=dtype, seed=seed) for seed in (0, 1))
-    weight = normal(width, dtype=dtype, seed=2)
-    y, (dx, dweight) = gradients(exact_norm, (x, weight), dy)
-    same, found = kernels.rms_norm(x, weight, EPS)
-    assert same is x
-    assert error(found, y) < ALLOWED[dtype]
-    found = kernels.rms_norm_backward(dy, x, weight, EPS)
-    assert error(found[1], dweight) < ALLOWED[dtype]
-    if width > 1:  # else the norm is a sign, and its gradient cancels out
-        assert error(found[0], dx) < 2 * ALLOWED[dtype]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_added_before_a_norm_and_behind_its_gradient_counts(kernels, dtype):
-    x, addend, dy, dtotal = (normal(6, 100, dtype=dtype, seed=seed) for seed in range(4))
-    weight = normal(100, dtype=dtype, seed=4)
-    total, y = kernels.rms_norm(x, weight, EPS, addend)
-    assert error(total, x.double() + addend.double()) < ALLOWED[dtype]
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 17), (11, 1000)])
+@pytest.mark.parametrize("adds", [False, True])
+def test_a_norm_and_its_gradients_are_exact_with_what_is_added_before_it_and_behind(kernels, adds, rows, width, dtype):
+    x, dy, addend, dtotal = (normal(rows, width, dtype=dtype, seed=seed) for seed in range(4))
+    weight = normal(width, dtype=dtype, seed=4)
+    total, y = kernels.rms_norm(x, weight, EPS, *([addend] if adds else []))
+    assert adds or total is x
+    assert error(total, x.double() + adds * addend.double()) < ALLOWED[dtype]
     exact, (dx, dweight) = gradients(exact_norm, (total, weight), dy)
     assert error(y, exact) < ALLOWED[dtype]
-    found = kernels.rms_norm_backward(dy, total, weight, EPS, dtotal)
-    assert error(found[0], dx + dtotal.double()) < 2 * ALLOWED[dtype]
+    found = kernels.rms_norm_backward(dy, total, weight, EPS, *([dtotal] if adds else []))
     assert error(found[1], dweight) < ALLOWED[dtype]
+    if width > 1:  # else the norm is a sign, and its gradient cancels out
+        assert error(found[0], dx + adds * dtotal.double()) < 2 * ALLOWED[dtype]
 
 
 def test_a_weight_s_gradient_sums_the_rows_of_many_programs(kernels, monkeypatch):
@@ -75,19 +64,14 @@ def test_swiglu_and_its_gradients_are_exact(kernels, in_place, shape, dtype):
     gate, up, dh = (normal(*shape, dtype=dtype, seed=seed) for seed in range(3))
     h, (dgate, dup) = gradients(lambda gate, up: functional.silu(gate) * up, (gate, up), dh)
     assert error(kernels.swiglu(gate, up), h) < ALLOWED[dtype]
-    untouched = gate.clone(), up.clone()
+    untouched = gate.clone(), up.clone(), dh.clone()
+    _, *alone = kernels.swiglu_backward(dh, gate, up, product=False)
+    assert torch.equal(dh, untouched[2])  # where the product is not wanted
     found = kernels.swiglu_backward(dh, gate, up, in_place)
+    assert all(map(torch.equal, alone, found[1:]))
     assert in_place or (torch.equal(gate, untouched[0]) and torch.equal(up, untouched[1]))
     for tensor, exact in zip(found, (h, dgate, dup), strict=True):
         assert error(tensor, exact) < 2 * ALLOWED[dtype]
-
-
-def test_the_gradient_that_swiglu_gets_stays_where_the_product_is_not_wanted(kernels):
-    gate, up, dh = (normal(3, 683, seed=seed) for seed in range(3))
-    expected = [tensor.clone() for tensor in (dh, *kernels.swiglu_backward(dh.clone(), gate, up)[1:])]
-    found = kernels.swiglu_backward(dh, gate, up, product=False)
-    for tensor, exact in zip((dh, *found[1:]), expected, strict=True):
-        assert torch.equal(tensor, exact)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

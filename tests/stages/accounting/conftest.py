@@ -7,16 +7,14 @@ import pytest
 
 from pipeline.cells import config, sweep
 from pipeline.errors import Skipped
-from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.registry import stage
 from pipeline.report import frame
 from pipeline.stages.accounting.cell import Cell, Settings
 from pipeline.stages.accounting.measure import measure
 
-from ...records import derived
+from ...records import CPU, derived
 
 ROOT = Path(__file__).parents[3]
-MACHINE = {"kind": "AMD EPYC", "software": dict.fromkeys(SOFTWARE, "2.11.0")}
 
 
 def record(cell, settings):
@@ -24,12 +22,8 @@ def record(cell, settings):
         rows = measure(cell, settings, None)
     except Skipped as skipped:
         rows = [{"status": "skipped", "reason": str(skipped)}]
-    return {
-        "cell": asdict(cell),
-        "settings": asdict(settings),
-        "rows": derived(cell, settings, rows),
-        "machine": MACHINE,
-    }
+    rows = derived(cell, settings, rows)
+    return {"cell": asdict(cell), "settings": asdict(settings), "rows": rows, "machine": CPU}
 
 
 @pytest.fixture(scope="session")

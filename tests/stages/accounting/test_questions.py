@@ -1,5 +1,9 @@
-import pytest
+from dataclasses import asdict
 
+import pytest
+import torch
+
+from pipeline.model import TransformerLM
 from pipeline.stages.accounting.cell import Settings
 from pipeline.stages.accounting.models import XXL, lacking, model_named
 from pipeline.stages.accounting.questions import Asked, answer
@@ -37,17 +41,14 @@ def test_every_mesh_has_the_given_devices_and_is_compute_bound_at_its_whole_batc
     assert any("tokens" not in row for row in rows)
 
 
-def test_the_best_number_of_buckets_is_below_every_whole_one():
-    rows = answers("buckets", model_named("xl", 10_000))
+def test_the_best_number_of_buckets_is_below_every_whole_one_and_gradients_and_scores_are_in_fp32():
+    model = model_named("xl", 10_000)
+    rows = answers("buckets", model)
     best = next(row["overhead_ms"] for row in rows if row["case"] == "best")
     whole = [row["overhead_ms"] for row in rows if row["case"] == "buckets"]
     assert best <= min(whole)
     assert whole[0] > min(whole) < whole[-1]
-
-
-def test_gradients_and_scores_are_in_fp32():
-    model = model_named("xl", 10_000)
-    assert {row["gradient_bytes"] for row in answers("buckets", model)} == {4 * model.parameters}
+    assert {row["gradient_bytes"] for row in rows} == {4 * model.parameters}
     scores = {row["score_matrix_bytes"] for row in answers("attention", model, 2, (512,))}
     assert scores == {4 * 2 * 25 * 512**2}  # of 2 sequences, 25 heads each
 
@@ -58,3 +59,11 @@ def test_gradients_and_scores_are_in_fp32():
 )
 def test_what_a_model_lacks_for_a_question_is_named(question, size, missing):
     assert lacking(question, model_named(size, 10_000)) == missing
+
+
+def test_a_block_of_the_transformer_has_the_weights_of_its_feed_forward_network():
+    model = model_named("small", vocab_size=100)
+    with torch.device("meta"):
+        layer = TransformerLM(vocab_size=100, context_length=16, **asdict(model.size)).layers[0]
+    weights = sum(weight.numel() for weight in layer.feed_forward.parameters())
+    assert weights == model.block.weights == model.block.matrices * model.block.d_model * model.block.d_ff

@@ -15,7 +15,6 @@ from ...records import rows_read
 
 CELL = Cell(head_dim=16, seq_len=32)
 QUICK = Settings(batch_size=2, passes=10, warmup_passes=1)
-OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
 
 
 @pytest.fixture
@@ -43,33 +42,31 @@ class RunsOut:
 
     def __call__(self, q, k, v, is_causal):
         self.forwards += 1
-        if self.forward_at and self.forwards >= self.forward_at:
-            raise OOM
+        self._fail_at(self.forward_at, self.forwards)
         output = eager_attention(q, k, v, is_causal)
         output.register_hook(self._at_backward)
         return output
 
     def _at_backward(self, _gradient):
         self.backwards += 1
-        if self.backward_at and self.backwards >= self.backward_at:
-            raise OOM
+        self._fail_at(self.backward_at, self.backwards)
+
+    def _fail_at(self, limit, count):
+        if limit and count >= limit:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
 
 
-def test_each_phase_is_warmed_up_before_it_counts(measured):
+def test_each_phase_is_warmed_up_before_it_counts_and_what_is_saved_is_what_the_formula_says(measured):
     less, more = RunsOut(), RunsOut()  # neither does: they count
     measured(eager=less)
     rows = measured(eager=more, settings=replace(QUICK, warmup_passes=QUICK.warmup_passes + 3))
     assert more.forwards - less.forwards == 3 * len(PHASES)
     assert set(rows) == {(mode, phase) for mode in MODES for phase in PHASES}
-    assert all(row["n"] == 10 == len(row["samples_ms"]) for row in rows.values())
+    for row in rows.values():
+        assert row["n"] == 10 == len(row["samples_ms"])
+        assert row["saved_bytes"] == row["model_saved_bytes"] == attention.saved_bytes(Shape(2, 1, 32, 16, False), 4)
     if not torch.cuda.is_available():
         assert {row["memory_bytes"] for row in rows.values()} == {psutil.virtual_memory().total}
-
-
-def test_what_is_saved_is_what_the_formula_says(measured):
-    shape = Shape(2, 1, 32, 16, False)
-    for row in measured().values():
-        assert row["saved_bytes"] == row["model_saved_bytes"] == attention.saved_bytes(shape, 4)
 
 
 @pytest.mark.parametrize("failing", MODES)
@@ -98,21 +95,15 @@ def test_without_a_compiler_the_eager_rows_are_there(measured, monkeypatch):
 
 @pytest.mark.gpu
 def test_the_allocator_agrees_with_the_formulas_on_a_gpu():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
     rows = rows_read(measure.measure, Cell(head_dim=64, seq_len=2048), Settings(passes=10), Stopwatch())
-    host = {(row["mode"], row["phase"]): row for row in rows if row["clock"] == "host"}
-    eager = host["eager", "backward"]
+    eager = next(row for row in rows if (row["mode"], row["phase"], row["clock"]) == ("eager", "backward", "host"))
     for name in ("before_backward_bytes", "peak_bytes"):
-        tensors = eager[name] - eager["workspace_bytes"]
-        assert tensors == pytest.approx(eager[f"model_{name}"], rel=0.01)
+        assert eager[name] - eager["workspace_bytes"] == pytest.approx(eager[f"model_{name}"], rel=0.01)
     assert {row["clock"] for row in rows} == {"host", "cuda_events"}
 
 
 @pytest.mark.gpu
 def test_running_out_on_a_gpu_frees_what_was_taken():
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA GPU")
     rows = rows_read(measure.measure, Cell(head_dim=16, seq_len=262144), Settings(passes=10), Stopwatch())
     assert {row["status"] for row in rows} == {"oom"}
     assert torch.cuda.memory_reserved() < 2e9

@@ -1,7 +1,6 @@
-import gzip
-import json
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -10,23 +9,40 @@ from pipeline.formulas.parameters import parameter_bytes
 from pipeline.formulas.sizes import SIZES, OwnSize
 from pipeline.model.step import build_training_step
 from pipeline.parallel.fsdp_units import find_groups
-from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS
+from pipeline.stages.fsdp.cell import FULLY_SHARDED, IMPLS, Cell, Settings
 from pipeline.stages.fsdp.measure import is_block_or_end, measure
 from pipeline.ways.cell import PHASES
 
 from ...records import rows_on_gloo
-from .conftest import SMALL, SMOKE
 
+SMOKE = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
+SMALL = Cell(size="tiny", batch_size_per_rank=1, context_length=16)
 GROUPED = OwnSize(64, 96, 2, num_heads=4, num_kv_heads=2, head_dim=24)
 TIED = replace(GROUPED, tie_embeddings=True)
 
 
-def rows_by(rows, measures, column):
-    return {(row["impl"], row[column]): row for row in rows if row["measures"] == measures}
+@pytest.fixture(scope="module")
+def rows(host, tmp_path_factory):
+    """Measure a cell on two processes, without GPUs."""
+    return rows_on_gloo(host, partial(measure, files_dir=tmp_path_factory.mktemp("kept")), SMALL, SMOKE)
 
 
-def test_every_way_has_a_figure_and_all_but_the_first_the_same_loss(smoke_rows):
-    steps = {row["impl"]: row for row in smoke_rows if row.get("phase") == "train_step"}
+def whole_steps(rows):
+    return {row["impl"]: row for row in rows if row.get("phase") == "train_step"}
+
+
+def bytes_as_predicted(rows):
+    """Return the rows of bytes held and of bytes sent; what was predicted must have been measured."""
+    memory = {(row["impl"], row["kind"]): row for row in rows if row["measures"] == "memory"}
+    traffic = {(row["impl"], row["collective"]): row for row in rows if row["measures"] == "traffic"}
+    for row in (*memory.values(), *traffic.values()):
+        if "predicted_bytes" in row:
+            assert row["measured_bytes"] == row["predicted_bytes"], row
+    return memory, traffic
+
+
+def test_every_way_has_a_figure_and_all_but_the_first_the_same_loss(rows):
+    steps = whole_steps(rows)
     assert list(steps) == list(IMPLS)
     assert all(row["n"] == 5 and math.isfinite(row["median_ms"]) for row in steps.values())
     assert {row["tokens"] for row in steps.values()} == {2 * 1 * 16}  # ranks, batch, context
@@ -36,47 +52,27 @@ def test_every_way_has_a_figure_and_all_but_the_first_the_same_loss(smoke_rows):
     assert max(row["loss"] for row in steps.values()) < math.log(SMOKE.vocab_size)  # a mean, not a sum: it has fallen
 
 
-def test_phases_are_timed_apart(smoke_rows):
-    phases = {row["phase"] for row in smoke_rows if row["measures"] == "time" and row["impl"] == "fsdp"}
+def test_phases_are_timed_apart_and_gathers_of_the_fully_sharded_ways_are_captured(rows):
+    phases = {row["phase"] for row in rows if row["measures"] == "time" and row["impl"] == "fsdp"}
     assert phases == {*PHASES, "train_step"}
+    captures = {row["impl"]: row for row in rows if row["measures"] == "capture"}
+    assert set(captures) == set(FULLY_SHARDED)
+    assert all(row["gather_ms"] > 0 and row["computation_ms"] > 0 for row in captures.values())
 
 
-def bytes_as_predicted(rows):
-    """Return the rows of bytes held and of bytes sent; what was predicted must have been measured."""
-    memory, traffic = rows_by(rows, "memory", "kind"), rows_by(rows, "traffic", "collective")
-    for row in (*memory.values(), *traffic.values()):
-        if "predicted_bytes" in row:
-            assert row["measured_bytes"] == row["predicted_bytes"], row
-    return memory, traffic
-
-
-def test_tied_embeddings_are_held_and_sent_once():
-    rows = rows_on_gloo(measure, replace(SMALL, size=TIED.name("tied")), SMOKE)
-    _, traffic = bytes_as_predicted(rows)
-    assert traffic["ddp", "allreduce"]["measured_bytes"] == parameter_bytes(TIED, SMOKE.vocab_size)
-    losses = [row["loss"] for row in rows if row.get("phase") == "train_step" and row["impl"] != "none"]
-    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
-
-
-def test_bytes_held_and_sent_are_those_of_the_formulas(smoke_rows):
-    memory, traffic = bytes_as_predicted(smoke_rows)
+def test_bytes_held_and_sent_are_those_of_the_formulas(rows):
+    memory, traffic = bytes_as_predicted(rows)
     assert memory["fsdp", "parameters"]["predicted_bytes"] < 0.51 * memory["ddp", "parameters"]["predicted_bytes"]
     assert traffic["fsdp", "allgather_base"]["calls"] == 2 * 4 - 2  # embedding, two blocks, head
     assert all(traffic[impl, "reduce_scatter_base"]["measured_bytes"] > 0 for impl in FULLY_SHARDED)
 
 
-def test_gathers_of_the_fully_sharded_ways_are_captured(smoke_rows):
-    captures = {row["impl"]: row for row in smoke_rows if row["measures"] == "capture"}
-    assert set(captures) == set(FULLY_SHARDED)
-    assert all(row["gather_ms"] > 0 and row["computation_ms"] > 0 for row in captures.values())
-
-
-def test_captures_are_kept_for_perfetto(smoke_rows, kept):
-    for impl in FULLY_SHARDED:
-        with gzip.open(kept / f"{impl}.perfetto.json.gz", "rt") as file:
-            names = {event["name"] for event in json.load(file)["traceEvents"] if "name" in event}
-        assert any(name.startswith("gloo:") for name in names)
-        assert "aten::mm" in names
+def test_tied_embeddings_are_held_and_sent_once(host):
+    rows = rows_on_gloo(host, measure, replace(SMALL, size=TIED.name("tied")), SMOKE)
+    _, traffic = bytes_as_predicted(rows)
+    assert traffic["ddp", "allreduce"]["measured_bytes"] == parameter_bytes(TIED, SMOKE.vocab_size)
+    losses = [row["loss"] for impl, row in whole_steps(rows).items() if impl != "none"]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize("size", [SIZES["tiny"], GROUPED, TIED])
@@ -86,9 +82,8 @@ def test_captures_are_kept_for_perfetto(smoke_rows, kept):
 )
 def test_planned_units_are_those_of_the_model(plan_of, rule, size):
     step = build_training_step(size, vocab_size=300, context_length=16, batch_size=1, precision="fp32", device="cpu")
-    model = step.model
-    groups = find_groups(model, rule)
+    groups = find_groups(step.model, rule)
     plan = plan_of(size, 300, 2, 4)
     assert [unit.sizes for unit in plan.units] == [tuple(p.numel() for p in group.members) for group in groups]
     sharded = {parameter for group in groups for parameter in group.members}
-    assert plan.replicated == sum(p.numel() for p in model.parameters() if p not in sharded)
+    assert plan.replicated == sum(p.numel() for p in step.model.parameters() if p not in sharded)

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from scipy.signal import lfilter
 
 from pipeline.stages.health.cell import LOADS, WORKS, Cell, Settings
 
@@ -32,9 +33,7 @@ SOUND = {
 
 def noise(rng, median_ms, count):
     """Return samples that drift by 1%, remember the one before, and are 10% late one time in twenty."""
-    steps, values = 0.004 * rng.standard_normal(count), np.zeros(count)
-    for place in range(1, count):
-        values[place] = 0.5 * values[place - 1] + steps[place]
+    values = lfilter([1.0], [1.0, -0.5], 0.004 * rng.standard_normal(count))
     late = 0.1 * (rng.random(count) < 0.05)
     return (median_ms * (1 + np.linspace(0, 0.01, count) + values + late)).tolist()
 

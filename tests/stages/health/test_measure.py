@@ -44,27 +44,20 @@ def busy(gpu):
             other.kill()
 
 
-def counting(times_per_turn):
-    """Return a GPU that has so many samples more after each turn."""
-    fake = SimpleNamespace(samples_ms=[], finished=False)
-    fake.go_on = lambda: fake.samples_ms.extend([1.0] * times_per_turn)
-    fake.finish = lambda: setattr(fake, "finished", True)
-    return fake
+def test_all_work_until_each_has_enough_samples_but_not_for_ever(monkeypatch):
+    def counting(times_per_turn):
+        """Return a GPU that has so many samples more after each turn."""
+        fake = SimpleNamespace(samples_ms=[], finished=False)
+        fake.go_on = lambda: fake.samples_ms.extend([1.0] * times_per_turn)
+        fake.finish = lambda: setattr(fake, "finished", True)
+        return fake
 
-
-def test_all_work_until_each_has_enough_samples():
-    fast, slower = counting(5), counting(1)
+    fast, slower, stuck = counting(5), counting(1), counting(0)
     keep_at_work([fast, slower], 0.0, least_samples=20)
-    assert (len(slower.samples_ms), len(fast.samples_ms)) == (20, 100)
-    assert fast.finished
-    assert slower.finished
-
-
-def test_a_gpu_that_gives_no_samples_is_not_waited_for_for_ever(monkeypatch):
     monkeypatch.setattr("pipeline.stages.health.load.WARM_S", 0.01)
-    stuck = counting(0)
     keep_at_work([stuck], 0.0)
-    assert stuck.finished
+    assert (len(slower.samples_ms), len(fast.samples_ms)) == (20, 100)
+    assert all(each.finished for each in (fast, slower, stuck))
 
 
 def test_a_machine_without_nvidias_gpus_is_skipped(monkeypatch):

@@ -1,5 +1,3 @@
-import pytest
-
 from pipeline.instruments.memory.recording import Identity, Recording
 from pipeline.instruments.memory.replay import replay
 from pipeline.instruments.memory.snapshot import Frame, MemoryEvent
@@ -34,46 +32,37 @@ STEPS = {
 }
 
 
-@pytest.fixture
-def categories():
-    """Give the category of every allocation of each address, in order."""
-    events, phases = [], []
-    identities = {}
+EXPECTED = {
+    PARAMETER: ["parameters"],
+    GRADIENT: ["gradients"],
+    MOMENT: ["optimizer_state"],
+    SAVED: ["activations", "activations"],  # what a forward pass leaves behind
+    PASSING: ["temporaries"] * 3,  # gone when its phase ends, whoever had the address before
+    ROOT: ["temporaries"],
+    RECOMPUTED: ["activations"],  # made in the backward pass by the code of the forward pass
+    WORKSPACE: ["other"],  # stays from step to step
+    BATCH: ["other"],
+}
+
+
+def test_an_allocation_is_what_its_tensor_or_its_phase_and_lifetime_say():
+    events, phases, identified_at = [], [], {}
     for name, part in STEPS.items():
         phases.append((name.split()[0], len(events)))
         events += part
-        identities[name] = len(events)
+        identified_at[name] = len(events)
     owners = [
-        Identity("parameters", identities["build"], frozenset([PARAMETER])),
+        Identity("parameters", identified_at["build"], frozenset([PARAMETER])),
         # Before the optimizer drops them.
-        Identity("gradients", identities["backward"], frozenset([GRADIENT])),
-        Identity("optimizer_state", identities["optimizer"], frozenset([MOMENT])),
+        Identity("gradients", identified_at["backward"], frozenset([GRADIENT])),
+        Identity("optimizer_state", identified_at["optimizer"], frozenset([MOMENT])),
     ]
-    recording = Recording(events, [*phases, ("end", len(events))], owners)
     allocations = replay(events)
-    categories = classify(allocations, recording)
+    categories = classify(allocations, Recording(events, [*phases, ("end", len(events))], owners))
     by_address = {}
     for made in allocations:
         by_address.setdefault(made.address, []).append(categories[made])
-    return by_address
-
-
-@pytest.mark.parametrize(
-    ("address", "expected"),
-    [
-        (PARAMETER, ["parameters"]),
-        (GRADIENT, ["gradients"]),
-        (MOMENT, ["optimizer_state"]),
-        (SAVED, ["activations", "activations"]),  # what a forward pass leaves behind
-        (PASSING, ["temporaries"] * 3),  # gone when its phase ends, whoever had the address before
-        (ROOT, ["temporaries"]),
-        (RECOMPUTED, ["activations"]),  # made in the backward pass by the code of the forward pass
-        (WORKSPACE, ["other"]),  # stays from step to step
-        (BATCH, ["other"]),
-    ],
-)
-def test_an_allocation_is_what_its_tensor_or_its_phase_and_lifetime_say(categories, address, expected):
-    assert categories[address] == expected
+    assert by_address == EXPECTED
 
 
 def test_an_address_is_only_its_owners_while_the_owner_lives():

@@ -17,7 +17,6 @@ from pipeline.stages.memory.measure import block_rows, measure
 
 SETTINGS = Settings(vocab_size=300, warmup_steps=0, budget_s=0)
 TINY = {"size": "tiny", "context_length": 24}
-NO_GPU = not torch.cuda.is_available()
 
 
 def measured(folder, **varied):
@@ -34,36 +33,28 @@ def step(tmp_path_factory):
     return folder, by_kind
 
 
-def test_the_snapshot_is_kept_and_can_be_read_again(step):
-    folder, rows = step
-    (last,) = [row for row in rows["peak"] if (row["step"], row["phase"]) == (2, "optimizer")]
-    assert [path.name for path in folder.iterdir()] == ["snapshot.pickle"]
-    assert len(read_events(folder / "snapshot.pickle")) == last["end_event"]
-
-
-def test_phases_follow_each_other_in_two_steps_and_the_composition_adds_up_to_each_peak(step):
+def test_phases_follow_each_other_in_two_steps_and_composition_and_timeline_have_every_peak(step):
     peaks, phases = step[1]["peak"], ("forward", "backward", "optimizer")
     names = [(0, "build"), *((number, phase) for number in (1, 2) for phase in phases)]
     assert [(row["step"], row["phase"]) for row in peaks] == names
     for row in peaks:
         assert row["begin_event"] <= row["peak_event"] <= row["end_event"]
         assert sum(row[f"{name}_bytes"] for name in CATEGORIES) == row["peak_bytes"]
+    series = [row["active_bytes"] for row in step[1]["timeline"]]
+    totals, most = {sum(at_once) for at_once in zip(*series, strict=True)}, {row["peak_bytes"] for row in peaks}
+    assert most <= totals
+    assert max(totals) == max(most)
 
 
-def test_parameters_gradients_and_moments_are_all_found(step):
+def test_parameters_gradients_and_moments_are_all_found_and_the_snapshot_can_be_read_again(step):
+    folder, rows = step
     parameters = parameter_bytes(SIZES["tiny"], SETTINGS.vocab_size)
-    (last,) = [row for row in step[1]["peak"] if (row["step"], row["phase"]) == (2, "optimizer")]
+    (last,) = [row for row in rows["peak"] if (row["step"], row["phase"]) == (2, "optimizer")]
+    assert [path.name for path in folder.iterdir()] == ["snapshot.pickle"]
+    assert len(read_events(folder / "snapshot.pickle")) == last["end_event"]
     assert last["parameters_bytes"] == last["gradients_bytes"] == parameters
     # On a CPU the step counts live beside the moments: 4 bytes a parameter tensor.
     assert 0 <= last["optimizer_state_bytes"] - 2 * parameters <= 4 * 30
-
-
-def test_the_timeline_has_every_peak(step):
-    rows = step[1]
-    series = [row["active_bytes"] for row in rows["timeline"]]
-    totals = [sum(at_once) for at_once in zip(*series, strict=True)]
-    assert {row["peak_bytes"] for row in rows["peak"]} <= set(totals)
-    assert max(totals) == max(row["peak_bytes"] for row in rows["peak"])
 
 
 def test_the_largest_allocations_name_lines_of_the_model(step):
@@ -77,10 +68,7 @@ def test_the_largest_allocations_name_lines_of_the_model(step):
     of_loss = [row for row in rows if "cross_entropy" in row["code"] and row["category"] == "activations"]
     assert {row["count"] for row in of_loss} == {1}  # of the last step
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
-
-
-def test_the_residual_stream_is_two_sums_a_block(step):
-    (row,) = step[1]["residual"]
+    (row,) = step[1]["residual"]  # two sums a block
     assert row["size_bytes"] == row["smallest_bytes"] == 4 * 4 * 24 * 64
     assert row["count"] == 2 * SIZES["tiny"].num_layers
 
@@ -106,12 +94,6 @@ def test_recomputed_blocks_count_as_activations(tmp_path):
     assert activations(1, "backward") > activations(1, "forward")
 
 
-@pytest.mark.skipif(not NO_GPU, reason="only where there is no GPU")
-def test_flash_attention_without_a_gpu_is_skipped_with_its_reason(tmp_path):
-    with pytest.raises(Skipped, match="needs a CUDA GPU"):
-        measured(tmp_path, attention="flash")
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "tiled", "sdpa"])
 def test_a_block_alone_saves_what_the_formulas_say_and_makes_its_gradients(precision, attention):
@@ -132,9 +114,11 @@ def test_a_block_alone_saves_what_the_formulas_say_and_makes_its_gradients(preci
         ({"checkpointing": "recursive"}, "recursive checkpointing needs a checkpoint_every of at least 1"),
         ({"checkpointing": "selective", "checkpoint_every": 1}, "needs attention that is one operator, eager is"),
         ({"num_layers": 4, "checkpoint_every": 5}, "fewer than 5 blocks"),
+        ({"attention": "flash"}, "needs a CUDA GPU"),
     ],
 )
-def test_checkpoints_that_are_not_possible_are_skipped(tmp_path, varied, reason):
+def test_checkpoints_and_attention_that_are_not_possible_are_skipped(monkeypatch, tmp_path, varied, reason):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Skipped, match=reason):
         measured(tmp_path, **varied)
 
@@ -147,28 +131,18 @@ def test_a_cell_has_as_many_blocks_as_asked_for_and_its_checkpoints(tmp_path):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(NO_GPU, reason="needs a CUDA GPU")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("attention", "checkpoint_every"), [("eager", 0), ("eager", 2), ("flash", 0)])
 def test_on_a_gpu_the_replay_agrees_with_the_allocator_and_the_model(tmp_path, precision, attention, checkpoint_every):
-    cell = Cell(
-        precision=precision, size="small", context_length=512, attention=attention, checkpoint_every=checkpoint_every
-    )
+    model = {"precision": precision, "attention": attention, "checkpoint_every": checkpoint_every}
+    cell, settings = Cell(size="small", context_length=512, **model), Settings(warmup_steps=0, budget_s=0)
     gc.collect()  # what tests before left is not to be released while memory is recorded
     there_before = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
-    rows = measure(cell, Settings(warmup_steps=0, budget_s=0), Stopwatch(), tmp_path)
+    rows = measure(cell, settings, Stopwatch(), tmp_path)
     peaks = [row for row in rows if row["kind"] == "peak" and row["step"] > 0]
     (allocator,) = [row for row in rows if row["kind"] == "allocator"]
     assert max(row["peak_bytes"] for row in peaks) == allocator["requested_peak_bytes"] - there_before
-    workload = Workload(
-        SIZES["small"],
-        Settings().vocab_size,
-        Settings().batch_size,
-        512,
-        precision=precision,
-        attention=attention,
-        checkpoint_every=checkpoint_every,
-    )
+    workload = Workload(SIZES["small"], settings.vocab_size, settings.batch_size, 512, **model)
     for row in peaks:
         predicted = predict_peaks(workload, "train_step", first_step=row["step"] == 1)[row["phase"]]
         # Workspaces of the matrix-product library are not the model's to know.

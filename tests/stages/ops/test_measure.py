@@ -12,6 +12,7 @@ from pipeline.model import operations
 from pipeline.model.fused.operations import in_torch
 from pipeline.model.operation_problems import Problem, as_tuple
 from pipeline.stages.ops import implementations
+from pipeline.stages.ops import measure as measuring
 from pipeline.stages.ops.cell import ADAMW, IMPLS, PHASES, Cell, Settings
 from pipeline.stages.ops.measure import measure
 from pipeline.subjects.naming import OPERATIONS, Subject
@@ -21,6 +22,12 @@ from ...records import derived, rows_read
 CELL = Cell(op="rms_norm", dtype="fp32", size="tiny", batch_size=2, context_length=16, vocab_size=70)
 QUICK = Settings(min_samples=3, max_samples=3, budget_s=5.0, compiled=False, check_timeout_s=60, timeout_s=120)
 OWN = Path(__file__).parents[2] / "subjects/outside/operations.py"
+
+
+@pytest.fixture(autouse=True)
+def known_bandwidth(monkeypatch):
+    """Let no cell in this process copy hundreds of megabytes to learn the bandwidth of the memory."""
+    monkeypatch.setattr(measuring, "bandwidth_to_measure", lambda _device: 10.0)
 
 
 @pytest.fixture
@@ -43,16 +50,15 @@ def measured(monkeypatch):
 @pytest.mark.parametrize("op", [op for op in OPERATIONS if op != ADAMW])
 def test_every_phase_has_a_time_its_rates_and_the_errors_that_it_makes(measured, op):
     rows = measured(op, ours=implementations.ours(op, in_torch()))
-    widths = CELL.widths
     for impl in ("ours", "eager"):
         for phase in PHASES:
             row = rows[impl, phase]
             assert row["n"] == 3
-            assert row["moved_bytes"] == moved_bytes(op, phase, widths, 4)
+            assert row["moved_bytes"] == moved_bytes(op, phase, CELL.widths, 4)
             assert row["gb_per_s"] == pytest.approx(row["moved_bytes"] / row["median_ms"] / 1e6)
             assert row["floor_share_pct"] == pytest.approx(100 * row["floor_ms"] / row["median_ms"])
             assert row["floor_ms"] >= row["moved_bytes"] / row["bandwidth_gb_per_s"] / 1e6 * 0.999
-            assert ("tflops_per_s" in row) == (product_flops(op, phase, widths) > 0)
+            assert ("tflops_per_s" in row) == (product_flops(op, phase, CELL.widths) > 0)
         assert 0 < rows[impl, FORWARD]["output_rel_error"] < 1e-5
         assert 0 < rows[impl, BACKWARD]["gradient_rel_error"] < 1e-5
         assert "gradient_rel_error" not in rows[impl, FORWARD]
@@ -99,12 +105,8 @@ def test_liger_is_called_by_its_own_arguments(monkeypatch):
         assert problem.output_errors(as_tuple(outputs)).rel < 1e-5
 
 
-def without_eps(x, residual, weight, eps):
-    return operations.rms_norm(x, residual, weight, 0.1)
-
-
 def test_what_is_wrong_has_no_times_and_the_others_have(measured):
-    rows = measured("rms_norm", ours=without_eps)
+    rows = measured("rms_norm", ours=lambda x, residual, weight, eps: operations.rms_norm(x, residual, weight, 0.1))
     assert {rows["ours", phase]["status"] for phase in PHASES} == {"wrong"}
     assert rows["ours", WHOLE]["reason"].startswith("output has a relative error of ")
     assert "median_ms" not in rows["ours", WHOLE]
@@ -156,12 +158,10 @@ def test_the_head_s_floor_is_that_of_its_products():
 
 
 def test_own_operations_are_checked_first_and_timed_with_the_rest():
-    subjects = [
-        Subject("op", name, f"{OWN}:{place}")
-        for name, place in (("rms_norm", "norm"), ("rms_norm_bad", "norm_without_eps"))
-    ]
+    places = {"rms_norm": "norm", "rms_norm_bad": "norm_without_eps"}
+    subjects = [Subject("op", name, f"{OWN}:{place}") for name, place in places.items()]
     rows = rows_read(measure, CELL, QUICK, Stopwatch(), subjects)
-    by_name = {name: [row for row in rows if row["impl"] == name] for name in ("rms_norm", "rms_norm_bad", "eager")}
+    by_name = {name: [row for row in rows if row["impl"] == name] for name in (*places, "eager")}
     assert [len(group) for group in by_name.values()] == [len(PHASES)] * 3
     assert {row["status"] for row in by_name["rms_norm"] + by_name["eager"]} <= {"ok", "unstable"}
     assert {row["status"] for row in by_name["rms_norm_bad"]} == {"wrong"}
@@ -173,13 +173,10 @@ def test_a_cell_takes_the_own_operations_of_its_kind_alone():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_every_implementation_on_a_gpu_is_right_or_says_why_not(op, dtype):
-    cell = dataclasses.replace(
-        CELL, op=op, dtype=dtype, size="small", batch_size=2, context_length=256, vocab_size=1000
-    )
+    cell = dataclasses.replace(CELL, op=op, dtype=dtype, size="small", context_length=256, vocab_size=1000)
     for row in rows_read(measure, cell, dataclasses.replace(QUICK, compiled=True), Stopwatch()):
         if row["status"] == "skipped":
             assert "is not installed" in row["reason"], row

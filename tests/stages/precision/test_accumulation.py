@@ -1,22 +1,20 @@
 import pytest
 import torch
 
-from pipeline.stages.precision.accumulation import measure_accumulation, running_sums
-from pipeline.stages.precision.cases import ASSIGNED_SUMS, SUMS
-from pipeline.stages.precision.cell import Cell, Settings
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.stages.precision.accumulation import running_sums
+from pipeline.stages.precision.cases import ASSIGNED_SUMS
+from pipeline.stages.precision.cell import Cell
+from pipeline.stages.precision.measure import measure
 
-from ...records import derived
-from .conftest import DEVICES
-
-CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+from ...records import rows_read
+from .conftest import SETTINGS
 
 
-@pytest.fixture(scope="module", params=DEVICES)
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def rows(request, cpu_rows_by_cell):
-    if request.param == "cpu":
-        return cpu_rows_by_cell[Cell("accumulation", "cpu")]
     cell = Cell("accumulation", request.param)
-    return derived(cell, Settings(), [{**row, "device_name": "a GPU"} for row in measure_accumulation(CUDA)])
+    return cpu_rows_by_cell.get(cell) or rows_read(measure, cell, SETTINGS, Stopwatch())
 
 
 def test_the_assigned_sums_are_what_its_own_code_prints():
@@ -28,19 +26,14 @@ def test_the_assigned_sums_are_what_its_own_code_prints():
             x = torch.tensor(0.01, dtype=types[case.addend_dtype])
             s += x.type(torch.float32) if case.cast == "explicit" else x
         printed.append(s.item())
-    assert [running_sums(case, 0.0, 1000, CPU)[-1].item() for case in ASSIGNED_SUMS] == printed
+    assert [running_sums(case, 0.0, 1000, torch.device("cpu"))[-1].item() for case in ASSIGNED_SUMS] == printed
 
 
-@pytest.mark.parametrize("case", range(len(SUMS)))
-def test_a_sum_and_its_stall_are_as_predicted_to_the_last_bit(rows, case):
-    row = rows[case]
-    for name in ("result", "stalled_at_step", "stall"):
-        assert row.get(name) == row.get(f"predicted_{name}"), name
-    assert row["addend_error"] == pytest.approx(row["predicted_addend_error"], rel=1e-12)
-
-
-def test_an_error_is_that_of_the_addend_and_that_of_rounding(rows):
+def test_a_sum_and_its_stall_are_as_predicted_to_the_last_bit_and_both_roundings_make_up_its_error(rows):
     for row in rows:
+        for name in ("result", "stalled_at_step", "stall"):
+            assert row.get(name) == row.get(f"predicted_{name}"), (name, row)
+        assert row["addend_error"] == pytest.approx(row["predicted_addend_error"], rel=1e-12)
         assert row["addend_error"] + row["rounding_error"] == pytest.approx(row["error"], abs=1e-12)
         assert abs(row["rounding_error"]) <= row["rounding_error_bound"]
         assert row["rel_error"] == pytest.approx(abs(row["error"]) / row["expected"])

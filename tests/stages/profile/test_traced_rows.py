@@ -1,3 +1,4 @@
+# ruff: noqa: E501  real names are long
 import json
 import math
 
@@ -5,10 +6,11 @@ import pandas as pd
 import pytest
 
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.profilers.trace import build_trace
 from pipeline.stages.profile.cell import ATTENTION_PHASES
 from pipeline.stages.profile.rows import attention_flops
-from pipeline.stages.profile.traced_rows import _layer_rows, kernel_table
+from pipeline.stages.profile.traced_rows import _layer_rows, kernel_table, short_name
+
+from .conftest import trace_of
 
 
 @pytest.fixture(scope="module")
@@ -22,12 +24,7 @@ def two_runs():
     work = [("gemm", 7, 5.0, 4.0, 1), ("gemm", 7, 25.0, 6.0, 2), ("gemm", 7, 32.0, 2.0, 3)]
     launches = [(1, 1.0, 1), (2, 21.0, 1), (3, 22.0, 1)]
     ranges = [(name, 1, start, 10.0) for start in (0.0, 20.0) for name in ("inference", "layers.0")]
-    return build_trace(
-        pd.DataFrame(work, columns=["name", "stream", "start_us", "duration_us", "correlation"]),
-        pd.DataFrame(launches, columns=["correlation", "launch_us", "thread"]),
-        pd.DataFrame(ranges, columns=["name", "thread", "start_us", "duration_us"]),
-        "by hand",
-    )
+    return trace_of(work, launches, ranges, "by hand")
 
 
 def by_category(rows, path):
@@ -45,13 +42,10 @@ def test_categories_add_up_to_the_sum_of_kernels(rows):
         assert shares["time_ms"].sum() == pytest.approx(clock(rows, path, "kernel_sum")["mean_ms"])
 
 
-def test_counts_and_times_are_of_one_run_however_many_were_captured(rows):
+def test_counts_are_of_one_run_and_those_of_a_backward_pass_launched_from_another_thread_are_the_steps(rows):
     # Three layers of seven linear products and two inside attention; captured twice.
     assert by_category(rows, "inference").loc["matmul", "count"] == 3 * 9
     assert clock(rows, "inference", "span")["n"] == 2
-
-
-def test_the_backward_pass_launched_from_another_thread_is_the_steps(rows):
     assert by_category(rows, "train_step/backward").loc["matmul", "count"] == 3 * 14
     assert by_category(rows, "train_step").loc["matmul", "count"] == 3 * (9 + 14)
 
@@ -71,9 +65,7 @@ def test_attentions_products_are_counted_without_mask_and_scaling(rows):
     assert scores["time_ms"] > scores["matmul_ms"]
     assert softmax["matmul_ms"] == mask["matmul_ms"] == 0 < mask["time_ms"]
     assert list(phases["count"]) == [6, 3, 3, 3]
-
-
-def test_attentions_backward_is_told_from_the_forward_pass_before_it(rows):
+    # The backward pass, told from the forward pass before it.
     phases = rows[(rows["kind"] == "attention") & (rows["range"] == "backward_by_part")].set_index("phase")
     assert dict(phases["count"]) == {"attention scores": 2, "softmax": 1, "final matmul": 2}
     assert phases.loc["final matmul", "matmul_ms"] == pytest.approx(0.02)
@@ -115,3 +107,43 @@ def test_the_layers_timeline_is_one_layer_of_one_run(rows):
     ]
     assert events["start_us"].iloc[0] == 0
     assert (events["start_us"].diff().dropna() > 0).all()
+
+
+SHORT = {
+    "ampere_sgemm_128x64_tn": "ampere_sgemm_128x64_tn",
+    "aten::mm": "aten::mm",
+    "[CUDA memcpy Device-to-Device]": "[CUDA memcpy Device-to-Device]",
+    "Memcpy DtoD (Device -> Device)": "Memcpy DtoD (Device -> Device)",
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)": "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+    "void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nt_align1>(T1::Params)": (
+        "cutlass_80_simt_sgemm_128x32_8x5_nt_align1"
+    ),
+    "void (anonymous namespace)::softmax_warp_forward<float, float, float, 4, true, false>(float*, int)": (
+        "softmax_warp_forward"
+    ),
+    "void at::native::<unnamed>::CatArrayBatchedCopy<at::native::<unnamed>::OpaqueType<(unsigned int)4>>(T1 *)": (
+        "CatArrayBatchedCopy"
+    ),
+    "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int)": (
+        "vectorized_elementwise_kernel<CUDAFunctor_add>"
+    ),
+    "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_impl_nocast<at::native::"
+    "BinaryFunctor<float, float, float, at::native::binary_internal::MulFunctor<float>>>(at::TensorIteratorBase &)>": (
+        "elementwise_kernel<MulFunctor>"
+    ),
+    "void at::native::elementwise_kernel<(int)128, (int)2, void at::native::gpu_kernel_impl_nocast<at::native::"
+    "direct_copy_kernel_cuda(at::TensorIteratorBase &)::[lambda() (instance 3)]>(int, T3)": (
+        "elementwise_kernel<direct_copy_kernel_cuda>"
+    ),
+    "void at::native::reduce_kernel<(int)512, (int)1, at::native::ReduceOp<float, at::native::MaxOps<float>, int>>(T3)": (
+        "reduce_kernel<MaxOps>"
+    ),
+    "std::enable_if<!(false), void>::type internal::gemvx::kernel<int, int, float>(cublasGemvParamsEx<int>)": (
+        "gemvx::kernel"
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "short"), SHORT.items(), ids=list(SHORT.values()))
+def test_a_name_is_its_function_and_the_operation_of_a_template(name, short):
+    assert short_name(name) == short

@@ -31,18 +31,8 @@ def ran(step):
     return inside
 
 
-def test_inference_keeps_nothing_for_a_backward_pass(step):
-    for_backward = []
-    step.model.register_forward_hook(lambda _model, _inputs, logits: for_backward.append(logits.requires_grad))
-    workload.calls(step)["inference"]()
-    assert for_backward == [False]
-
-
-def test_each_round_is_a_range_a_pass_after_one_that_goes_by_and_before_the_backward_pass_in_parts(ran):
+def test_each_round_is_a_range_a_pass_after_one_that_goes_by_and_does_the_same_before_the_backward_pass_in_parts(ran):
     assert ran[""] == [workload.UNCOUNTED, *PASSES, *PASSES, "backward_by_part"]
-
-
-def test_the_round_that_goes_by_does_all_that_a_counted_one_does(ran):
     assert ran[workload.UNCOUNTED] == [*PASSES]
     for name in PASSES:
         assert ran[f"{workload.UNCOUNTED}/{name}"] * 2 == ran[name] != []
@@ -58,6 +48,9 @@ def test_autograd_launches_from_the_thread_whose_ranges_are_open(step):
     assert torch.autograd.is_multithreading_enabled()
 
 
-def test_no_pass_adds_to_the_gradients_of_the_one_before(step):
-    workload.warm_up(step, ["forward_backward"], rounds=1)
+def test_inference_keeps_nothing_for_a_backward_pass_and_no_pass_adds_to_the_gradients_of_the_one_before(step):
+    for_backward = []
+    step.model.register_forward_hook(lambda _model, _inputs, logits: for_backward.append(logits.requires_grad))
+    workload.warm_up(step, ["inference", "forward_backward"], rounds=1)
+    assert for_backward == [False, True]
     assert all(weight.grad is None for weight in step.model.parameters())

@@ -1,18 +1,28 @@
+from functools import partial
+
 import pandas as pd
 import pytest
-import torch
 
 from pipeline.formulas.training_state import KINDS
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
 from pipeline.stages.sharding.measure import measure
 
-from ...records import rows_read
+from ...records import rows_on_gloo, rows_read
+
+TINY = Cell(size="tiny", batch_size_per_rank=1, context_length=16)
+SMOKE = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
 
 
 @pytest.fixture(scope="module")
-def rows(smoke_rows):
-    return pd.DataFrame(smoke_rows)
+def kept(tmp_path_factory):
+    return tmp_path_factory.mktemp("kept")
+
+
+@pytest.fixture(scope="module")
+def rows(host, kept):
+    """Measure a cell on two processes, without GPUs; keep its snapshots."""
+    return pd.DataFrame(rows_on_gloo(host, partial(measure, files_dir=kept), TINY, SMOKE))
 
 
 def test_every_optimizer_has_a_time_for_every_phase(rows):
@@ -22,14 +32,11 @@ def test_every_optimizer_has_a_time_for_every_phase(rows):
     assert (rows.loc[rows["measures"] == "time", "weight_difference"] == 0).all()
 
 
-def test_memory_is_the_predicted_one_at_every_moment(rows):
+def test_memory_is_the_predicted_one_at_every_moment_and_sharing_out_halves_the_state_alone(rows):
     memory = rows[rows["measures"] == "memory"]
     assert len(memory) == len(IMPLS) * 5 * len(KINDS)
     assert (memory["measured_bytes"] == memory["predicted_bytes"]).all()
-
-
-def test_sharing_out_halves_the_state_and_nothing_else(rows):
-    warm = rows[(rows["measures"] == "memory") & (rows["moment"] == "after_step")]
+    warm = memory[memory["moment"] == "after_step"]
     kinds = warm.pivot(index="impl", columns="kind", values="measured_bytes")
     assert kinds.loc["sharded", "optimizer_state"] < 0.55 * kinds.loc["adamw", "optimizer_state"]
     assert kinds["parameters"].nunique() == kinds["gradients"].nunique() == 1
@@ -55,10 +62,8 @@ def test_ours_sends_every_gradient_and_then_every_parameter(rows):
     assert parameters["sent_bytes"] == gradients["sent_bytes"] / 2
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(count=2)
 def test_on_gpus_kinds_and_peaks_are_as_predicted():
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
     settings = Settings(vocab_size=10_000, warmup_steps=2, steps=5, rounds=1)
     # so large that the workspaces of matrix products, 64 MiB on a Hopper GPU and not predicted, are within the bound
     rows = pd.DataFrame(rows_read(measure, Cell(size="medium", context_length=64), settings, Stopwatch()))

@@ -2,52 +2,47 @@ from itertools import pairwise
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from pipeline.instruments.memory.training_kinds import device_bytes, kinds_bytes
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
-from pipeline.parallel.processes.starting import run_ranks
 from pipeline.stages.sharding.prediction import Share, fullest_share, memory_bytes
+
+from ...ranks import on_ranks
 
 # Of sizes that no number of ranks shares out evenly.
 WIDTHS = (7, 50, 3, 11)
 
 
-def small_model():
-    return nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(WIDTHS)))
+def counted(optimizer_class):
+    """Count the kinds of an optimizer on this rank at the moments of two steps; return also its parameters' bytes."""
+    model = OverlapDDP(nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(WIDTHS))))
+    extra = () if optimizer_class is torch.optim.AdamW else (torch.optim.AdamW,)
+    optimizer = optimizer_class(model.parameters(), *extra)
+    moments = {"initialised": kinds_bytes(model, optimizer)}
+    for prefix in ("first_", ""):
+        model(torch.randn(4, WIDTHS[0])).sum().backward()
+        model.finish_gradient_synchronization()
+        moments[f"{prefix}before_step"] = kinds_bytes(model, optimizer)
+        optimizer.step()
+        moments[f"{prefix}after_step"] = kinds_bytes(model, optimizer)
+        optimizer.zero_grad(set_to_none=True)
+    sizes = [parameter.nbytes for parameter in model.parameters()]
+    return {(moment, kind): size for moment, kinds in moments.items() for kind, size in kinds.items()}, sizes
 
 
-def counted(context):
-    """Count each optimizer's kinds on this rank at the moments of two steps."""
-    optimizers = {"adamw": torch.optim.AdamW, "sharded": ShardedOptimizer, "torch_zero": ZeroRedundancyOptimizer}
-    by_impl = {}
-    for impl, optimizer_class in optimizers.items():
-        model = OverlapDDP(small_model())
-        extra = () if impl == "adamw" else (torch.optim.AdamW,)
-        optimizer = optimizer_class(model.parameters(), *extra)
-        moments = {"initialised": kinds_bytes(model, optimizer)}
-        for prefix in ("first_", ""):
-            model(torch.randn(4, WIDTHS[0])).sum().backward()
-            model.finish_gradient_synchronization()
-            moments[f"{prefix}before_step"] = kinds_bytes(model, optimizer)
-            optimizer.step()
-            moments[f"{prefix}after_step"] = kinds_bytes(model, optimizer)
-            optimizer.zero_grad(set_to_none=True)
-        by_impl[impl] = {(moment, kind): size for moment, kinds in moments.items() for kind, size in kinds.items()}
-    return by_impl
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_the_fullest_rank_holds_just_what_is_predicted(world_size):
-    by_rank = run_ranks(counted, world_size, backend="gloo", timeout_s=60)
-    sizes = [parameter.nbytes for parameter in small_model().parameters()]
-    for impl, moments in by_rank[0].items():
-        share = Share(len(sizes), sum(sizes)) if impl == "adamw" else fullest_share(sizes, world_size)
-        predicted = memory_bytes(sum(sizes), share, None)
-        assert {key: max(rank[impl][key] for rank in by_rank) for key in moments} == {
-            key: predicted[key] for key in moments
-        }, impl
+@on_ranks(1, 3)
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, ShardedOptimizer, ZeroRedundancyOptimizer])
+def test_the_fullest_rank_holds_just_what_is_predicted(context, optimizer):
+    own, sizes = counted(optimizer)
+    by_rank = [None] * context.world_size
+    dist.all_gather_object(by_rank, own)
+    shared = fullest_share(sizes, context.world_size)
+    share = Share(len(sizes), sum(sizes)) if optimizer is torch.optim.AdamW else shared
+    predicted = memory_bytes(sum(sizes), share, None)
+    assert {key: max(rank[key] for rank in by_rank) for key in own} == {key: predicted[key] for key in own}
 
 
 @pytest.mark.parametrize(
@@ -73,16 +68,13 @@ def test_on_a_gpu_the_step_counters_are_elsewhere_and_peaks_follow_from_the_firs
 
 def test_storages_are_counted_once_and_as_a_whole():
     model = nn.Linear(4, 4, bias=False)
-    flat = torch.zeros(100)
-    model.weight.grad = flat[:16].view(4, 4)
+    model.weight.grad = torch.zeros(100)[:16].view(4, 4)
     kinds = kinds_bytes(model, torch.optim.SGD(model.parameters()))
     assert kinds == {"parameters": 64, "gradients": 400, "optimizer_state": 0}
 
 
 @pytest.mark.gpu
 def test_the_foreach_step_peaks_as_predicted():
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA GPU")
     device = torch.device("cuda")
     model = nn.Sequential(*(nn.Linear(2048, 2048, bias=False) for _ in range(8))).to(device)
     optimizer = torch.optim.AdamW(model.parameters())

@@ -1,7 +1,8 @@
 """What a fused model computes between its matrix products, by Triton kernels or by torch's own operations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -24,30 +25,20 @@ def in_triton() -> Operations:
     """Return those of Triton, which need a GPU or its interpreter."""
     from pipeline.model.fused.triton import cross_entropy, rms_norm, rotary, swiglu
 
-    return Operations(
-        rms_norm=rms_norm.rms_norm,
-        rms_norm_backward=rms_norm.rms_norm_backward,
-        rotate=rotary.rotate,
-        swiglu=swiglu.swiglu,
-        swiglu_backward=swiglu.swiglu_backward,
-        cross_entropy=cross_entropy.cross_entropy,
-        scale=cross_entropy.scale,
-    )
+    return _named_in(cross_entropy, rms_norm, rotary, swiglu)
 
 
 def in_torch() -> Operations:
     """Return those of torch's own operations, one after the other."""
     from pipeline.model.fused import plain
 
-    return Operations(
-        rms_norm=plain.rms_norm,
-        rms_norm_backward=plain.rms_norm_backward,
-        rotate=plain.rotate,
-        swiglu=plain.swiglu,
-        swiglu_backward=plain.swiglu_backward,
-        cross_entropy=plain.cross_entropy,
-        scale=plain.scale,
-    )
+    return _named_in(plain)
+
+
+def _named_in(*modules: ModuleType) -> Operations:
+    """Return the operations that have these names in modules."""
+    functions = {name: function for module in modules for name, function in vars(module).items()}
+    return Operations(**{item.name: functions[item.name] for item in fields(Operations)})
 
 
 def best_operations(device: torch.device) -> Operations:

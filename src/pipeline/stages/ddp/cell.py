@@ -1,6 +1,6 @@
 """What does averaging gradients cost a training step, and how much of it hides behind the backward pass?"""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pipeline.cells.fields import axis
 from pipeline.subjects.naming import Measured
@@ -43,19 +43,10 @@ CAPTURED_STEP, PROFILER = "captured_step", "torch.profiler"
 
 @dataclass(frozen=True)
 class Cell(RanksCell):
-    """One model size, precision, batch and number of ranks; the DDP variants are its rows.
+    """One model size, precision, batch and number of ranks; the DDP variants are its rows."""
 
-    repeat: the number of a cell that measures the same again, in its own process.
-    """
-
-    def row_keys(self) -> list[dict[str, str | int | None]]:
-        """Return the keys of the rows of a cell that could not be measured: each variant's whole step."""
-        return [{**variant_key(variant), **WHOLE_STEP} for variant in VARIANTS]
-
-
-def variant_key(variant: Variant) -> dict[str, str | int | None]:
-    """Return the columns that name a variant."""
-    return {"impl": variant.impl, "bucket_size_mb": variant.bucket_size_mb}
+    ways = tuple(map(asdict, VARIANTS))
+    whole_step = WHOLE_STEP
 
 
 @dataclass(frozen=True)

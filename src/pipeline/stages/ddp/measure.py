@@ -1,16 +1,13 @@
 """Measure a ddp cell: the training step of every variant in the same ranks, by phase and clock."""
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
 
 from pipeline.instruments.profilers.collective_traffic import total_bytes
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.model.step import TrainingStep
 from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
@@ -23,7 +20,6 @@ from pipeline.stages.ddp.cell import (
     VARIANTS,
     WHOLE_STEP,
     Cell,
-    Settings,
     Variant,
 )
 from pipeline.subjects.naming import Subject
@@ -42,17 +38,6 @@ TORCHS: dict[str, dict[str, Any]] = {
     "torch": {},
     "torch_tuned": {SEND_BUFFERS: False, "gradient_as_bucket_view": True},
 }
-
-
-def measure(
-    cell: Cell,
-    settings: Settings,
-    stopwatch: Stopwatch,
-    subjects: Sequence[Subject] = (),
-    files_dir: Path | None = None,
-) -> list[Row]:
-    """Return the rows of all variants, and of wrappers of the user's own; keep the captures in `files_dir`."""
-    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects, files_dir)
 
 
 def build(variant: Variant, step: TrainingStep) -> TrainingStep:
@@ -134,3 +119,4 @@ EXPERIMENT = Experiment(
     own_ways=own_ways,
     alike_up_to=2,  # on more ranks sums have an order
 )
+measure = partial(measure_cell, EXPERIMENT)

@@ -6,7 +6,7 @@ from typing import Any
 from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
 from pipeline.stages.ddp.cell import CAPTURED_STEP, IMPLS, PROFILER
 from pipeline.ways.cell import PHASES, TRAIN_STEP
-from pipeline.ways.rows import BACKENDS, WayStepTime
+from pipeline.ways.rows import BACKENDS, WayCapture, WayStepTime
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,22 +41,16 @@ class StepTime(WayStepTime, VariantRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CapturedStep(VariantRow):
+class CapturedStep(WayCapture, VariantRow):
     """One profiled step of rank 0: how long it computed, communicated, and did both."""
 
     KEYS = ("impl", "bucket_size_mb", "phase", "clock")
 
     phase: str = column("the captured step", allowed=(CAPTURED_STEP,))
     clock: str = column("the profiler", allowed=(PROFILER,))
-    span_ms: float = column("from the start of the first event to the end of the last", minimum=0)
-    computation_ms: float = column("time in which at least one event computed", minimum=0)
     communication_ms: float = column("time in which at least one event communicated", minimum=0)
     hidden_ms: float = column("time in which both ran", minimum=0)
     hidden_pct: float | None = derived("hidden_ms over communication_ms; empty without communication", minimum=0)
-    computation_busy_pct: list[int] = column("for equal parts of the step: share of computing time", minimum=0)
-    waiting_busy_pct: list[int] | None = column(
-        "for equal parts of the step: share of time that communicates while nothing computes", minimum=0
-    )
     communication_busy_pct: list[int] = column("for equal parts of the step: share of communicating time", minimum=0)
 
     @classmethod

@@ -25,12 +25,10 @@ class Cell(RanksCell):
     """One model size, precision, batch and number of ranks; the ways to train are its rows.
 
     Under bf16 the fully sharded ways compute with bf16 parameters and send bf16; all run under autocast.
-    repeat: the number of a cell that measures the same again, in its own process.
     """
 
-    def row_keys(self) -> list[dict[str, str]]:
-        """Return the keys of the rows of a cell that could not be measured: the whole step each way."""
-        return [{"impl": impl, **WHOLE_STEP} for impl in IMPLS]
+    ways = tuple({"impl": impl} for impl in IMPLS)
+    whole_step = WHOLE_STEP
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,8 @@
 """Measure an fsdp cell: memory by kind, bytes sent and step time of each way to train, in the same ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,13 +13,12 @@ from torch.distributed.tensor import DTensor
 from pipeline.instruments.memory.rank_memory import reset_peak
 from pipeline.instruments.memory.training_kinds import kinds_bytes
 from pipeline.instruments.sampling.rank_timing import max_over_ranks
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import named
 from pipeline.model.step import TrainingStep
 from pipeline.model.transformer import Embedding, Linear, TransformerBlock
 from pipeline.parallel import FSDP, OverlapDDP, ShardedOptimizer
 from pipeline.parallel.replicas import broadcast_from_rank_0
-from pipeline.stages.fsdp.cell import COLLECTIVES, FULLY_SHARDED, IMPLS, SUBJECTS, WHOLE_STEP, Cell, Settings
+from pipeline.stages.fsdp.cell import COLLECTIVES, FULLY_SHARDED, IMPLS, SUBJECTS, WHOLE_STEP, Cell
 from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
 from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
@@ -28,17 +26,6 @@ from pipeline.ways.way import Experiment, Result, Row, Turn, Way
 
 # Of NCCL's kernels and gloo's ranges; gloo reduces and scatters by an all-reduce.
 PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter|gloo:all_reduce"}
-
-
-def measure(
-    cell: Cell,
-    settings: Settings,
-    stopwatch: Stopwatch,
-    subjects: Sequence[Subject] = (),
-    files_dir: Path | None = None,
-) -> list[Row]:
-    """Return rows of times, memory by kind, bytes by collective and the captured step of each way."""
-    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects, files_dir)
 
 
 def check_arguments(cell: Cell) -> tuple[Any, ...]:
@@ -168,3 +155,4 @@ EXPERIMENT = Experiment(
     own_ways=own_ways,
     weights=full_weights,
 )
+measure = partial(measure_cell, EXPERIMENT)

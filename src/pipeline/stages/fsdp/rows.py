@@ -7,7 +7,7 @@ from pipeline.cells.rows import Reading, Row, RowTypes, column, derived
 from pipeline.formulas.training_state import KINDS
 from pipeline.stages.fsdp import prediction
 from pipeline.stages.fsdp.cell import COLLECTIVES, IMPLS, MEASURES
-from pipeline.ways.rows import BACKENDS, WayStepTime, WayTraffic
+from pipeline.ways.rows import BACKENDS, WayCapture, WayStepTime, WayTraffic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,21 +84,15 @@ class Traffic(WayTraffic, WayRow):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Capture(WayRow):
+class Capture(WayCapture, WayRow):
     """One profiled step of rank 0: how long it computed, gathered and scattered, and what of that delayed it."""
 
     KEYS = ("impl", "measures")
 
-    span_ms: float = column("from the start of the first event to the end of the last", minimum=0)
-    computation_ms: float = column("time in which at least one event computed", minimum=0)
     gather_ms: float = column("time in which parameters were gathered", minimum=0)
     gather_exposed_ms: float = column("part of it in which nothing computed", minimum=0)
     scatter_ms: float = column("time in which gradients were reduced and scattered", minimum=0)
     scatter_exposed_ms: float = column("part of it in which nothing computed", minimum=0)
-    computation_busy_pct: list[int] = column("for equal parts of the step: share of computing time", minimum=0)
-    waiting_busy_pct: list[int] | None = column(
-        "for equal parts of the step: share of time that communicates while nothing computes", minimum=0
-    )
     each_gather_ms: list[float] | None = column("for each gather, in the order of their starts: its time", minimum=0)
     each_gather_exposed_ms: list[float] | None = column("for each: part of it in which nothing computed", minimum=0)
     gather_busy_pct: list[int] = column("for equal parts of the step: share of gathering time", minimum=0)

@@ -18,15 +18,21 @@ PASSES = {"rate": 2, "link": 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuState(Row):
-    """One GPU: errors, links, and its state while it worked; what NVML does not tell is empty, `absent` says why."""
-
-    KEYS = ("kind", "gpu_index")
+class OfGpu(Row):
+    """Columns of all rows: the GPU, and what the row is about."""
 
     kind: str = column("gpu: its state; rate: times of a work; link: times of copies to another", allowed=KINDS)
     gpu_index: int = column("the driver's number of the GPU, of a link the one that sends", minimum=0)
     uuid: str = column("its UUID")
     model: str = column("its model")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuState(OfGpu):
+    """One GPU: errors, links, and its state while it worked; what NVML does not tell is empty, `absent` says why."""
+
+    KEYS = ("kind", "gpu_index")
+
     utilization_before_pct: int | None = column("least load of two seconds before anything ran here", minimum=0)
     ecc_corrected: int | None = column("memory errors corrected since the driver started", minimum=0)
     ecc_uncorrected: int | None = column("memory errors not corrected since the driver started", minimum=0)
@@ -95,13 +101,9 @@ def _findings(row: dict[str, Any], reading: Reading) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparable(TimedRow):
+class Comparable(OfGpu, TimedRow):
     """Times of one call, and how its rate compares with that of the other GPUs or links of its kind."""
 
-    kind: str = column("gpu: its state; rate: times of a work; link: times of copies to another", allowed=KINDS)
-    gpu_index: int = column("the driver's number of the GPU, of a link the one that sends", minimum=0)
-    uuid: str = column("its UUID")
-    model: str = column("its model")
     size: int = column("side of the matrices, or bytes of the tensor", minimum=1)
     calls: int = column("calls per sample; its time is divided by them", minimum=1)
     gb_per_s: float | None = derived("bytes read and written, of a link sent, over the median time", positive=True)

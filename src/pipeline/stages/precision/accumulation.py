@@ -1,5 +1,6 @@
 """The accumulation experiment: running sums on a device, and where they stall."""
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -7,9 +8,9 @@ from torch import Tensor
 
 from pipeline.stages.precision import roundoff
 from pipeline.stages.precision.cases import SUMS, Sum
-from pipeline.stages.precision.dtypes import TORCH_DTYPES
 from pipeline.stages.precision.roundoff import FORMATS
 
+TORCH_DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 CURVE_POINTS = 200
 
 # The search for the stall starts this many spacings below its prediction: an fp32 sum would need millions of steps to
@@ -27,7 +28,7 @@ def measure_accumulation(device: torch.device) -> list[dict[str, Any]]:
         curve_steps = torch.linspace(1, len(sums), CURVE_POINTS).round().long().unique()
         rows.append(
             {
-                **case.keys(),
+                **asdict(case),
                 "status": "ok",
                 "result": sums[-1].item(),
                 "stored_addend": _addend(case, device).double().item(),

@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pipeline.compat.torch_private import TorchDispatchMode
+from pipeline.stages.precision.accumulation import TORCH_DTYPES
 from pipeline.stages.precision.cases import AUTOCAST_DTYPES
-from pipeline.stages.precision.dtypes import NAMES, TORCH_DTYPES
 
+NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 BATCH_SIZE, IN_FEATURES, HIDDEN, OUT_FEATURES = 8, 16, 10, 5
 SEED = 0
 

@@ -1,7 +1,7 @@
 """What does low precision do to running sums, autocast and layer norm?"""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from pipeline.cells.fields import axis
 from pipeline.stages.precision.cases import AUTOCAST_DTYPES, EPSILONS, FORMAT_NAMES, METHODS, SUMS
@@ -30,7 +30,7 @@ class Cell:
     def row_keys(self) -> list[dict[str, str | int | float]]:
         """Return the keys of the rows of a cell that could not be measured."""
         keys: dict[str, Sequence[dict[str, str | int | float]]] = {
-            "accumulation": [case.keys() for case in SUMS],
+            "accumulation": [asdict(case) for case in SUMS],
             "autocast": [{"autocast_dtype": dtype} for dtype in AUTOCAST_DTYPES],
             "layer_norm": [{"dtype": dtype, "method": method} for dtype in FORMAT_NAMES for method in METHODS],
             "layer_norm_eps": [{"dtype": dtype, "eps": eps} for dtype in FORMAT_NAMES for eps in EPSILONS],

@@ -18,15 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.stages.precision.cases import (
-    DEFAULT_EPS,
-    EPSILONS,
-    FORMAT_NAMES,
-    MAGNITUDE_EXPONENTS,
-    METHODS,
-    WIDTHS,
-)
-from pipeline.stages.precision.dtypes import TORCH_DTYPES
+from pipeline.stages.precision.accumulation import TORCH_DTYPES
+from pipeline.stages.precision.cases import DEFAULT_EPS, EPSILONS, FORMAT_NAMES, MAGNITUDE_EXPONENTS, METHODS, WIDTHS
 from pipeline.stages.precision.roundoff import FORMATS, Format
 
 SEED = 0
@@ -151,11 +144,8 @@ def _output_errors(output: Tensor, reference: Tensor, number_format: Format) -> 
 def _statistics_errors(seen: Normalised, reference: Normalised, number: int) -> Row:
     if seen.mean is None or seen.variance is None or reference.mean is None or reference.variance is None:
         return {}
-    variance, mean, true_variance = (
-        seen.variance[number].double(),
-        seen.mean[number].double(),
-        reference.variance[number],
-    )
+    variance, mean = seen.variance[number].double(), seen.mean[number].double()
+    true_variance = reference.variance[number]
     ratio = variance / true_variance
     return {
         "overflow_share": _share(~variance.isfinite()),
@@ -182,20 +172,13 @@ def measure_eps(device: torch.device, d_model: int) -> list[Row]:
         zeros = torch.zeros(1, d_model, dtype=TORCH_DTYPES[dtype], device=device)
         for eps in EPSILONS:
             stored = torch.tensor(eps, dtype=TORCH_DTYPES[dtype], device=device)
-            lost = {
-                method: _share(~normalise(zeros, method, eps).output.isfinite()) for method in ("in_format", "kernel")
+            seen = {
+                "stored_eps": stored.double().item(),
+                "swallowed_from_variance": swallowed_from(stored, FORMATS[dtype]),
             }
-            rows.append(
-                {
-                    "dtype": dtype,
-                    "eps": eps,
-                    "status": "ok",
-                    "stored_eps": stored.double().item(),
-                    "swallowed_from_variance": swallowed_from(stored, FORMATS[dtype]),
-                    "zeros_nonfinite_in_format": lost["in_format"],
-                    "zeros_nonfinite_kernel": lost["kernel"],
-                }
-            )
+            for method in ("in_format", "kernel"):
+                seen[f"zeros_nonfinite_{method}"] = _share(~normalise(zeros, method, eps).output.isfinite())
+            rows.append({"dtype": dtype, "eps": eps, "status": "ok", **seen})
     return rows
 
 

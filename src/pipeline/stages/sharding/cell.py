@@ -23,14 +23,10 @@ COLLECTIVES = ("allreduce", "broadcast")
 
 @dataclass(frozen=True)
 class Cell(RanksCell):
-    """One model size, precision, batch and number of ranks; the optimizers are its rows.
+    """One model size, precision, batch and number of ranks; the optimizers are its rows."""
 
-    repeat: the number of a cell that measures the same again, in its own process.
-    """
-
-    def row_keys(self) -> list[dict[str, str]]:
-        """Return the keys of the rows of a cell that could not be measured: the whole step with each optimizer."""
-        return [{"impl": impl, **WHOLE_STEP} for impl in IMPLS]
+    ways = tuple({"impl": impl} for impl in IMPLS)
+    whole_step = WHOLE_STEP
 
 
 @dataclass(frozen=True)

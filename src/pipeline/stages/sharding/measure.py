@@ -1,10 +1,8 @@
 """Measure a sharding cell: memory by kind, bytes sent and step time with each optimizer, in the same ranks."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
@@ -14,11 +12,10 @@ from pipeline.instruments.memory.recording import Recording, record_memory
 from pipeline.instruments.memory.replay import replay, thin_out, timeline
 from pipeline.instruments.memory.training_kinds import device_bytes, kinds_bytes
 from pipeline.instruments.sampling.rank_timing import max_over_ranks
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.model.step import TrainingStep
 from pipeline.parallel import OverlapDDP, ShardedOptimizer
-from pipeline.stages.sharding.cell import COLLECTIVES, IMPLS, PEAKS, WHOLE_STEP, Cell, Settings
+from pipeline.stages.sharding.cell import COLLECTIVES, IMPLS, PEAKS, WHOLE_STEP, Cell
 from pipeline.stages.sharding.prediction import Share, fullest_share, memory_bytes
 from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
@@ -28,17 +25,6 @@ from pipeline.ways.way import Curve, Experiment, Result, Row, Turn, Way
 MemoryAt = dict[tuple[str, str], float]
 TIMELINE_PARTS = 120
 SHARDED = {"sharded": ShardedOptimizer, "torch_zero": ZeroRedundancyOptimizer}
-
-
-def measure(
-    cell: Cell,
-    settings: Settings,
-    stopwatch: Stopwatch,
-    subjects: Sequence[Subject] = (),
-    files_dir: Path | None = None,
-) -> list[Row]:
-    """Return rows of times, of memory by moment and kind, and of bytes by collective for each optimizer."""
-    return measure_cell(EXPERIMENT, cell, settings, stopwatch, subjects, files_dir)
 
 
 def build(impl: str, step: TrainingStep) -> TrainingStep:
@@ -163,3 +149,4 @@ EXPERIMENT = Experiment(
     alike_up_to=math.inf,
     make_room=make_room,
 )
+measure = partial(measure_cell, EXPERIMENT)

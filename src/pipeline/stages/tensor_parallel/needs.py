@@ -1,18 +1,16 @@
 """Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
-from functools import partial
+from pipeline.stages.tensor_parallel.cell import Cell, Settings
+from pipeline.ways.needs import expected_s, training_bytes
 
-from pipeline.stages.tensor_parallel.cell import EVERY_IMPL, Cell, Settings
-from pipeline.ways import needs
-
-expected_s = partial(needs.expected_s, len(EVERY_IMPL))
+__all__ = ["expected_s", "needed_bytes"]
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
     """Return the least memory that a cell needs on a CPU: a training step on each rank; a block is small."""
     if cell.what == "block":
         return 0
-    return needs.training_bytes(
+    return training_bytes(
         cell.size,
         cell.precision,
         cell.world_size,
