@@ -25,9 +25,9 @@ from ..reference import (
     assert_fp32_is_exact,
     assert_rounded_at_most,
     attention_errors,
-    output_and_gradients,
     random_inputs,
     relative_errors,
+    results,
     uncancelled_inputs,
 )
 
@@ -41,8 +41,9 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 REPEATS = 250
 # Of what is computed rightly, in whatever order; what is read amiss is wrong by its whole size.
 ALLOWED = {torch.bfloat16: 2e-2, torch.float32: FP32_RELATIVE_ERROR}
-# One kernel; chunks; descriptors in both passes, and tiles wider than head_dim.
+# One kernel; chunks; descriptors in both passes, and tiles wider than head_dim; of bf16 on Hopper Gluon's kernels.
 PLACED_SHAPES = [((2, 45, 64), 70), ((2, 2, 45, 64), 70), ((2, 2, 1100, 64), 1100), ((2, 60, 1030, 40), 1035)]
+PLACED_SHAPES += [((2, 36, 1030, head_dim), 1035) for head_dim in (64, 128, 256)]
 
 
 def _assert_exact(*inputs_and_is_causal):
@@ -98,7 +99,7 @@ def test_all_tensors_may_lie_in_different_ways_at_once(shape, n_keys, dtype):
     for first in range(len(PLACES)):
         places = [PLACES[(first + 4 * index) % len(PLACES)] for index in range(4)]
         laid = [laid_out(tensor, *place) for tensor, place in zip(inputs, places, strict=True)]
-        found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *laid, True), exact)
+        found = attention_errors(results(FlashAttentionTriton.apply, *laid, True), exact)
         assert (found <= ALLOWED[dtype]).all(), (places, found.tolist())
 
 
@@ -109,7 +110,7 @@ def test_what_hooks_give_back_may_lie_anyhow_output_and_log_sum_exp_included(sha
     for layout, offset in itertools.product(LAYOUTS, OFFSETS):
         pack = functools.partial(laid_out, layout=layout, offset=offset)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
-            found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *inputs, True), exact)
+            found = attention_errors(results(FlashAttentionTriton.apply, *inputs, True), exact)
         assert (found <= ALLOWED[dtype]).all(), (layout, offset, found.tolist())
 
 
@@ -127,7 +128,7 @@ def test_compiled_views_of_wider_tensors_are_as_exact(seq_len, offset, dtype):
 
     torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
     compiled = torch.compile(attend_by_columns, fullgraph=True, dynamic=False)
-    found = [tensor[..., columns] for tensor in output_and_gradients(compiled, q, k, v, do, True)]
+    found = [tensor[..., columns] for tensor in results(compiled, q, k, v, do, True)]
     exact = exact_attention(*(tensor[..., columns] for tensor in (q, k, v, do)), True)
     assert (attention_errors(found, exact) <= ALLOWED[dtype]).all()
 
@@ -167,11 +168,11 @@ def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype, nu
     q, k, v, do = random_inputs((2, num_heads, 1040, head_dim), 1040, dtype, "cuda")
     plan = _backward_plan(q, k, v, do)
     assert (plan.key_value.chunks > 1) == is_chunked
-    first = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    first = results(FlashAttentionTriton.apply, q, k, v, do, True)
     exact = [True, plan.query is not None, True, True]
     rounding = 0 if dtype == torch.float32 else torch.finfo(dtype).eps  # once, of what was summed in fp32
     for _ in range(REPEATS):
-        again = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+        again = results(FlashAttentionTriton.apply, q, k, v, do, True)
         for a, b, is_exact in zip(again, first, exact, strict=True):
             tolerance = 0 if is_exact else 4 * torch.finfo(torch.float32).eps + rounding
             torch.testing.assert_close(a, b, rtol=0, atol=tolerance * b.abs().max().item())
@@ -185,7 +186,7 @@ def _backward_plan(q, k, v, do):
 def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32(tf32_switch):
     inputs = random_inputs((1, 2, 512, 64), 512, torch.float32, "cuda")
     exact = exact_attention(*inputs, False)
-    found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *inputs, False), exact)
+    found = attention_errors(results(FlashAttentionTriton.apply, *inputs, False), exact)
     if tf32_switch.allows_tf32:
         assert (found > 1e-4).all()  # TF32 has 11 significant bits
     else:
@@ -207,12 +208,12 @@ def test_inputs_may_be_on_another_gpu_than_the_current_one(seq_len, backward_in_
 
 def test_hooks_hear_of_every_launch():
     inputs = random_inputs((1, 2, 2048, 64), 2048, torch.bfloat16, "cuda")
-    output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    results(FlashAttentionTriton.apply, *inputs, True)
     names = []
     hook = lambda metadata: names.append(metadata.get()["name"])  # noqa: E731
     knobs.runtime.launch_enter_hook.add(hook)
     try:
-        output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+        results(FlashAttentionTriton.apply, *inputs, True)
     finally:
         knobs.runtime.launch_enter_hook.remove(hook)
     kernels = ["forward", "combine", "delta", "key_value", "sum", "query", "sum"]
