@@ -89,23 +89,6 @@ def test_tied_weights_are_reduced_once_and_frozen_ones_not_at_all(context, way):
     assert sum(bytes_of(sent)) == (LAYERS - 2) * LAYER_BYTES
 
 
-@on_ranks(1)
-@every_way(TWO_LAYERS)
-def test_no_collective_mixes_dtypes(context, way):
-    dtypes = [torch.float32, torch.bfloat16] * 3
-    ddp = way(nn.Sequential(*(nn.Linear(4, 4, bias=False, dtype=dtype) for dtype in dtypes)))
-    with all_reduces_recorded() as (sent, _):
-        x = torch.ones(1, 4)
-        for layer in ddp.module:
-            x = layer(x.to(layer.weight.dtype))
-        synchronize(ddp, x.sum())
-    found = [(tensor.dtype, tensor.nbytes) for tensor in sent]
-    if len(found) == len(dtypes):  # one by one
-        assert found == [(torch.bfloat16, 32), (torch.float32, 64)] * 3
-    else:  # the buckets' limit of two layers in fp32 holds all three of a kind
-        assert sorted(found, key=str) == [(torch.bfloat16, 96), (torch.float32, 192)]
-
-
 @on_ranks(2)
 @every_way(TWO_LAYERS, ["naive", "overlap"])
 def test_the_last_layers_come_first(context, way):

@@ -117,26 +117,24 @@ def assert_equal_at_every_step(context, rule, options, optimizer_cls):
         assert_same(fsdp.full_state_dict(), alone.state_dict())
 
 
-CHECKPOINTED = [{"checkpointed": every, "reentrant": reentrant} for every in (1, 2, 4) for reentrant in (False, True)]
-
-
 @on_ranks(1, 2, 3)
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "tied"), [("layers", True), ("blocks", False), ("blocks", True), ("whole", False)])
 def test_training_equals_one_process_with_the_full_batch_at_every_step(context, rule, tied):
     assert_equal_at_every_step(context, rule, {"tied": tied}, partial(torch.optim.AdamW, lr=0.05))
 
 
 @on_ranks(2)
-@pytest.mark.parametrize("way", CHECKPOINTED, ids=str)
-@pytest.mark.parametrize("rule", RULES)
-def test_checkpointed_modules_are_gathered_again(context, rule, way):
+@pytest.mark.parametrize(
+    ("rule", "every", "reentrant"),
+    [("layers", 1, True), ("layers", 4, False), ("blocks", 1, False), ("blocks", 2, True), ("whole", 2, False)],
+)
+def test_checkpointed_modules_are_gathered_again(context, rule, every, reentrant):
+    way = {"checkpointed": every, "reentrant": reentrant}
     assert_equal_at_every_step(context, rule, way, partial(torch.optim.SGD, lr=0.05))
 
 
 @on_ranks(1, 2)
-@pytest.mark.parametrize("rule", ["layers", "blocks"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "rule"), [(torch.float16, "layers"), (torch.bfloat16, "blocks")])
 def test_compute_dtype_rounds_weights_and_gradients_but_not_the_shards(context, dtype, rule):
     net, masters = Net(seed=0, dtype=torch.float32), Net(seed=0, dtype=torch.float32)
     net.offset = net.offset.to(dtype)
