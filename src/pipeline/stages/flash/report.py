@@ -53,11 +53,17 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     torch_s, fa4_s, heads_s = _duel(models, ours, PEERS), _duel(models, ours, [FA4]), _duel(heads, ours, PEERS)
     plain_s = side_by_side(heads, [*PROBLEM, "phase"], "impl", ours, "eager")
     queued = ", launches queued" if (rows["clock"] == "device").any() else ""
+    errors = _errors(rows, ours)
     return Section(
-        _answer(torch_s, heads_s, queued),
-        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s), _errors(rows, ours)],
+        _answer(torch_s, heads_s, queued) + _exact(errors),
+        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s)],
         _changes(models, ours, torch_s, queued),
-        for_course=[_memory(heads, ours), _grid(plain_s, queued), _leaderboard(rows, ours, queued)],
+        for_course=[
+            _errors_table(errors),
+            _memory(heads, ours),
+            _grid(plain_s, queued),
+            _leaderboard(rows, ours, queued),
+        ],
     )
 
 
@@ -181,14 +187,19 @@ def _changes(models: pd.DataFrame, ours: str, duel: pd.DataFrame, queued: str) -
 
 
 def _grid(duel: pd.DataFrame, queued: str) -> Table:
-    """Write the assignment's table, ours and plain attention, at the lengths that all widths and dtypes have."""
+    """Write the assignment's table, ours and plain attention, at a middle and the longest length that all lanes have.
+
+    A lane: a data type and width.
+    """
     lanes = duel["dtype"] + " " + duel["head_dim"].astype(str)
     duel = duel[lanes.groupby(duel["seq_len"]).transform("nunique") == lanes.nunique()]
-    duel = in_order(duel, ["dtype", "head_dim", "seq_len", "phase"], {"dtype": DTYPES, "phase": PHASES})
+    lengths = sorted(duel["seq_len"].unique())
+    duel = duel[duel["seq_len"].isin([*lengths[-1:], *lengths[: len(lengths) // 2][-1:]])]
+    duel = in_order(duel, ["dtype", "seq_len", "phase", "head_dim"], {"dtype": DTYPES, "phase": PHASES})
     caption = f"One causal head{queued}: ours, ms / plain, ms / times as fast (interval) / verdict:"
     duel = duel.assign(part=duel["phase"].replace({BOTH_PHASES: "both"}))
-    columns = named(duel, "dtype head_dim seq_len part median_ms median_ms_peer gain verdict")
-    return Table("grid", caption, duel, columns, all_rows=True, across="")
+    columns = named(duel, "dtype seq_len part head_dim median_ms median_ms_peer gain verdict", part="pass")
+    return Table("grid", caption, duel, columns, all_rows=True, across="head dim")
 
 
 def _gains(duel: pd.DataFrame) -> Chart:
@@ -207,13 +218,25 @@ def _gains(duel: pd.DataFrame) -> Chart:
     )
 
 
-def _errors(rows: pd.DataFrame, ours: str) -> Table:
+def _errors(rows: pd.DataFrame, ours: str) -> pd.DataFrame:
     """Put the largest errors of ours beside plain attention's, over the problems at which both were checked."""
     on = [*PROBLEM, "phase", "what"]
     checked = rows.rename(columns=ERRORS).melt([*on[:-1], "impl"], ERRORS.values(), "what", "error").dropna()
     mine, plain = (checked[checked["impl"] == impl] for impl in (ours, "eager"))
     both = mine.merge(plain, on=on, suffixes=("", "_peer")).groupby(["dtype", "what"], sort=False)
-    found = both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
+    return both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
+
+
+def _exact(errors: pd.DataFrame) -> str:
+    """Say how exact the output of ours is in the first dtype; nothing where it was not compared."""
+    output = errors[errors["what"] == "output"].head(1)
+    words = (
+        " In {dtype} its output is off float64's by {error:number} at most, plain attention's by {error_peer:number}."
+    )
+    return say(words, **output.iloc[0]) if len(output) else ""
+
+
+def _errors_table(found: pd.DataFrame) -> Table:
     caption = "Largest relative errors (L2) against float64, ours / plain / over so many problems that both solved:"
     return Table("errors", caption, found, named(found, "dtype what error error_peer problems", what=""), across="")
 
