@@ -118,19 +118,6 @@ def test_gradients_of_passes_inside_no_sync_are_summed_and_averaged_by_the_next_
 
 @on_ranks(2)
 @every_way(SMALL_BYTES)
-def test_without_its_hooks_the_finish_does_all_the_averaging(context, way):
-    net = Net()
-    ddp = way(net)
-    ddp.remove_hooks()
-    assert all(not parameter._post_accumulate_grad_hooks for parameter in net.parameters())
-    loss(ddp(share(context, data()))).backward()
-    assert_same(gradients(net), gradients_alone(share(context, data())))
-    ddp.finish_gradient_synchronization()
-    assert_same(gradients(net), gradients_alone(data()))
-
-
-@on_ranks(2)
-@every_way(SMALL_BYTES)
 def test_a_module_whose_wrapper_is_gone_can_be_wrapped_again(context, way):
     net = Net()
     way(net)
