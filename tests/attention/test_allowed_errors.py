@@ -52,7 +52,7 @@ def test_the_plain_formula_in_fp32_is_within_every_bound(assert_within_bound, dt
 
 
 @pytest.mark.parametrize("wrong", [{"diagonal": 1}, {"diagonal": -1}, {"dropped": slice(16, 32)}, {"scale": 1.01}])
-@pytest.mark.parametrize(("n_queries", "n_keys"), LENGTHS)
+@pytest.mark.parametrize(("n_queries", "n_keys"), LENGTHS[:2])
 @pytest.mark.parametrize(("assert_within_bound", "dtype"), BOUNDS)
 def test_a_mask_a_block_or_a_scale_that_is_wrong_is_not(assert_within_bound, dtype, n_queries, n_keys, wrong):
     inputs = random_inputs((2, 3, n_queries, 16), n_keys, dtype)

@@ -142,7 +142,7 @@ PLACED = [
         for shape, dtype in itertools.product(GPU_SHAPES, (torch.bfloat16, torch.float32))
     ),
 ]
-placed = pytest.mark.parametrize(("attend", "shape", "n_keys", "dtype", "device"), PLACED)
+WHERE = ("attend", "shape", "n_keys", "dtype", "device")
 
 
 @functools.cache
@@ -151,7 +151,7 @@ def inputs_and_exact_results(shape, n_keys, dtype, device):
     return inputs, exact_attention(*inputs, True)
 
 
-@placed
+@pytest.mark.parametrize(WHERE, PLACED)
 def test_all_tensors_may_lie_in_different_ways_at_once_at_any_address(attend, shape, n_keys, dtype, device):
     inputs, exact = inputs_and_exact_results(shape, n_keys, dtype, device)
     for first in range(len(PLACES)):  # in the end each tensor was in each place, together with others elsewhere
@@ -161,7 +161,7 @@ def test_all_tensors_may_lie_in_different_ways_at_once_at_any_address(attend, sh
         assert (found <= ALLOWED[dtype]).all(), (places, found.tolist())
 
 
-@placed
+@pytest.mark.parametrize(WHERE, PLACED[1:])
 def test_what_hooks_give_back_may_lie_anyhow_output_and_log_sum_exp_included(attend, shape, n_keys, dtype, device):
     """`torch.autograd.graph.save_on_cpu` gives back contiguous copies, whatever the strides were."""
     inputs, exact = inputs_and_exact_results(shape, n_keys, dtype, device)
