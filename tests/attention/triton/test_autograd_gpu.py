@@ -39,12 +39,12 @@ DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 REPEATS = 250
 
 
-def _assert_exact(*inputs_and_is_causal):
+def _assert_exact(*inputs_and_is_causal, attend=FlashAttentionTriton.apply):
     """Assert that sums are kept in fp32 and that, of other dtypes, results and weights are rounded once."""
     if inputs_and_is_causal[0].dtype == torch.float32:
-        assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs_and_is_causal)
+        assert_fp32_is_exact(attend, *inputs_and_is_causal)
     else:
-        assert_rounded_at_most(2, FlashAttentionTriton.apply, *inputs_and_is_causal)
+        assert_rounded_at_most(2, attend, *inputs_and_is_causal)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -92,10 +92,7 @@ def test_the_tiles_of_gpus_with_99_kb_of_shared_memory_are_as_exact(head_dim, dt
     # One kernel, few of many, in chunks, and with descriptors.
     for (n_queries, n_keys), is_causal in itertools.product([(113, 203), (33, 1500), (1040, 1040)], (False, True)):
         inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, dtype, "cuda")
-        if dtype == torch.float32:
-            assert_fp32_is_exact(attend, *inputs, is_causal)
-        else:
-            assert_rounded_at_most(2, attend, *inputs, is_causal)
+        _assert_exact(*inputs, is_causal, attend=attend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
