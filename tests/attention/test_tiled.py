@@ -6,7 +6,7 @@ from pipeline.attention.tiled import TILE
 
 from .reference import assert_rounded_at_most, random_inputs, uncancelled_inputs
 
-LENGTHS = [(1, 1), (17, 17), (113, 203), (203, 113), (239, 1), (2 * TILE, 2 * TILE), (300, 300)]
+LENGTHS = [(1, 1), (17, 17), (113, 203), (203, 113), (239, 1), (2 * TILE, 2 * TILE)]
 
 
 @pytest.mark.parametrize("is_causal", [False, True])

@@ -8,23 +8,7 @@ from torch.optim import SGD, AdamW, Muon
 from pipeline.parallel import ShardedOptimizer
 
 from ..ranks import on_ranks
-from .training import assert_alike, assert_same, make_pair
-
-
-def make_net():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2)).double()
-
-
-def groups_of(net):
-    return [{"params": list(net[0].parameters())}, {"params": list(net[1].parameters()), "weight_decay": 0.2}]
-
-
-def train(net, optimizer, steps=2):
-    for _ in range(steps):
-        net(torch.ones(2, 4, dtype=torch.float64)).square().sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
+from .training import assert_alike, assert_same, groups_of, make_net, make_pair, train
 
 
 def sharded(parameters, optimizer_cls=SGD, **arguments):
@@ -85,9 +69,9 @@ class Note:
 @on_ranks(2)
 def test_hyperparameters_of_any_kind_are_accepted(context):
     extra = {"lr": torch.tensor(0.05), "note": Note(context.rank), "foreach": False}
-    ours, plain = make_pair(AdamW, lambda net: [{"params": net.parameters(), **extra}], make_net)
-    train(*ours)
-    train(*plain)
+    ours, plain = make_pair(AdamW, lambda net: [{"params": net.parameters(), **extra}])
+    for pair in (ours, plain):
+        train(*pair, range(2))
     assert_same(ours[0], plain[0])
 
 
@@ -102,23 +86,23 @@ class OnlyMatrices(SGD):
 
 ADDITIONS = {
     "shape (3, 3)": lambda net, rank: [nn.Linear(3, 2 + rank, dtype=torch.float64).weight],
-    "rank 0 raised ValueError: some parameters appear in more": lambda net, rank: [net[rank].weight],
-    "rank 1 raised ValueError: a vector": lambda net, rank: [net[1].weight, net[1].bias],
-    "rank 0 raised TypeError: optimizer can only optimize Tensors": lambda net, rank: [net[1].weight if rank else 1],
+    "rank 0 raised ValueError: some parameters appear in more": lambda net, rank: [net[4 * rank].weight],
+    "rank 1 raised ValueError: a vector": lambda net, rank: [net[4].weight, net[4].bias],
+    "rank 0 raised TypeError: optimizer can only optimize Tensors": lambda net, rank: [net[4].weight if rank else 1],
 }
 
 
 @on_ranks(2)
 def test_a_group_refused_on_any_rank_is_refused_on_all_and_leaves_the_optimizer_as_it_was(context):
-    ours, plain = make_pair(OnlyMatrices, lambda net: [net[0].weight], make_net, lr=0.1, momentum=0.9)
+    ours, plain = make_pair(OnlyMatrices, lambda net: [net[0].weight], lr=0.1, momentum=0.9)
     for told, make_parameters in ADDITIONS.items():
         with pytest.raises(ValueError, match=r"^parameter groups") as caught:
             ours[1].add_param_group({"params": make_parameters(ours[0], context.rank)})
         assert told in str(caught.value)
-        assert ours[1].shard_elements == (12, 0)
-        train(*ours)
-        train(*plain)
+        assert ours[1].shard_elements == (28, 0)
+        for pair in (ours, plain):
+            train(*pair, range(2))
     for net, optimizer in (ours, plain):
-        optimizer.add_param_group({"params": [net[1].weight], "lr": 0.05})
-        train(net, optimizer)
+        optimizer.add_param_group({"params": [net[4].weight], "lr": 0.05})
+        train(net, optimizer, range(2))
     assert_alike(ours, plain)

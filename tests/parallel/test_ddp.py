@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -11,50 +12,15 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..ranks import on_ranks
+from . import nets
 from .freed import still_there
-from .modules import Breaks
+from .nets import data, loss, share
 from .ways import OVERLAPPING, assert_same, every_way, gradients, synchronize
 
-ROWS = 12
 SMALL_BYTES = 300  # a few buckets for the nets below
 
 
-class Net(nn.Module):
-    """Linear layers with a tied weight, a frozen one, a buffer, and branches to use or leave out; in fp64."""
-
-    def __init__(self, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.first = nn.Linear(4, 6)
-        self.second = nn.Linear(6, 6)
-        self.tied = nn.Linear(6, 6, bias=False)
-        self.tied.weight = self.second.weight
-        self.frozen = nn.Linear(6, 6, bias=False).requires_grad_(False)
-        self.branches = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(2))
-        self.last = nn.Linear(6, 1)
-        self.register_buffer("offset", torch.randn(6))
-        self.register_buffer("count", torch.tensor(seed, dtype=torch.int16))
-        self.double()
-
-    def forward(self, x, branches=(), breaks_behind=None):
-        x = torch.tanh(self.first(x))
-        x = torch.tanh(self.tied(torch.tanh(self.second(Breaks.apply(x) if breaks_behind == "first" else x))))
-        x = self.frozen(x + self.offset)
-        for branch in branches:
-            x = x + self.branches[branch](x)
-        return self.last(Breaks.apply(x) if breaks_behind == "branches" else x)
-
-
-def data(step=0):
-    return torch.randn(ROWS, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-
-
-def loss(output):
-    return (output.square() + output).mean()
-
-
-def share(context, batch):
-    return batch.chunk(context.world_size)[context.rank]
+Net = partial(nets.Net, tied=True)
 
 
 def gradients_alone(batch, branches=()):
@@ -118,19 +84,6 @@ def test_gradients_of_passes_inside_no_sync_are_summed_and_averaged_by_the_next_
 
 @on_ranks(2)
 @every_way(SMALL_BYTES)
-def test_without_its_hooks_the_finish_does_all_the_averaging(context, way):
-    net = Net()
-    ddp = way(net)
-    ddp.remove_hooks()
-    assert all(not parameter._post_accumulate_grad_hooks for parameter in net.parameters())
-    loss(ddp(share(context, data()))).backward()
-    assert_same(gradients(net), gradients_alone(share(context, data())))
-    ddp.finish_gradient_synchronization()
-    assert_same(gradients(net), gradients_alone(data()))
-
-
-@on_ranks(2)
-@every_way(SMALL_BYTES)
 def test_a_module_whose_wrapper_is_gone_can_be_wrapped_again(context, way):
     net = Net()
     way(net)
@@ -177,10 +130,11 @@ class Mixed(nn.Module):
 @every_way(SMALL_BYTES)
 def test_parameters_of_different_dtypes_each_keep_theirs(context, way):
     net = Mixed(seed=context.rank)
+    batch = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
     ddp = way(net)
-    synchronize(ddp, loss(ddp(share(context, data()))))
+    synchronize(ddp, loss(ddp(share(context, batch))))
     by_rank = []
-    for part in data().chunk(context.world_size):
+    for part in batch.chunk(context.world_size):
         alone = Mixed(seed=0)
         loss(alone(part)).backward()
         by_rank.append(gradients(alone))
@@ -220,7 +174,9 @@ def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(cont
 
 @on_ranks(2)
 @every_way(SMALL_BYTES)
-@pytest.mark.parametrize("breaks_behind", [("branches", "branches"), ("branches", "first"), ("first", None)], ids=str)
+@pytest.mark.parametrize(
+    "breaks_behind", [("branches", "branches"), ("branches", "embedding"), ("embedding", None)], ids=str
+)
 def test_training_goes_on_after_a_failed_backward_pass_whose_gradients_are_discarded(context, way, breaks_behind):
     net, part = Net(), share(context, data())
     ddp = way(net)
@@ -246,7 +202,7 @@ def fail_backward(ddp, part, place):
 @every_way(SMALL_BYTES, OVERLAPPING)
 def test_the_step_after_a_failed_backward_pass_is_refused_with_the_way_to_start_over(context, way):
     ddp, part = way(Net()), share(context, data())
-    fail_backward(ddp, part, "first")
+    fail_backward(ddp, part, "embedding")
     ddp.zero_grad()
     with pytest.raises(RuntimeError, match=r"after a backward pass that failed, call discard_gradients\(\)"):
         loss(ddp(part, (0,))).backward()

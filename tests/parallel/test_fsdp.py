@@ -6,78 +6,12 @@ from functools import partial
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from pipeline.parallel import FSDP
 
 from ..ranks import on_ranks
+from .nets import Block, Net, data, loss, share
 from .ways import assert_same, synchronize
-
-ROWS = 12
-
-
-class CourseLinear(nn.Module):
-    """A linear layer that is none of torch's."""
-
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(outputs, inputs) / inputs**0.5)
-
-    def forward(self, x):
-        return x @ self.weight.T
-
-
-class Block(nn.Module):
-    """A block with a norm and a bias; it is given a keyword and returns a tuple, with what it was given in it."""
-
-    def __init__(self, width, hidden):
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, hidden)
-        self.down = CourseLinear(hidden, width)
-
-    def forward(self, x, *, scale):
-        return {"out": x + scale * self.down(torch.tanh(self.up(self.norm(x)))), "given": scale}
-
-
-class Net(nn.Module):
-    """An embedding, blocks (the middle one larger than all else), a frozen layer, a buffer, branches, a head."""
-
-    def __init__(self, seed, tied=False, checkpointed=0, reentrant=False, dtype=torch.float64):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.checkpointed, self.reentrant = checkpointed, reentrant
-        self.embedding = nn.Embedding(11, 5)
-        self.blocks = nn.ModuleList(Block(5, hidden) for hidden in (7, 6, 160, 3, 8))
-        self.frozen = nn.Linear(5, 5, bias=False).requires_grad_(False)
-        self.branches = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
-        self.head = nn.Linear(5, 11, bias=False)
-        self.scale = nn.Parameter(torch.ones(1))
-        self.fixed = nn.Parameter(torch.ones(1), requires_grad=False)
-        self.register_buffer("offset", torch.randn(5))
-        if tied:
-            self.head.weight = self.embedding.weight
-        self.to(dtype)
-
-    def _run(self, blocks, x):
-        for block in blocks:
-            x = block(x, scale=self.scale)["out"]
-        return x
-
-    def forward(self, tokens, branches=()):
-        x = self.embedding(tokens)
-        step = self.checkpointed or len(self.blocks)
-        for start in range(0, len(self.blocks), step):
-            blocks = self.blocks[start : start + step]
-            if self.checkpointed:
-                x = checkpoint(self._run, blocks, x, use_reentrant=self.reentrant)
-            else:
-                x = self._run(blocks, x)
-        x = self.frozen(x) * self.fixed + self.offset
-        # The same layer twice.
-        for branch in (*branches, *branches):
-            x = x + self.branches[branch](x)
-        return self.head(torch.tanh(x))
 
 
 def by_block(module):
@@ -85,18 +19,6 @@ def by_block(module):
 
 
 RULES = {"layers": None, "blocks": by_block, "whole": lambda module: isinstance(module, Net)}
-
-
-def data(step=0):
-    return torch.randint(11, (ROWS, 2), generator=torch.Generator().manual_seed(step))
-
-
-def loss(output):
-    return (output.square() + output).mean()
-
-
-def share(context, batch):
-    return batch.chunk(context.world_size)[context.rank]
 
 
 def assert_equal_at_every_step(context, rule, options, optimizer_cls):
@@ -117,26 +39,24 @@ def assert_equal_at_every_step(context, rule, options, optimizer_cls):
         assert_same(fsdp.full_state_dict(), alone.state_dict())
 
 
-CHECKPOINTED = [{"checkpointed": every, "reentrant": reentrant} for every in (1, 2, 4) for reentrant in (False, True)]
-
-
 @on_ranks(1, 2, 3)
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(("rule", "tied"), [("layers", True), ("blocks", False), ("blocks", True), ("whole", False)])
 def test_training_equals_one_process_with_the_full_batch_at_every_step(context, rule, tied):
     assert_equal_at_every_step(context, rule, {"tied": tied}, partial(torch.optim.AdamW, lr=0.05))
 
 
 @on_ranks(2)
-@pytest.mark.parametrize("way", CHECKPOINTED, ids=str)
-@pytest.mark.parametrize("rule", RULES)
-def test_checkpointed_modules_are_gathered_again(context, rule, way):
+@pytest.mark.parametrize(
+    ("rule", "every", "reentrant"),
+    [("layers", 1, True), ("layers", 4, False), ("blocks", 1, False), ("blocks", 2, True), ("whole", 2, False)],
+)
+def test_checkpointed_modules_are_gathered_again(context, rule, every, reentrant):
+    way = {"checkpointed": every, "reentrant": reentrant}
     assert_equal_at_every_step(context, rule, way, partial(torch.optim.SGD, lr=0.05))
 
 
 @on_ranks(1, 2)
-@pytest.mark.parametrize("rule", ["layers", "blocks"])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("dtype", "rule"), [(torch.float16, "layers"), (torch.bfloat16, "blocks")])
 def test_compute_dtype_rounds_weights_and_gradients_but_not_the_shards(context, dtype, rule):
     net, masters = Net(seed=0, dtype=torch.float32), Net(seed=0, dtype=torch.float32)
     net.offset = net.offset.to(dtype)

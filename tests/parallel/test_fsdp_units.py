@@ -129,8 +129,7 @@ def assert_bytes_soon(wanted):
 
 
 @on_ranks(2, 3)
-@pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("shard", [None, everything])
+@pytest.mark.parametrize(("shard", "compute_dtype"), [(None, None), (everything, torch.bfloat16)])
 def test_between_steps_a_rank_keeps_the_bytes_of_the_formula(context, shard, compute_dtype):
     sizes = [size for layer in stack() for size in (layer.weight.numel(), layer.bias.numel())]
     units, replicated = (tuple([size] for size in sizes[::2]), sum(sizes[1::2])) if shard is None else ((sizes,), 0)

@@ -5,61 +5,12 @@ import torch
 from torch import nn
 
 from pipeline.parallel import BucketedDDP
-from pipeline.parallel.overlap import LaunchOrder
 
 from ..ranks import on_ranks
 from .ways import OVERLAPPING, assert_same, every_way, gradients, synchronize
 
 either_way = every_way(150, OVERLAPPING)
 TOO_LATE = "a gradient changed after its all-reduce began"
-
-
-class Recorded:
-    """A reduction that notes its launch and finds that some parameters have no gradient."""
-
-    def __init__(self, name, gradients, log, without=()):
-        self.parameters = [None] * gradients
-        self._name, self._log, self._without = name, log, list(without)
-
-    def launch(self):
-        self._log.append(self._name)
-        return self._without
-
-
-def test_reductions_launch_in_the_order_given_whatever_is_ready_first():
-    log = []
-    order = LaunchOrder([Recorded("a", 2, log), Recorded("b", 1, log), Recorded("c", 1, log)])
-    for position, launched in ((2, []), (0, []), (0, ["a"]), (1, ["a", "b", "c"])):
-        order.gradient_ready(position)
-        assert log == launched
-    with pytest.raises(RuntimeError, match=TOO_LATE):
-        order.gradient_ready(0)
-
-
-def test_what_was_not_ready_is_launched_in_the_end_and_the_next_pass_starts_anew():
-    log = []
-    order = LaunchOrder([Recorded("a", 1, log), Recorded("b", 2, log, without=["w"]), Recorded("c", 1, log)])
-    for _ in range(2):
-        log.clear()
-        for position in range(3):
-            order.gradient_ready(position)
-        assert log == ["a"]
-        assert order.launch_rest() == ["w"]
-        assert log == ["a", "b", "c"]
-
-
-def test_a_gradient_may_be_kept_for_a_later_pass_until_its_reduction_is_launched():
-    order = LaunchOrder([Recorded("a", 2, []), Recorded("b", 1, [])])
-    order.gradient_ready(0)
-    order.gradient_ready(1)
-    order.gradient_kept(0)
-    order.gradient_kept(1)  # held up by the one before
-    order.gradient_ready(0)
-    for position in range(2):
-        with pytest.raises(RuntimeError, match=TOO_LATE):
-            order.gradient_kept(position)
-    order.launch_rest()
-    order.gradient_kept(0)
 
 
 class Crossed(nn.Module):

@@ -1,37 +1,12 @@
-import random
-
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import AdamW
 
 from pipeline.parallel import ShardedOptimizer
-from pipeline.parallel.partition import Partition, least_loaded
+from pipeline.parallel.partition import Partition
 
 from ..ranks import on_ranks
-
-
-@pytest.mark.parametrize(
-    ("sizes", "loads", "bins", "loads_after"),
-    [
-        ([1, 2, 3, 7, 6], [0, 0], [0, 0, 1, 0, 1], [10, 9]),  # the largest first
-        ([3, 3, 3], [10, 0, 4], [1, 1, 2], [10, 6, 7]),  # loads from before count
-        ([5], [0, 0, 0], [0], [5, 0, 0]),
-    ],
-)
-def test_the_largest_go_first_each_to_the_least_loaded(sizes, loads, bins, loads_after):
-    assert least_loaded(sizes, loads) == bins
-    assert loads == loads_after
-
-
-@pytest.mark.parametrize("bins", [1, 2, 3, 8])
-def test_no_two_loads_differ_by_more_than_the_largest_thing(bins):
-    sizes = [random.Random(bins).randrange(1, 1000) for _ in range(200)]
-    loads = [0] * bins
-    assigned = least_loaded(sizes, loads)
-    assert loads == [sum(size for size, bin_ in zip(sizes, assigned, strict=True) if bin_ == i) for i in range(bins)]
-    assert max(loads) - min(loads) <= max(sizes)
 
 
 @on_ranks(1, 2, 3)

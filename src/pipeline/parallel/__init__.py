@@ -25,7 +25,7 @@ ones until `finish_gradient_synchronization()`.
 `FSDP(module, compute_dtype, shard)`, with the same interface, keeps of parameters, gradients and optimizer state only a
 shard on each rank.
 
-`no_sync()` accumulates gradients without communication. `remove_hooks()` stops communication during backward passes.
+`no_sync()` accumulates gradients without communication.
 After a failed backward pass, `discard_gradients()` on every rank starts over.
 `ShardedOptimizer(params, optimizer_cls, **kwargs)` keeps on each rank the optimizer state of a share of the parameters.
 `run_ranks(function, world_size, ...)` starts the processes and their process group.

@@ -1,7 +1,6 @@
 """Data-parallel training: the base class, and the two variants that communicate after the backward pass."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,22 +9,22 @@ from torch.nn import Parameter
 
 from pipeline.parallel.reductions import Reduction, layout, one_for_each_dtype, one_for_each_parameter
 from pipeline.parallel.replicas import (
+    AveragingModule,
     broadcast_from_rank_0,
     check_same_on_all_ranks,
     describe,
     prepare_on_all_ranks,
-    refuse_sparse,
     refuse_unfit,
     used_nowhere,
 )
 
 Plan = Callable[[list[Parameter]], list[Reduction]]
 
-# Attributes that a copy of a wrapper makes anew: buffers, running collectives, hooks.
-NOT_COPIED = ("_reductions", "_order", "_hooks")
+# Attributes that a copy of a wrapper makes anew: buffers, running collectives.
+NOT_COPIED = ("_reductions", "_order")
 
 
-class ReplicatedModule(nn.Module):
+class ReplicatedModule(AveragingModule):
     """A module with the same weights on every rank, whose gradients are averaged over the ranks.
 
     A step is forward, backward, `finish_gradient_synchronization()`, optimizer, on every rank of the default process
@@ -79,39 +78,13 @@ class ReplicatedModule(nn.Module):
         On a GPU the current stream waits, not the host, unless a parameter has no gradient.
         Raises RuntimeError inside `no_sync()`, and for gradients that cannot be averaged.
         """
-        if not self._synchronises:
-            raise RuntimeError("finish_gradient_synchronization() inside no_sync()")
-        self._check_gradients()
+        self._check_gradients(self._trained, self._frozen)
         for parameter in used_nowhere(self._trained, self._reduce_all()):
             parameter.grad = None
 
     def discard_gradients(self) -> None:
         """Drop all gradients to start over after a failed backward pass. A collective: every rank calls it."""
         self.zero_grad()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on each rank without communication; the next backward pass outside averages the sums."""
-        before = self._synchronises
-        self._synchronises = False
-        try:
-            yield
-        finally:
-            self._synchronises = before
-
-    def remove_hooks(self) -> None:
-        """Remove the hooks; all communication then happens in `finish_gradient_synchronization()`."""
-
-    def _check_gradients(self) -> None:
-        """Raise RuntimeError for a gradient of a parameter frozen at construction, or for a sparse gradient."""
-        for parameter in self._frozen:
-            if parameter.grad is not None:
-                raise RuntimeError(
-                    f"{self._names[parameter]} was frozen when the module was wrapped, so its gradient would not be "
-                    "averaged: unfreeze parameters before wrapping"
-                )
-        for parameter in self._trained:
-            refuse_sparse(parameter, self._names[parameter])
 
     def _launch_all(self) -> list[Parameter]:
         """Start all reductions that are not running yet; return the parameters without a gradient."""

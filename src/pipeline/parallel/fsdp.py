@@ -1,8 +1,7 @@
 """Fully sharded data-parallel training (ZeRO stage 3, Rajbhandari et al. 2020; FSDP, Zhao et al. 2023)."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -20,16 +19,16 @@ from pipeline.parallel.fsdp_units import Group, Rule, Unit, find_groups
 from pipeline.parallel.lanes import lane
 from pipeline.parallel.reductions import one_for_each_dtype
 from pipeline.parallel.replicas import (
+    AveragingModule,
     broadcast_from_rank_0,
     describe,
     prepare_on_all_ranks,
-    refuse_sparse,
     refuse_unfit,
     used_nowhere,
 )
 
 
-class FSDP(nn.Module):
+class FSDP(AveragingModule):
     """A module of whose large parameters, gradients and optimizer state each rank keeps a shard.
 
         model = FSDP(model, compute_dtype=torch.bfloat16, shard=lambda module: isinstance(module, TransformerBlock))
@@ -68,7 +67,7 @@ class FSDP(nn.Module):
 
     def __init__(self, module: nn.Module, compute_dtype: torch.dtype | None = None, shard: Rule | None = None):
         super().__init__()
-        self.module, self._compute_dtype, self._synchronises = module, compute_dtype, True
+        self.module, self._compute_dtype = module, compute_dtype
         groups = self._agree_on_groups(shard)
         broadcast_from_rank_0([*module.parameters(), *module.buffers()])
         names = {parameter: name for name, parameter in module.named_parameters()}
@@ -76,8 +75,9 @@ class FSDP(nn.Module):
         self._flats = [flat for unit in self._units for flat in unit.flats]
         sharded = {entry for flat in self._flats for entry in flat.shards}
         self._replicated = [entry for entry in module.parameters() if entry not in sharded]
-        self._names: dict[Tensor, str] = {parameter: name for name, parameter in module.named_parameters()}
-        self._averaged = dict.fromkeys(entry for entry in self._replicated if entry.requires_grad)
+        self._names = {parameter: name for name, parameter in module.named_parameters()}
+        self._averaged = [entry for entry in self._replicated if entry.requires_grad]
+        self._frozen = [entry for entry in self._replicated if not entry.requires_grad]
         self._reductions = one_for_each_dtype(self._averaged)
         trained = (flat for flat in self._flats if flat.is_trained)
         self._maybe_unused = [*self._averaged, *(shard for flat in trained for shard in flat.shards)]
@@ -140,9 +140,7 @@ class FSDP(nn.Module):
         on all ranks stays None. On a GPU the current stream waits, not the host, unless a gradient is missing.
         Raises RuntimeError inside `no_sync()`, for a sparse gradient, and for one of a parameter frozen when wrapped.
         """
-        if not self._synchronises:
-            raise RuntimeError("finish_gradient_synchronization() inside no_sync()")
-        self._check_replicated()
+        self._check_gradients(self._averaged, self._frozen)
         self._in_backward = None
         without: list[Tensor] = [*self._scattering.finish(self._units)]
         for unit in self._units:
@@ -154,16 +152,6 @@ class FSDP(nn.Module):
         for parameter in used_nowhere(self._maybe_unused, without):
             parameter.grad = None
         self._gathering.end()
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients on each rank, in full, without sending them; the next pass outside sends the sums."""
-        before = self._synchronises
-        self._synchronises = False
-        try:
-            yield
-        finally:
-            self._synchronises = before
 
     def discard_gradients(self) -> None:
         """Drop all gradients, to start over after a backward pass that failed on every rank."""
@@ -243,15 +231,6 @@ class FSDP(nn.Module):
         # gradients come with the first use, the last to go backward.
         if before is not None and before is not unit and self._synchronises and not before.awaited:
             self._scattering.send(before)
-
-    def _check_replicated(self) -> None:
-        for parameter in self._replicated:
-            refuse_sparse(parameter, self._names[parameter])
-            if parameter.grad is not None and parameter not in self._averaged:
-                raise RuntimeError(
-                    f"{self._names[parameter]} was frozen when the module was wrapped, so its gradient would not be "
-                    "averaged: unfreeze parameters before wrapping"
-                )
 
     def __getstate__(self) -> NoReturn:
         """Refuse to be copied or pickled, because another process could not use this rank's shards.

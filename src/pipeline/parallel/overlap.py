@@ -78,16 +78,9 @@ class OverlappedModule(ReplicatedModule):
     def _prepare(self) -> None:
         super()._prepare()
         self._order = LaunchOrder(self._reductions)
-        self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(position))
-            for position, reduction in enumerate(self._reductions)
-            for parameter in reduction.parameters
-        ]
-
-    def remove_hooks(self) -> None:
-        """Remove the hooks; all communication then happens in `finish_gradient_synchronization()`."""
-        for hook in self._hooks:
-            hook.remove()
+        for position, reduction in enumerate(self._reductions):
+            for parameter in reduction.parameters:
+                parameter.register_post_accumulate_grad_hook(self._hook(position))
 
     def discard_gradients(self) -> None:
         """Drop all gradients and running all-reduces to start over after a failed backward pass.

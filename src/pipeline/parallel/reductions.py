@@ -1,8 +1,8 @@
 """Average gradients over all ranks: one parameter's, or many as one flat buffer."""
 
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -14,27 +14,30 @@ from pipeline.compat.torch_private import copy_all, storage_uses
 BYTES_PER_MB = 1024**2
 
 
-class Reduction(Protocol):
-    """One all-reduce of some parameters' gradients."""
+class Reduction(ABC):
+    """One all-reduce of some parameters' gradients; `parameters` are in buffer order."""
 
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        """The parameters, in buffer order."""
+    parameters: Sequence[Parameter]
+    _work: dist.Work | None = None
 
+    @abstractmethod
     def launch(self) -> list[Parameter]:
         """Start the all-reduce; return the parameters without a gradient, for which zeros are reduced."""
 
     def wait(self) -> None:
         """Wait for the means: a CUDA stream waits, the host only if the backend needs it."""
+        assert self._work is not None, "wait() needs a launch() before it"
+        self._work.wait()
+        self._work = None
 
-
-def start_mean(tensor: Tensor) -> dist.Work:
-    """Start an all-reduce that overwrites a contiguous tensor with the mean over all ranks."""
-    if dist.get_backend() == dist.Backend.NCCL:
-        return dist.all_reduce(tensor, dist.ReduceOp.AVG, async_op=True)
-    # Gloo cannot average. Divide first, as NCCL does: in fp16 the sum might overflow.
-    tensor.div_(dist.get_world_size())
-    return dist.all_reduce(tensor, dist.ReduceOp.SUM, async_op=True)
+    def _start(self, tensor: Tensor) -> None:
+        """Start an all-reduce that overwrites a contiguous tensor with the mean over all ranks."""
+        if dist.get_backend() == dist.Backend.NCCL:
+            self._work = dist.all_reduce(tensor, dist.ReduceOp.AVG, async_op=True)
+            return
+        # Gloo cannot average. Divide first, as NCCL does: in fp16 the sum might overflow.
+        tensor.div_(dist.get_world_size())
+        self._work = dist.all_reduce(tensor, dist.ReduceOp.SUM, async_op=True)
 
 
 def held_by_others(gradient: Tensor) -> bool:
@@ -48,26 +51,11 @@ def held_by_others(gradient: Tensor) -> bool:
     return storage_uses(gradient) > 2
 
 
-class _MeanReduction:
-    """The part of a reduction that starts a mean and waits for it."""
-
-    _work: dist.Work | None = None
-
-    def _start(self, tensor: Tensor) -> None:
-        self._work = start_mean(tensor)
-
-    def wait(self) -> None:
-        """Wait for the means; see `Reduction`."""
-        assert self._work is not None, "wait() needs a launch() before it"
-        self._work.wait()
-        self._work = None
-
-
-class ParameterReduction(_MeanReduction):
+class ParameterReduction(Reduction):
     """Reduce the gradient of one parameter in place, or a copy if its storage is shared."""
 
     def __init__(self, parameter: Parameter):
-        self.parameters: Sequence[Parameter] = (parameter,)
+        self.parameters = (parameter,)
 
     @torch.no_grad()
     def launch(self) -> list[Parameter]:
@@ -83,7 +71,7 @@ class ParameterReduction(_MeanReduction):
         return without
 
 
-class BucketReduction(_MeanReduction):
+class BucketReduction(Reduction):
     """Reduce the gradients of parameters of one dtype as one flat buffer, allocated once.
 
     From the launch on, the gradients are views into the buffer, so that nothing is copied back. A gradient that

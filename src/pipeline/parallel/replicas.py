@@ -1,6 +1,7 @@
 """Check that every rank holds the same tensors, and which have gradients, before collectives rely on it."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
@@ -40,6 +41,36 @@ def refuse_unfit(module: nn.Module) -> None:
     for child in module.modules():
         if isinstance(child, nn.Embedding | nn.EmbeddingBag) and child.sparse and child.weight.requires_grad:
             raise ValueError(f"{names[child.weight]}: sparse gradients (sparse=True) cannot be averaged")
+
+
+class AveragingModule(nn.Module):
+    """What wrappers share that average gradients between the backward pass and the optimizer's step."""
+
+    _synchronises = True
+    _names: Mapping[Tensor, str]
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients on each rank, without sending them; the next backward pass outside sends the sums."""
+        before = self._synchronises
+        self._synchronises = False
+        try:
+            yield
+        finally:
+            self._synchronises = before
+
+    def _check_gradients(self, averaged: Iterable[Tensor], frozen: Iterable[Tensor]) -> None:
+        """Raise RuntimeError inside `no_sync()`, for a sparse gradient, and for one of a parameter that was frozen."""
+        if not self._synchronises:
+            raise RuntimeError("finish_gradient_synchronization() inside no_sync()")
+        for parameter in frozen:
+            if parameter.grad is not None:
+                raise RuntimeError(
+                    f"{self._names[parameter]} was frozen when the module was wrapped, so its gradient would not be "
+                    "averaged: unfreeze parameters before wrapping"
+                )
+        for parameter in averaged:
+            refuse_sparse(parameter, self._names[parameter])
 
 
 def refuse_sparse(parameter: Tensor, name: str) -> None:

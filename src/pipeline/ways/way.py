@@ -50,7 +50,7 @@ class Way:
 class Result:
     """What the turns of one way gave; times are the slowest rank's, bytes the fullest rank's.
 
-    memory: bytes by what they hold, or by moment and that; collectives: of one step.
+    memory: bytes by what they hold, or by moment and that; collectives: of one step; timeline: or why there is none.
     """
 
     samplings: list[Sampling] = field(default_factory=list)
@@ -62,7 +62,7 @@ class Result:
     pinned_core: int | None = None
     busy: GpuBusy | None = None
     lanes: Lanes | None = None
-    timeline: Curve | None = None
+    timeline: Curve | str | None = None
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """What of the Triton kernels only a GPU can show: compiled code, memory beyond 2^31 elements, races."""
 
-import functools
 import itertools
 from dataclasses import replace
 
@@ -18,16 +17,15 @@ from pipeline.attention.triton.tiles import PLAIN
 from pipeline.formulas.sizes import SIZES
 from pipeline.model.step import build_training_step
 
-from ..layouts import LAYOUTS, OFFSETS, PLACES, laid_out
 from ..reference import (
     FP32_RELATIVE_ERROR,
     assert_as_exact_as_torchs_fp32_kernel,
     assert_fp32_is_exact,
     assert_rounded_at_most,
     attention_errors,
-    output_and_gradients,
     random_inputs,
     relative_errors,
+    results,
     uncancelled_inputs,
 )
 
@@ -39,18 +37,14 @@ FEW_OF_MANY = [(33, 1500), (1500, 33), (600, 1500)]
 HEAD_DIMS = [8, 16, 32, 64, 80, 96, 128, 200, 256]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 REPEATS = 250
-# Of what is computed rightly, in whatever order; what is read amiss is wrong by its whole size.
-ALLOWED = {torch.bfloat16: 2e-2, torch.float32: FP32_RELATIVE_ERROR}
-# One kernel; chunks; descriptors in both passes, and tiles wider than head_dim.
-PLACED_SHAPES = [((2, 45, 64), 70), ((2, 2, 45, 64), 70), ((2, 2, 1100, 64), 1100), ((2, 60, 1030, 40), 1035)]
 
 
-def _assert_exact(*inputs_and_is_causal):
+def _assert_exact(*inputs_and_is_causal, attend=FlashAttentionTriton.apply):
     """Assert that sums are kept in fp32 and that, of other dtypes, results and weights are rounded once."""
     if inputs_and_is_causal[0].dtype == torch.float32:
-        assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs_and_is_causal)
+        assert_fp32_is_exact(attend, *inputs_and_is_causal)
     else:
-        assert_rounded_at_most(2, FlashAttentionTriton.apply, *inputs_and_is_causal)
+        assert_rounded_at_most(2, attend, *inputs_and_is_causal)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,53 +85,6 @@ def test_fp32_is_as_exact_as_torchs_own_kernel(head_dim, n_queries, n_keys, is_c
     assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, is_causal, factor)
 
 
-@pytest.mark.parametrize("dtype", ALLOWED)
-@pytest.mark.parametrize(("shape", "n_keys"), PLACED_SHAPES)
-def test_all_tensors_may_lie_in_different_ways_at_once(shape, n_keys, dtype):
-    inputs, exact = _inputs_and_exact_results(shape, n_keys, dtype)
-    for first in range(len(PLACES)):
-        places = [PLACES[(first + 4 * index) % len(PLACES)] for index in range(4)]
-        laid = [laid_out(tensor, *place) for tensor, place in zip(inputs, places, strict=True)]
-        found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *laid, True), exact)
-        assert (found <= ALLOWED[dtype]).all(), (places, found.tolist())
-
-
-@pytest.mark.parametrize("dtype", ALLOWED)
-@pytest.mark.parametrize(("shape", "n_keys"), PLACED_SHAPES[1:])
-def test_what_hooks_give_back_may_lie_anyhow_output_and_log_sum_exp_included(shape, n_keys, dtype):
-    inputs, exact = _inputs_and_exact_results(shape, n_keys, dtype)
-    for layout, offset in itertools.product(LAYOUTS, OFFSETS):
-        pack = functools.partial(laid_out, layout=layout, offset=offset)
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept):
-            found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *inputs, True), exact)
-        assert (found <= ALLOWED[dtype]).all(), (layout, offset, found.tolist())
-
-
-@pytest.mark.parametrize("dtype", ALLOWED)
-@pytest.mark.parametrize("offset", OFFSETS)
-@pytest.mark.parametrize("seq_len", [200, 1100])
-def test_compiled_views_of_wider_tensors_are_as_exact(seq_len, offset, dtype):
-    q, k, v, do = random_inputs((2, 2, seq_len, 96), seq_len, dtype, "cuda")
-    columns = slice(offset, offset + 64)
-
-    def attend_by_columns(q, k, v, is_causal):
-        """The padding has the output's gradient be columns of a wider tensor too."""
-        output = FlashAttentionTriton.apply(*(tensor[..., columns] for tensor in (q, k, v)), is_causal)
-        return torch.nn.functional.pad(output, (offset, 32 - offset))
-
-    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
-    compiled = torch.compile(attend_by_columns, fullgraph=True, dynamic=False)
-    found = [tensor[..., columns] for tensor in output_and_gradients(compiled, q, k, v, do, True)]
-    exact = exact_attention(*(tensor[..., columns] for tensor in (q, k, v, do)), True)
-    assert (attention_errors(found, exact) <= ALLOWED[dtype]).all()
-
-
-@functools.cache
-def _inputs_and_exact_results(shape, n_keys, dtype):
-    inputs = random_inputs(shape, n_keys, dtype, "cuda")
-    return inputs, exact_attention(*inputs, True)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_tiles_of_gpus_with_99_kb_of_shared_memory_are_as_exact(head_dim, dtype):
@@ -145,10 +92,7 @@ def test_the_tiles_of_gpus_with_99_kb_of_shared_memory_are_as_exact(head_dim, dt
     # One kernel, few of many, in chunks, and with descriptors.
     for (n_queries, n_keys), is_causal in itertools.product([(113, 203), (33, 1500), (1040, 1040)], (False, True)):
         inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, dtype, "cuda")
-        if dtype == torch.float32:
-            assert_fp32_is_exact(attend, *inputs, is_causal)
-        else:
-            assert_rounded_at_most(2, attend, *inputs, is_causal)
+        _assert_exact(*inputs, is_causal, attend=attend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -167,11 +111,11 @@ def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype, nu
     q, k, v, do = random_inputs((2, num_heads, 1040, head_dim), 1040, dtype, "cuda")
     plan = _backward_plan(q, k, v, do)
     assert (plan.key_value.chunks > 1) == is_chunked
-    first = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+    first = results(FlashAttentionTriton.apply, q, k, v, do, True)
     exact = [True, plan.query is not None, True, True]
     rounding = 0 if dtype == torch.float32 else torch.finfo(dtype).eps  # once, of what was summed in fp32
     for _ in range(REPEATS):
-        again = output_and_gradients(FlashAttentionTriton.apply, q, k, v, do, True)
+        again = results(FlashAttentionTriton.apply, q, k, v, do, True)
         for a, b, is_exact in zip(again, first, exact, strict=True):
             tolerance = 0 if is_exact else 4 * torch.finfo(torch.float32).eps + rounding
             torch.testing.assert_close(a, b, rtol=0, atol=tolerance * b.abs().max().item())
@@ -185,7 +129,7 @@ def _backward_plan(q, k, v, do):
 def test_fp32_is_fp32_unless_torchs_own_switch_allows_tf32(tf32_switch):
     inputs = random_inputs((1, 2, 512, 64), 512, torch.float32, "cuda")
     exact = exact_attention(*inputs, False)
-    found = attention_errors(output_and_gradients(FlashAttentionTriton.apply, *inputs, False), exact)
+    found = attention_errors(results(FlashAttentionTriton.apply, *inputs, False), exact)
     if tf32_switch.allows_tf32:
         assert (found > 1e-4).all()  # TF32 has 11 significant bits
     else:
@@ -207,12 +151,12 @@ def test_inputs_may_be_on_another_gpu_than_the_current_one(seq_len, backward_in_
 
 def test_hooks_hear_of_every_launch():
     inputs = random_inputs((1, 2, 2048, 64), 2048, torch.bfloat16, "cuda")
-    output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+    results(FlashAttentionTriton.apply, *inputs, True)
     names = []
     hook = lambda metadata: names.append(metadata.get()["name"])  # noqa: E731
     knobs.runtime.launch_enter_hook.add(hook)
     try:
-        output_and_gradients(FlashAttentionTriton.apply, *inputs, True)
+        results(FlashAttentionTriton.apply, *inputs, True)
     finally:
         knobs.runtime.launch_enter_hook.remove(hook)
     kernels = ["forward", "combine", "delta", "key_value", "sum", "query", "sum"]

@@ -8,8 +8,15 @@ import torch
 from pipeline.attention import flash_attention
 from pipeline.attention.triton.kernel_sets import HOPPER, has_gluon, kernels_of
 
-from ..formula import MASKS, assert_as_exact_as_the_formula, by_formula, inputs_of, results
-from ..reference import FP32_RELATIVE_ERROR
+from ..reference import (
+    FP32_RELATIVE_ERROR,
+    MASKS,
+    assert_as_exact_as_the_formula,
+    assert_equal,
+    by_formula,
+    inputs_of,
+    results,
+)
 
 pytestmark = pytest.mark.gpu(shared=True)
 on_hopper = pytest.mark.skipif(
@@ -77,10 +84,8 @@ def test_of_shared_keys_all_but_dq_is_bitwise_repeatable(head_dim):
     attend = functools.partial(results, flash_attention, *inputs, is_causal=True, enable_gqa=True)
     o, _, dk, dv = attend()
     for _ in range(REPEATS):
-        o_again, _, dk_again, dv_again = attend()
-        assert torch.equal(o, o_again)
-        assert torch.equal(dk, dk_again)
-        assert torch.equal(dv, dv_again)
+        o_again, _, *others = attend()
+        assert_equal([o_again, *others], [o, dk, dv])
 
 
 @pytest.mark.parametrize(
@@ -101,8 +106,7 @@ def test_they_are_compiled_and_captured_into_a_graph(arguments):
             given.copy_(tensor)
     graph.replay()
     for found in (results(compiled, q, k, v, do), (output, *gradients)):
-        for a, b in zip(found, expected, strict=True):
-            assert torch.equal(a, b)
+        assert_equal(found, expected)
 
 
 def test_the_log_sum_exp_is_that_of_the_formula():

@@ -29,19 +29,20 @@ def test_a_gpu_whose_tensor_cores_triton_cannot_use_is_refused(capability, is_re
     assert (replace(V100, capability=capability).why_refused is not None) == is_refused
 
 
-def test_a_refusal_names_gpu_capability_requirement_and_what_to_use_instead(monkeypatch):
+def test_a_refusal_names_gpu_capability_requirement_and_what_to_use_instead_wherever_one_asks(monkeypatch):
     q = torch.empty(1, 1, 8, 16)
-    problem = problem_of(q, q, q)
-    monkeypatch.setattr(forward_plan, "gpu_of", lambda _device: V100)
-    with pytest.raises(ValueError, match="V100") as refused:
-        forward_plan.forward_plan.__wrapped__(problem)
-    assert str(refused.value) == V100.why_refused == REFUSAL
-
-
-def test_so_is_the_question_which_kernels_it_gets(monkeypatch):
-    monkeypatch.setattr(kernel_sets, "gpu_of", lambda _device: V100)
-    with pytest.raises(ValueError, match="V100"):
-        kernel_sets.kernels_of(*[SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))] * 3)
+    for module in (forward_plan, kernel_sets, gpu):
+        monkeypatch.setattr(module, "gpu_of", lambda _device: V100)
+    for ask in (
+        lambda: forward_plan.forward_plan.__wrapped__(problem_of(q, q, q)),
+        lambda: kernel_sets.kernels_of(*[SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))] * 3),
+    ):
+        with pytest.raises(ValueError, match="V100") as refused:
+            ask()
+        assert str(refused.value) == REFUSAL
+    assert why_not("flash", torch.device("cuda", 0)) == REFUSAL
+    assert why_not("flash", torch.device("cpu")) == "flash attention needs a CUDA GPU"
+    assert why_not("sdpa", torch.device("cuda", 0)) is None
 
 
 @pytest.fixture
@@ -75,13 +76,6 @@ def test_a_cpu_is_none_but_in_the_interpreter(monkeypatch):
     monkeypatch.setattr(gpu, "is_interpreted", lambda: False)
     with pytest.raises(ValueError, match="q is on cpu: Triton's kernels need a GPU"):
         gpu._gpu_of.__wrapped__(torch.device("cpu"))
-
-
-def test_stages_are_told_why_flash_attention_cannot_run_and_of_no_other(monkeypatch):
-    monkeypatch.setattr(gpu, "gpu_of", lambda _device: V100)
-    assert why_not("flash", torch.device("cuda", 0)) == REFUSAL
-    assert why_not("flash", torch.device("cpu")) == "flash attention needs a CUDA GPU"
-    assert why_not("sdpa", torch.device("cuda", 0)) is None
 
 
 @pytest.mark.parametrize(

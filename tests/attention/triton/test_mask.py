@@ -7,7 +7,7 @@ import torch
 
 from pipeline.attention.triton.mask import CAUSAL, FULL, band_of
 
-from ..formula import MASKS, seen_by_formula
+from ..reference import MASKS, seen_by_formula
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -5,49 +5,44 @@ import pytest
 
 from pipeline.instruments.machine.gpu_health import HealthReader
 
-LINKS = 3
+INVALID, UNSUPPORTED = pynvml.NVML_ERROR_INVALID_ARGUMENT, pynvml.NVML_ERROR_NOT_SUPPORTED
+LINKS = [1, 0, 1]  # of which one is down
+
+
+def link_errors(link, counter):
+    assert LINKS[link], "a link that is down is not asked"
+    return 10**counter
 
 
 class Library:
-    """NVML of a card with three NVLinks, one down; what is in `lacks` it does not support."""
+    """NVML of a card with three NVLinks; what is in `lacks` it does not support."""
 
     def __init__(self, lacks=()):
         self.lacks, self.clock_mhz, self.reasons = lacks, 1980, pynvml.nvmlClocksEventReasonSwPowerCap
+        self.answers = {
+            "TotalEccErrors": lambda kind, counter: {(0, 0): 5, (1, 0): 1, (0, 1): 50, (1, 1): 10}[kind, counter],
+            "RemappedRows": lambda: (2, 1, 0, 1),
+            "NvLinkState": LINKS.__getitem__,
+            "NvLinkErrorCounter": link_errors,
+            "ClockInfo": lambda kind: self.clock_mhz if kind == pynvml.NVML_CLOCK_SM else 2619,
+            "CurrentClocksEventReasons": lambda: self.reasons,
+            "UtilizationRates": lambda: SimpleNamespace(gpu=97),
+            "PowerUsage": lambda: 700_000,
+            "Temperature": lambda _sensor: 61,
+        }
+        self.answers |= dict.fromkeys(("MaxPcieLinkGeneration", "CurrPcieLinkGeneration"), lambda: 5)
+        self.answers |= dict.fromkeys(("MaxPcieLinkWidth", "CurrPcieLinkWidth"), lambda: 16)
 
     def __getattr__(self, name):
         def query(_handle, *arguments):
             if name in self.lacks:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-            return getattr(self, f"_{name.removeprefix('nvmlDeviceGet')}")(*arguments)
+                raise pynvml.NVMLError(UNSUPPORTED)
+            try:
+                return self.answers[name.removeprefix("nvmlDeviceGet")](*arguments)
+            except IndexError:  # the number of a link that it does not have
+                raise pynvml.NVMLError(INVALID) from None
 
         return query
-
-    def _TotalEccErrors(self, kind, counter):  # noqa: N802 - as NVML calls it
-        return {(0, 0): 5, (1, 0): 1, (0, 1): 50, (1, 1): 10}[kind, counter]
-
-    def _RemappedRows(self):  # noqa: N802
-        return 2, 1, 0, 1
-
-    def _NvLinkState(self, link):  # noqa: N802
-        if link >= LINKS:
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        return int(link != 1)
-
-    def _NvLinkErrorCounter(self, link, counter):  # noqa: N802
-        assert link != 1, "a link that is down is not asked"
-        return 10**counter
-
-    def _ClockInfo(self, kind):  # noqa: N802
-        return self.clock_mhz if kind == pynvml.NVML_CLOCK_SM else 2619
-
-    def _CurrentClocksEventReasons(self):  # noqa: N802
-        return self.reasons
-
-    _UtilizationRates = staticmethod(lambda: SimpleNamespace(gpu=97))
-    _MaxPcieLinkGeneration = _CurrPcieLinkGeneration = staticmethod(lambda: 5)
-    _MaxPcieLinkWidth = _CurrPcieLinkWidth = staticmethod(lambda: 16)
-    _PowerUsage = staticmethod(lambda: 700_000)
-    _Temperature = staticmethod(lambda _sensor: 61)
 
 
 def test_counters_are_kept_apart_and_links_are_counted():

@@ -217,7 +217,7 @@ def test_only_heat_and_failing_power_spoil_figures_under_both_names_of_the_query
     install, query, bits, throttled, slowed
 ):
     install(FakeGpu(0), FakeGpu(1, answers={f"nvmlDeviceGet{query}": bits}))
-    (state,) = gpu_state(["GPU-111-abc"])
+    _, state = gpu_state()
     assert state["throttle_reasons"] == throttled
     assert slowdown_reasons(gpu_state()) == slowed
 

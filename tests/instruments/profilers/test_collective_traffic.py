@@ -1,3 +1,4 @@
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -10,7 +11,17 @@ from pipeline.instruments.profilers.collective_traffic import CollectiveLog, tot
 from pipeline.parallel.processes.starting import run_ranks
 
 
-def call_each_kind(context):
+@pytest.fixture(scope="module")
+def seen():
+    """What rank 0 noted, by what the ranks did in one start of theirs."""
+    return run_ranks(everything, 2, backend="gloo")[0]
+
+
+def everything(context):
+    return call_each_kind(), train_with_torchs_ddp(), divide_a_layer(context)
+
+
+def call_each_kind():
     with CollectiveLog() as log:
         dist.all_reduce(torch.ones(10))
         dist.broadcast(torch.ones(3, dtype=torch.float64), src=0)
@@ -21,8 +32,8 @@ def call_each_kind(context):
     return log.calls
 
 
-def test_each_collective_inside_is_noted_with_its_payload_and_dtype():
-    calls = run_ranks(call_each_kind, 2, backend="gloo")[0]
+def test_each_collective_inside_is_noted_with_its_payload_and_dtype(seen):
+    calls, *_ = seen
     found = [(call.name, call.payload_bytes, call.dtype) for call in calls]
     assert found == [
         ("allreduce", 40, torch.float32),
@@ -33,7 +44,7 @@ def test_each_collective_inside_is_noted_with_its_payload_and_dtype():
     assert total_bytes(calls) == 112
 
 
-def train_with_torchs_ddp(context):
+def train_with_torchs_ddp():
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40)))
     for _ in range(3):
@@ -42,8 +53,8 @@ def train_with_torchs_ddp(context):
     return log.calls
 
 
-def test_collectives_that_torchs_own_hooks_start_are_noted():
-    calls = run_ranks(train_with_torchs_ddp, 2, backend="gloo")[0]
+def test_collectives_that_torchs_own_hooks_start_are_noted(seen):
+    _, calls, _ = seen
     assert [call.name for call in calls] == ["allreduce"]
     assert total_bytes(calls) == 2 * (40 * 40 + 40) * 4
 
@@ -57,7 +68,7 @@ def divide_a_layer(context):
     return [(call.name, call.payload_bytes) for call in log.calls]
 
 
-def test_what_dtensors_send_is_noted_by_the_same_names():
-    found = run_ranks(divide_a_layer, 2, backend="gloo")[0]
+def test_what_dtensors_send_is_noted_by_the_same_names(seen):
+    *_, found = seen
     # The output scattered; its gradient gathered; the input's gradient summed.
     assert found == [("reduce_scatter_base", 128), ("allgather_base", 128), ("allreduce", 128)]

@@ -20,7 +20,6 @@ def columns(computation, communication):
 @pytest.mark.parametrize(
     ("computation", "communication", "computation_ms", "communication_ms", "hidden_ms", "span_ms"),
     [
-        ([(0, 1000)], [(1000, 3000)], 1, 2, 0, 3),
         ([(0, 1000), (1500, 2000)], [(800, 1600)], 1.5, 0.8, 0.3, 2),
         # Two kernels on two streams, two transfers on two channels.
         ([(0, 600), (400, 1000)], [(500, 900), (500, 1500)], 1, 1, 0.5, 1.5),

@@ -1,5 +1,6 @@
 from pipeline.instruments.machine.power import Power
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
+from pipeline.instruments.sampling.gpu_readings import gpu_columns
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.instruments.sampling.variants import step_rows, turns
 
@@ -8,10 +9,9 @@ ROUGH_WAIT_MS = [0.001, 0.01, 0.1, 0.5]
 
 
 def sampling(step_ms, throttle_reasons=(), events_ms=(), power=NO_POWER):
-    known = dict.fromkeys(("sm_clock_mhz", "temperature_c", "power_w"), 1980)
-    state = [{**known, "throttle_reasons": list(throttle_reasons)}]
+    after = {"sm_clock_mhz": 1980, "temperature_c": 70, "power_w": 650.0, "throttle_reasons": list(throttle_reasons)}
     timings = {"communication": Timings(ROUGH_WAIT_MS), "train_step": Timings(step_ms, list(events_ms))}
-    return Sampling(timings, [{**state[0], "sm_clock_mhz": 1500}], state, power)
+    return Sampling(timings, [{**after, "sm_clock_mhz": 1500, "power_w": 90.0}], [after], power)
 
 
 def by_name(rows):
@@ -31,7 +31,8 @@ def test_there_is_a_row_per_phase_and_clock_with_the_samples_of_all_turns():
     assert list(rows) == [("communication", "host"), ("train_step", "host"), ("train_step", "cuda_events")]
     assert rows["train_step", "host"]["samples_ms"] == [1.0, 2.0, 3.0]
     assert {(row["status"], row["turns"]) for row in rows.values()} == {("ok", 2)}
-    assert [rows["train_step", "host"][name] for name in ("sm_clock_before_mhz", "sm_clock_mhz")] == [1500, 1980]
+    read = {"sm_clock_before_mhz": 1500, "sm_clock_mhz": 1980, "temperature_c": 70, "power_w": 650.0}
+    assert all(read.items() <= row.items() for row in rows.values())
     assert rows["train_step", "cuda_events"]["samples_ms"] == [0.5, 0.7]
     assert len(rows["communication", "host"]["samples_ms"]) == 2 * len(ROUGH_WAIT_MS)
 
@@ -47,5 +48,10 @@ def test_what_the_gpu_did_stands_beside_the_wall_time_of_the_whole_step_alone():
 
 
 def test_what_slowed_a_gpu_in_any_turn_stands_in_every_row():
-    rows = step_rows([sampling([10.0], ["hw_thermal_slowdown"]), sampling([10.0])], None)
-    assert {tuple(row["slowdowns"]) for row in rows} == {("hw_thermal_slowdown",)}
+    rows = step_rows([sampling([10.0], ["hw_thermal_slowdown"]), sampling([10.0], ["gpu_idle"])], None)
+    reasons = {(tuple(row["slowdowns"]), tuple(row["throttle_reasons"])) for row in rows}
+    assert reasons == {(("hw_thermal_slowdown",), ("gpu_idle",))}
+
+
+def test_without_nvml_there_are_no_gpu_columns():
+    assert gpu_columns([], [], NO_POWER, []) == {}

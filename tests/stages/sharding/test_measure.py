@@ -1,17 +1,25 @@
 from functools import partial
+from threading import Thread
 
 import pandas as pd
 import pytest
+import torch
 
 from pipeline.formulas.training_state import KINDS
+from pipeline.instruments.sampling.step_timing import Sampling
 from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.instruments.sampling.weight_differences import Comparison
+from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
-from pipeline.stages.sharding.measure import measure
+from pipeline.stages.sharding.measure import build, measure, note_timeline
+from pipeline.stages.sharding.measure import rows as rows_of_way
+from pipeline.ways.way import Result, Turn, Way, weights_of_model
 
 from ...records import rows_on_gloo, rows_read
 
 TINY = Cell(size="tiny", batch_size_per_rank=1, context_length=16)
 SMOKE = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
+MIB = 2**20
 
 
 @pytest.fixture(scope="module")
@@ -81,3 +89,59 @@ def test_on_gpus_kinds_and_peaks_are_as_predicted():
     requested = memory[(memory["moment"] == "first_before_step") & (memory["kind"] == "requested")]["measured_bytes"]
     parameters = kinds.loc[kinds["kind"] == "parameters", "measured_bytes"].max()
     assert requested.max() - requested.min() < parameters / 2  # no turn leaves its model to the next
+
+
+class Step:
+    """Give back what it takes, the first `lost` times on a thread that the profiler does not follow."""
+
+    def __init__(self, lost):
+        self.model = torch.nn.Linear(3, 3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.lost, self.runs = lost, 0
+
+    def run(self):
+        self.runs += 1
+        taken = [torch.empty(3 * MIB, dtype=torch.uint8)]
+        if self.runs > self.lost:
+            taken.clear()
+        else:
+            thread = Thread(target=taken.clear)
+            thread.start()
+            thread.join()
+
+
+def turn_of(step, files):
+    context = RankContext(rank=0, world_size=2, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
+    way = Way("adamw", partial(build, "adamw"))
+    return Turn(way, step, Result([Sampling({}, [], [])]), context, Settings(), Comparison(), weights_of_model, files)
+
+
+@pytest.mark.parametrize("lost", [0, 1, 3])
+def test_a_recording_that_lost_a_release_is_taken_again(lost, tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda values, device: values)
+    turn = turn_of(Step(lost), tmp_path)
+    note_timeline(turn)
+    _, active_bytes = turn.result.timeline
+    held = sum(parameter.nbytes for parameter in turn.step.model.parameters())
+    assert turn.step.runs == lost + 1
+    assert active_bytes == [held, held + 3 * MIB, held]
+
+
+def test_only_the_timeline_has_no_figures_where_no_recording_is_complete(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda values, device: values)
+    turn = turn_of(Step(lost=1000), tmp_path)
+    note_timeline(turn)
+    turn.result.memory[("after_step", "parameters")] = 48.0
+    found = {row["measures"]: row for row in rows_of_way(turn.way, turn.result, TINY, "gloo")}
+    assert found["memory"]["status"] == "ok"
+    assert found["timeline"]["status"] == "skipped"
+    assert "events are missing" in found["timeline"]["reason"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_rank_takes_the_step_again_as_often_as_the_one_that_records(monkeypatch):
+    short = iter([1.0, 1.0, 0.0])
+    monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda *_: {"is_short": next(short)})
+    turn = turn_of(Step(lost=0), None)
+    note_timeline(turn)
+    assert turn.step.runs == 3

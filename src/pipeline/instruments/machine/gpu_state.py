@@ -23,14 +23,12 @@ _REASON_NAMES = {
 _SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake")
 
 
-def gpu_state(device_ids: Collection[str] | None = None) -> list[dict[str, Any]]:
+def gpu_state() -> list[dict[str, Any]]:
     """Read clocks, temperature, power, load and throttle reasons of the visible GPUs, one dict each.
 
-    device_ids: only the GPUs with these ids. A value that NVML does not support here is None; without NVML the
-    list is empty.
+    A value that NVML does not support here is None; without NVML the list is empty.
     """
-    gpus = [gpu for gpu in visible_gpus() if gpu.handle is not None]
-    return [_state(gpu) for gpu in gpus if device_ids is None or gpu.id in device_ids]
+    return [_state(gpu) for gpu in visible_gpus() if gpu.handle is not None]
 
 
 def slowdown_reasons(state: list[dict[str, Any]]) -> list[str]:

@@ -4,7 +4,7 @@ NVML is read by the thread that times, between steps: another thread would take 
 launches. A throttle that ends before the last step is seen all the same.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 from time import perf_counter
@@ -104,28 +104,23 @@ class PowerWatch:
 def pooled_power(stretches: Iterable[Power]) -> Power:
     """Join stretches of as many steps each: means of energy and clock, None where one lacks them, and all reasons."""
     found = list(stretches)
-    capped = [each.power_capped for each in found if each.power_capped is not None]
-    return Power(
-        energy_j=_mean([each.energy_j for each in found]),
-        sm_clock_mhz=_mean([each.sm_clock_mhz for each in found]),
-        power_capped=any(capped) if capped else None,
-        slowdowns=tuple(slowdowns_among({reason for each in found for reason in each.slowdowns})),
-    )
+    energies_j, clocks_mhz = [each.energy_j for each in found], [each.sm_clock_mhz for each in found]
+    return _joined(found, _of_all(fmean, energies_j), _of_all(fmean, clocks_mhz))
 
 
 def power_of_ranks(ranks: Iterable[Power]) -> Power:
     """Join the GPUs of ranks that made the same steps: energies added up, the slowest clock, capped where any was."""
     found = list(ranks)
-    energies_j = [each.energy_j for each in found if each.energy_j is not None]
+    slowest_mhz = min((each.sm_clock_mhz for each in found if each.sm_clock_mhz is not None), default=None)
+    return _joined(found, _of_all(sum, [each.energy_j for each in found]), slowest_mhz)
+
+
+def _joined(found: list[Power], energy_j: float | None, sm_clock_mhz: float | None) -> Power:
     capped = [each.power_capped for each in found if each.power_capped is not None]
-    return Power(
-        energy_j=sum(energies_j) if len(energies_j) == len(found) else None,
-        sm_clock_mhz=min((each.sm_clock_mhz for each in found if each.sm_clock_mhz is not None), default=None),
-        power_capped=any(capped) if capped else None,
-        slowdowns=tuple(slowdowns_among({reason for each in found for reason in each.slowdowns})),
-    )
+    slowdowns = slowdowns_among({reason for each in found for reason in each.slowdowns})
+    return Power(energy_j, sm_clock_mhz, any(capped) if capped else None, tuple(slowdowns))
 
 
-def _mean(values: list[float | None]) -> float | None:
+def _of_all(join: Callable[[list[float]], float], values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
-    return fmean(known) if known and len(known) == len(values) else None
+    return join(known) if known and len(known) == len(values) else None

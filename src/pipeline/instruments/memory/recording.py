@@ -153,7 +153,10 @@ class _OfProfiler(Recorder):
     """The CPU allocator's events as torch.profiler sees them. Its clock orders them and the marks.
 
     The profiler knows only memory that it saw allocated, in this recording or an earlier one, so other memory from
-    before it started does not show at all.
+    before it started does not show at all. It follows the thread that started it, and the work of others that this
+    thread handed them. It misses a release elsewhere: one of gloo's threads runs a collective in its caller's name but
+    lets go of the tensors in its own, and where the caller has let go before, that frees them. Whoever records
+    collectives must expect this, and compare the end of the recording with what is known to be held.
     """
 
     def start(self) -> None:

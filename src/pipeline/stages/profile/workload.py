@@ -12,8 +12,7 @@ import torch
 
 from pipeline.cells import fields
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.profilers.backward_ranges import ForwardRanges
-from pipeline.instruments.profilers.module_ranges import module_ranges
+from pipeline.instruments.profilers.module_ranges import ForwardRanges, module_ranges
 from pipeline.instruments.sampling.step_timing import synchronize
 from pipeline.model.precision import precision_context
 from pipeline.model.step import TrainingStep, build_training_step

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
+from pipeline.errors import UserError
 from pipeline.instruments.memory.freed_memory import make_room
 from pipeline.instruments.memory.recording import Recording, record_memory
 from pipeline.instruments.memory.replay import replay, thin_out, timeline
@@ -24,6 +25,7 @@ from pipeline.ways.way import Curve, Experiment, Result, Row, Turn, Way
 
 MemoryAt = dict[tuple[str, str], float]
 TIMELINE_PARTS = 120
+MAX_RECORDINGS = 10
 SHARDED = {"sharded": ShardedOptimizer, "torch_zero": ZeroRedundancyOptimizer}
 
 
@@ -63,22 +65,50 @@ def note_memory(turn: Turn) -> None:
 
 
 def note_timeline(turn: Turn) -> None:
-    """Record the memory of a warm step on rank 0; its snapshot opens in pytorch.org/memory_viz."""
+    """Record the memory of a warm step on rank 0; its snapshot opens in pytorch.org/memory_viz.
+
+    While the recording is incomplete every rank takes the step again, up to MAX_RECORDINGS times. So this comes last:
+    the weights of all ways are compared after as many steps.
+    """
+    for _ in range(MAX_RECORDINGS):
+        turn.result.timeline = _record_step(turn)
+        is_short = {"is_short": float(isinstance(turn.result.timeline, str))}
+        if not max_over_ranks(is_short, turn.context.device)["is_short"]:
+            return
+
+
+def _record_step(turn: Turn) -> Curve | str | None:
+    """Run a step; return the memory over it, or why the recording has none, which then is not kept."""
     if turn.files is None:
         turn.step.run()
-        return
-    base = kinds_bytes(turn.step.model, turn.step.optimizer)
-    path = turn.files / f"{turn.way.name}.snapshot.pickle"
-    with record_memory(turn.context.device, path) as recorder:
+        return None
+    device, path = turn.context.device, turn.files / f"{turn.way.name}.snapshot.pickle"
+    begin_bytes = _held_bytes(turn.step)
+    with record_memory(device, path) as recorder:
         turn.step.run()
-    turn.result.timeline = curve(recorder.read(), sum(base.values()))
+    # On a GPU what libraries keep for themselves is recorded too.
+    end_bytes = _held_bytes(turn.step) if device.type == "cpu" else None
+    try:
+        return curve(recorder.read(), begin_bytes, end_bytes)
+    except UserError as error:
+        path.unlink(missing_ok=True)
+        return str(error)
 
 
-def curve(recording: Recording, base_bytes: int) -> Curve:
-    """Return the active bytes over the events of a recording that began with so many."""
+def _held_bytes(step: TrainingStep) -> int:
+    return sum(kinds_bytes(step.model, step.optimizer).values())
+
+
+def curve(recording: Recording, begin_bytes: int, end_bytes: int | None = None) -> Curve:
+    """Return the active bytes over the events of a recording that began with so many.
+
+    Raises UserError where events are missing: an address is allocated twice, or it does not end with `end_bytes`.
+    """
     found = replay(recording.events)
     total = timeline(found, dict.fromkeys(found, ""), len(recording.events)).total_bytes
-    total += base_bytes - total[0]
+    total += begin_bytes - total[0]
+    if end_bytes is not None and total[-1] != end_bytes:
+        raise UserError(f"memory events are missing: they end with {total[-1]} bytes in use, the step with {end_bytes}")
     chosen = thin_out(total, TIMELINE_PARTS)
     return chosen, [int(total[event]) for event in chosen]
 
@@ -119,7 +149,9 @@ def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
         ),
         *traffic_rows(result.collectives, COLLECTIVES),
     ]
-    if result.timeline is not None:
+    if isinstance(result.timeline, str):
+        found.append({"measures": "timeline", "status": "skipped", "reason": result.timeline})
+    elif result.timeline is not None:
         events, active_bytes = result.timeline
         found.append({"measures": "timeline", "status": "ok", "events": events, "active_bytes": active_bytes})
     return [{"backend": backend, **row} for row in found]
@@ -138,10 +170,10 @@ EXPERIMENT = Experiment(
     first_turn=(
         notes.note_parameters,
         note_memory,
-        note_timeline,
         notes.note_traffic,
         notes.time_steps,
         notes.compare_weights,
+        note_timeline,
     ),
     whole_step=WHOLE_STEP,
     rows=rows,

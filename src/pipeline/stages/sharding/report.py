@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.report import ways
 from pipeline.report.chart import Axis, Chart
-from pipeline.report.frame import in_order
+from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.stages.sharding.cell import MOMENTS
@@ -41,7 +41,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 def _timeline(rows: pd.DataFrame) -> Chart:
     """Draw the memory of a warm step, a line an optimizer."""
-    drawn = rows[rows["measures"] == "timeline"].reindex(columns=["case", "way", "events", "active_bytes"])
+    drawn = with_figures(rows[rows["measures"] == "timeline"]).reindex(
+        columns=["case", "way", "events", "active_bytes"]
+    )
     drawn = drawn.explode(["events", "active_bytes"]).astype({"events": float, "active_bytes": float})
     drawn = drawn.assign(gb=drawn["active_bytes"] / 1e9)
     title = "Memory of a rank over a warm step, with the optimizer's state in full and shared out"
