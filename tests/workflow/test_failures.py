@@ -28,14 +28,14 @@ BUGS = {
 
 def break_code(project, path, line, bug):
     """Put a bug behind a line of the project's code, indented like it."""
-    file = project.root / "src/pipeline/stages" / path
+    file = project.root / "src/pipeline" / path
     text = file.read_text()
     assert line in text
     file.write_text(text.replace(line, f"{line}\n    {bug}", 1))
 
 
 def break_bf16(project, bug="raise AssertionError('a bug')"):
-    break_code(project, "timing/measure.py", FIRST_LINE, f"if cell.precision == 'bf16': {bug}")
+    break_code(project, "stages/timing/measure.py", FIRST_LINE, f"if cell.precision == 'bf16': {bug}")
 
 
 def pipeline(project, *words):
@@ -96,7 +96,7 @@ def test_what_failed_is_published_compared_and_alone_measured_again(project):
 
 
 def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_leaves_the_tables(project):
-    break_code(project, "accounting/measure.py", ") -> list[dict[str, Any]]:", "raise SystemExit(7)")
+    break_code(project, "stages/accounting/measure.py", ") -> list[dict[str, Any]]:", "raise SystemExit(7)")
     grid = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
     code, output = project.snakemake("--config", grid)
     assert code == 1
@@ -104,17 +104,25 @@ def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_le
     what = "accounting question=fsdp size=XXL batch_size=1"
     assert "| `exit code 7, nothing in its log` | " in page.split("\n## ")[0]
     assert "No figures: " in page
-    break_code(project, "timing/report.py", ") -> Section:", "raise ValueError('a broken section')")
+    break_code(project, "stages/timing/report.py", ") -> Section:", "raise ValueError('a broken section')")
     code, output = project.snakemake("--config", grid)
     assert code == 1
     assert "a broken section" in output
     assert f"snakemake: failed: {what}: exit code 7, nothing in its log (" in output
 
 
-def test_an_interrupted_run_stops_and_writes_nothing_up(project):
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("stages/timing/measure.py", FIRST_LINE),
+        ("worker/child.py", '    """Import what every child would import, for good, at the first call."""'),
+    ],
+)
+def test_an_interrupted_run_stops_and_writes_nothing_up(project, path, line):
     before = (project.root / "reports/writeup.md").read_text()
     records = {path: path.read_text() for path in project.records()}
-    break_code(project, "timing/measure.py", FIRST_LINE, "open('begun', 'w'); __import__('time').sleep(60)")
+    break_code(project, path, line, "open('begun', 'w'); __import__('time').sleep(60)")
+    project.records()[0].unlink()
     run = project.start()
     wait_until((project.root / "begun").exists)
     time.sleep(1.0)  # Snakemake does not notice an interrupt while it prints
@@ -122,6 +130,6 @@ def test_an_interrupted_run_stops_and_writes_nothing_up(project):
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 1
     assert "snakemake: failed" not in output
-    # The stale record of the cell that ran is gone, and nothing stands in its place.
+    # Nothing stands in place of the record of the cell that was to be measured.
     assert {path: path.read_text() for path in project.records()}.items() < records.items()
     assert (project.root / "reports/writeup.md").read_text() == before
