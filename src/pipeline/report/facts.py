@@ -79,12 +79,26 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
 
 
 def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells without figures, those of one stage, outcome and reason in one row: `cells`, `example`."""
-    lacking = cells[~cells["status"].isin(WITH_FIGURES)].rename(columns={"status": "outcome"})
+    """Return the cells without figures but failed ones, which the first screen names: `cells`, `example`.
+
+    Those of one stage, outcome and reason share a row; all that the machine lacks what it takes share one.
+    """
+    lacking = cells[~cells["status"].isin([*WITH_FIGURES, "failed"])].rename(columns={"status": "outcome"})
     lacking = lacking.assign(reason=without_own_numbers(lacking["reason"].astype("string")).fillna(""))
-    groups = lacking.groupby(["stage", "outcome", "reason"], sort=False)
-    found = groups.agg(cells=("cell", "size"), example=("cell", "first")).reset_index()
-    return found.sort_values("cells", ascending=False, kind="stable")
+    skipped = lacking["outcome"] == "skipped"
+    ran, skipped = lacking[~skipped], lacking[skipped]
+    found = ran.groupby(["outcome", "stage", "reason"], sort=False).agg(
+        cells=("cell", "size"), example=("cell", "first")
+    )
+    listed = skipped.groupby("outcome").agg(
+        stage=("stage", _together), reason=("reason", _together), cells=("cell", "size")
+    )
+    found = found.reset_index().sort_values("cells", ascending=False, kind="stable")
+    return pd.concat([found, listed.reset_index()], ignore_index=True)
+
+
+def _together(values: pd.Series) -> str:
+    return "; ".join(values.drop_duplicates())
 
 
 def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:

@@ -6,7 +6,7 @@ A row holds the median of its repeats in every column of numbers, and beside it:
   lie apart;
 - `samples_of_repeats`: for each repeat its samples, which `versus` compares;
 - `spread_log_std`, `spread_degrees`: how far repeats of such rows lie apart, pooled over all of the stage;
-- `cards`: the machines and GPUs that measured it.
+- `cards`: the machines and GPUs that measured it; `on_cpu`: whether the machine has no GPU.
 
 The outcome is `unstable` where that of a repeat is, or where the repeats contradict each other.
 """
@@ -47,6 +47,7 @@ def build(stage: Stage, records: Records) -> pd.DataFrame:
     """Return the frame of a stage, with every column that it declares; empty without records."""
     rows = stage_rows(stage, records)
     rows["cards"] = [card(record) for record in records for _ in record["rows"]]
+    rows["on_cpu"] = [not record["machine"].get("gpus") for record in records for _ in record["rows"]]
     axes = [name for name in stage.axes if name != "repeat"]
     shown = readable(rows)
     shown = shown.reindex(columns=list(dict.fromkeys([*shown.columns, *stage.row_types.column_names()])))
@@ -197,6 +198,11 @@ def known(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
 def alike(rows: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
     """Keep rows that have these values."""
     return rows[(rows[list(setting)] == pd.Series(dict(setting), dtype=object)).all(axis=1)]
+
+
+def shares_a_cpu(rows: pd.DataFrame) -> bool:
+    """Tell whether several ranks shared the cores of a machine without GPUs."""
+    return {"on_cpu", "world_size"} <= {*rows} and bool(rows["on_cpu"].all() and (rows["world_size"] > 1).any())
 
 
 def card_counts(rows: pd.DataFrame, *columns: str) -> list[int]:

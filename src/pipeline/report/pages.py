@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -59,6 +60,8 @@ def told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> To
     shown = own.without_own(rows, stage)
     beside = {name: own.without_own(frames[name], stages[name]) for name in stage.reads if name in frames}
     section = stage.report()(shown, beside) if len(frame.with_figures(shown)) else None
+    if section and frame.shares_a_cpu(rows):
+        section = replace(section, changes=())  # what ranks on one CPU gain is no advice
     parts = [*(section.parts if section else ()), *own.parts(rows, stage)]
     note = unwrapped((stage.folder / "report.md").read_text(encoding="utf-8").strip())
     return Told(stage, section, [part for part in parts if not part.is_empty], note, rows)

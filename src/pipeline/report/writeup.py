@@ -10,7 +10,7 @@ from pipeline.report import facts, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count, interval, percent, text
-from pipeline.report.frame import known
+from pipeline.report.frame import known, shares_a_cpu
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Change, Part, Told, say
 from pipeline.report.table import Columns, Table, filled, same
@@ -25,7 +25,11 @@ TRUST_LINE = (
     "{cells} cells, {times} times, {unstable} of them unstable (`~`), {lacking} cells without figures. "
     "[How far to trust it](#how-far-to-trust-it)."
 )
-MOSTLY_NOISE = "{unstable} of {times} times are unstable here: a table of them would show noise. All rows: {links}."
+MOSTLY_NOISE = "{unstable} of {times} times are unstable here: a table of them would show noise."
+ON_ONE_CPU = (
+    "The ranks share one CPU here, so these times say little of ranks with a GPU each. [course.md](course.md) has "
+    "their tables."
+)
 SEVERAL_COMMITS = "{command}. The records come from {commits} commits, the last of them {last}; each names its own. "
 EVERY_RECORD = (
     "Each record holds the command of its cell, `results/<stage>/cells.csv` all of them. Measured on and with: {facts}."
@@ -52,7 +56,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         *[block for each in told for block in section(each)],
         "## How far to trust it",
         unwrapped(RULES.read_text(encoding="utf-8").strip()),
-        *_trust_tables(asked, cells, told, by_stage),
+        *_trust_tables(asked, cells, by_stage),
         "## Reproduce",
         _reproduce(asked, cells),
     ]
@@ -105,21 +109,28 @@ def changes(found: Sequence[Change]) -> pd.DataFrame:
 def section(told: Told) -> list[str]:
     """Return the blocks of a stage's section: question, answer, parts, note.
 
-    Where most times are unstable the answer stands alone with a link to all rows, and with the user's own.
+    Without figures the reason stands alone. Where times say little, why they do stands in place of parts and note; only
+    the user's own are shown.
     """
-    answer = f"**{Markdown.escape(told.section.answer)}**" if told.section else _no_figures(told)
+    question = f"## {Markdown.escape(told.stage.question)}"
+    if not told.section:
+        return [question, _no_figures(told)]
+    answer = say("**{answer}** All rows: {links}.", answer=told.section.answer, links=row_links(told))
+    if words := _says_little(told):
+        parts, note = [part for part in told.parts if part.name in own.PARTS], words
+    else:
+        parts, note = list(told.parts), told.note
+    return [question, answer, *(part_markdown(told.stage.name, part) for part in parts), note]
+
+
+def _says_little(told: Told) -> str:
+    """Return why a stage's times say little, empty where they do: most are unstable, or ranks shared one CPU."""
+    if shares_a_cpu(told.rows):
+        return ON_ONE_CPU
     times = known(told.rows, "median_ms")
     unstable = int((times["status"] == "unstable").sum())
-    parts, note = told.parts, told.note
-    if len(times) and unstable >= MOST_UNSTABLE * len(times):
-        parts = [part for part in told.parts if part.name in own.PARTS]
-        note = say(MOSTLY_NOISE, unstable=count(unstable), times=count(len(times)), links=row_links(told))
-    return [
-        f"## {Markdown.escape(told.stage.question)}",
-        answer,
-        *(part_markdown(told.stage.name, part) for part in parts),
-        note,
-    ]
+    mostly = len(times) and unstable >= MOST_UNSTABLE * len(times)
+    return say(MOSTLY_NOISE, unstable=count(unstable), times=count(len(times))) if mostly else ""
 
 
 def row_links(told: Told) -> Markdown:
@@ -183,15 +194,15 @@ def _alarms(cells: pd.DataFrame, told: Sequence[Told]) -> list[str]:
     )
 
 
-def _trust_tables(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], by_stage: pd.DataFrame) -> list[str]:
-    links = pd.Series({each.stage.name: row_links(each) for each in told}, dtype=object)
+def _trust_tables(asked: Asked, cells: pd.DataFrame, by_stage: pd.DataFrame) -> list[str]:
     older = by_stage["stage"].map(facts.changed_since(cells, asked.outdated))
-    by_stage = by_stage.assign(**{"by code changed since": older, "all rows": by_stage["stage"].map(links)})
-    counts = same(count, "cells", "with figures", "times", "unstable", "most repeats")
+    by_stage = by_stage.assign(**{"by code changed since": older})
+    told_of = by_stage[(by_stage["most repeats"] > 1) | older.notna()]
     spread = same(percent, "std between repeats", "furthest two")
-    stages = [*same(text, "stage"), *counts, *spread, *same(count, "at power limit", "by code changed since")]
+    stages = [*same(text, "stage"), *same(count, "cells", "most repeats"), *spread]
+    stages += same(count, "by code changed since")
     lacking: Columns = [
-        *same(text, "stage", "outcome"),
+        *same(text, "outcome", "stage"),
         *same(count, "cells"),
         *same(text, "reason"),
         *same(code, "example"),
@@ -200,9 +211,9 @@ def _trust_tables(asked: Asked, cells: pd.DataFrame, told: Sequence[Told], by_st
     return _written(
         Table(
             "stages",
-            "By stage; repeats are compared by whole steps where there are any:",
-            by_stage,
-            filled(by_stage, [*stages, *same(text, "all rows")]),
+            "How far repeats lie apart, by their whole steps where there are any:",
+            told_of,
+            filled(told_of, stages),
             all_rows=True,
         ),
         Table("lacking", "Cells without figures:", facts.without_figures(cells), lacking),

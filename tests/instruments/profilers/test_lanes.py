@@ -66,6 +66,13 @@ def test_collectives_are_told_apart_by_name_and_exposed_where_nothing_computes()
     assert row["scatter_busy_pct"] == parts((300, 0), (100, 100))
 
 
+def test_each_collective_of_a_name_is_told_in_the_order_of_their_starts():
+    names = ["ncclDevKernel_AllGather", "ncclDevKernel_ReduceScatter", "ncclDevKernel_AllGather"]
+    communication = events((1500, 2500), (100, 200), (500, 700)).assign(name=names)
+    found = Lanes(events((0, 1000), (2400, 3000)), communication).each("gather", "allgather")
+    assert found == {"each_gather_ms": [0.2, 1.0], "each_gather_exposed_ms": [0.0, 0.9]}
+
+
 def test_on_a_cpu_operators_compute_and_the_backend_communicates():
     names = ["aten::mm", "gloo:all_reduce", "c10d::allreduce_", "autograd::engine", "ProfilerStep#1"]
     work = lanes([event(name, device_type=CPU) for name in names], "cpu")

@@ -20,24 +20,22 @@ def of(rows, dtype, side):
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_all_is_told_in_a_chart_and_two_tables_that_fit(make_rows, name):
+def test_all_is_told_in_a_chart_and_a_table_that_has_every_row(make_rows, name):
     found = parts(make_rows(name))
-    assert list(found) == ["rates", "products", "transfers"]
-    assert max(len(found[table].rows) for table in ("products", "transfers")) <= 12
-    assert max(len(found[table].columns) for table in ("products", "transfers")) <= 10
+    assert list(found) == ["rates", "ceilings"]
+    assert "more rows" not in found["ceilings"].markdown()
 
 
 def test_a_gpu_is_beside_its_data_sheet(make_rows):
     found = parts(make_rows("NVIDIA H200"))
-    bf16 = found["products"].rows.iloc[0]
+    bf16 = found["ceilings"].rows.iloc[0]
     assert bf16["share_pct"] == pytest.approx(100 * bf16["tflops_per_s"] / 989.4)
     assert sorted(limit.value for limit in found["rates"].limits) == [66.9, 494.7, 989.4, 1978.9]
 
 
 def test_a_cpu_has_no_columns_of_what_only_a_gpu_has(make_rows):
     found = parts(make_rows("AMD EPYC"))
-    shown = {*headers(found["products"]), *headers(found["transfers"])}
-    assert shown.isdisjoint({"datasheet_tflops_per_s", "datasheet_gb_per_s", "share_pct", "mean_sm_clock_mhz"})
+    assert {*headers(found["ceilings"])}.isdisjoint({"promised", "share_pct", "mean_sm_clock_mhz"})
     assert found["rates"].limits == []
 
 
@@ -46,26 +44,15 @@ def test_the_fastest_product_of_a_data_type_may_be_of_any_side(make_rows):
     rows.loc[of(rows, "bf16", 4096), "tflops_per_s"] = 900.0
     best = products(rows)
     assert list(best["dtype"]) == list(DTYPES)
-    assert (best["side"][0], best["tflops_per_s"][0], best["side_largest"][0]) == (4096, 900.0, 16384)
+    assert (best["side"][0], best["tflops_per_s"][0]) == (4096, 900.0)
     assert "900 TFLOP/s" in build(rows, {}).answer
-
-
-def test_a_capped_clock_stands_beside_the_one_of_the_fastest_product(make_rows):
-    rows = make_rows("NVIDIA H200")
-    slowed = of(rows, "bf16", 16384)
-    rows.loc[slowed, ["tflops_per_s", "mean_sm_clock_mhz"]] = [612.0, 1622.0]
-    rows.loc[slowed, "power_capped"] = True
-    bf16, *others = products(rows).to_dict("records")
-    assert (bf16["mean_sm_clock_mhz"], bf16["mean_sm_clock_mhz_largest"]) == (1900.0, 1622.0)
-    assert (bf16["tflops_per_s_largest"], bf16["capped_largest"]) == (612.0, "yes")
-    assert {each["capped_largest"] for each in others} == {"no"}
 
 
 def test_what_the_machine_lacks_is_left_out_and_what_failed_is_not(make_rows):
     rows = make_rows("NVIDIA H200")
-    assert "to_peer" not in set(parts(rows)["transfers"].rows["kind"])
+    assert "to_peer" not in set(parts(rows)["ceilings"].rows["kind"])
     failed = pd.DataFrame([{"what": "peer_link", "kind": "to_peer", "status": "failed", "reason": "killed"}])
-    table = parts(pd.concat([rows, failed], ignore_index=True))["transfers"]
+    table = parts(pd.concat([rows, failed], ignore_index=True))["ceilings"]
     [line] = [line for line in table.markdown().splitlines() if line.startswith("| GPU to GPU")]
     assert "failed" in line
 
@@ -75,11 +62,11 @@ def test_what_the_machine_lacks_is_left_out_and_what_failed_is_not(make_rows):
 def test_a_cell_alone_is_told(make_rows, name, what):
     alone = make_rows(name, what)
     assert build(alone, {}).answer
-    assert list(parts(alone)) == (["rates", "products"] if what == "matmul" else ["transfers"])
+    assert list(parts(alone)) == (["rates", "ceilings"] if what == "matmul" else ["ceilings"])
 
 
 def test_every_kind_has_its_words(make_rows):
-    told = set(parts(make_rows("NVIDIA H200"))["transfers"].rows["kind"]) | {"to_peer"}
+    told = set(parts(make_rows("NVIDIA H200"))["ceilings"].rows["kind"].dropna()) | {"to_peer"}
     assert told == {kind for kinds in KINDS.values() for kind in kinds}
 
 

@@ -59,6 +59,7 @@ def test_a_way_that_does_not_fit_shows_its_outcome_and_nothing_is_compared_with_
 def test_the_capture_shows_when_each_way_gathers_and_how_much_of_it_is_exposed():
     lanes = {f"{name}_busy_pct": [50] * 80 for name in ("computation", "gather", "scatter", "waiting")}
     times = {"gather_ms": 20.0, "gather_exposed_ms": 5.0, "span_ms": 90.0}
+    lanes |= {"each_gather_ms": [12.0, 8.0], "each_gather_exposed_ms": [5.0, 0.0]}
     rows = [
         row
         for impl in ("fsdp", "fsdp_layers")
@@ -69,3 +70,8 @@ def test_the_capture_shows_when_each_way_gathers_and_how_much_of_it_is_exposed()
     assert found["captures"].rows["timed_step_ms"].tolist() == [100.0]
     assert set(found["capture"].rows["kind"]) == {"computation", "gather", "scatter", "waiting"}
     assert set(found["capture"].rows["way"]) == {OURS}
+    each = found["gathers"].rows
+    assert each.pivot(index="number", columns="kind", values="ms").to_dict("index") == {
+        1: {"gather": 12.0, "exposed": 5.0},
+        2: {"gather": 8.0, "exposed": 0.0},
+    }

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.formulas.operations import flops
+from pipeline.formulas.operations import product_flops
 from pipeline.stages.ops.cell import IMPLS, Cell
 from pipeline.stages.ops.report import build
 
@@ -40,7 +40,7 @@ def test_a_time_is_predicted_of_bytes_and_the_heads_of_its_products():
     rows = table.rows.set_index(["op", "impl"])
     assert rows.loc[("swiglu", "ours"), "predicted_ms"] == pytest.approx(6e8 / COPY_GB_PER_S / 1e6)
     cell = Cell(op="linear_cross_entropy")
-    products_ms = flops(cell.op, "whole", cell.widths) / PRODUCT_TFLOPS / 1e9
+    products_ms = product_flops(cell.op, "whole", cell.widths) / PRODUCT_TFLOPS / 1e9
     assert rows.loc[("linear_cross_entropy", "eager"), "predicted_ms"] == pytest.approx(products_ms)
     assert rows.loc[("swiglu", "eager"), "predicted_times"] == pytest.approx(0.4 / 0.2)
     assert "another GPU" in table.caption
@@ -54,25 +54,9 @@ def test_what_is_wrong_has_no_time_and_is_told():
     assert "wrong" in swiglu
 
 
-def test_every_implementation_is_a_point_under_the_roof_and_one_of_each_operation_is_named():
-    chart = shown(section(*operations()))["roofline"]
-    assert len(chart.drawn) == 6
-    cell = Cell(op="swiglu")
-    work = flops("swiglu", "whole", cell.widths)
-    point = chart.drawn[(chart.drawn["op"] == "swiglu") & (chart.drawn["impl"] == "ours")].iloc[0]
-    assert point["flop_per_byte"] == pytest.approx(work / 6e8)
-    assert point["work_tflops_per_s"] == pytest.approx(work / 0.1 / 1e9)
-    assert sorted(chart.drawn.loc[chart.drawn["name"] != "", "name"]) == ["SwiGLU", "head"]
-    (slope, roof) = chart.lines.values()
-    assert all(rate == pytest.approx(per_byte * COPY_GB_PER_S / 1e3) for per_byte, rate in slope)
-    assert [rate for _, rate in roof] == [PRODUCT_TFLOPS, PRODUCT_TFLOPS]
-    assert slope[-1] == roof[0]
-
-
 def test_without_ceilings_nothing_is_predicted_and_the_rest_stays():
     found = shown(section(*operations(), with_ceilings=False))
     assert {"floors", "ops", "times"} <= set(found)
-    assert "roofline" not in found
     assert found["times"].rows["predicted_ms"].isna().all()
 
 

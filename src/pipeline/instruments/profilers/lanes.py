@@ -53,9 +53,20 @@ class Lanes:
         columns = {**self._lane("computation", self.computation), "waiting_busy_pct": self._waiting_pct()}
         for name, pattern in patterns.items():
             events = self.communication[self.communication["name"].str.contains(pattern, case=False)]
-            exposed_us = union_us(events) - overlap_us(self.computation, events)
-            columns |= {**self._lane(name, events), f"{name}_exposed_ms": max(0.0, round(exposed_us, 3)) / 1e3}
+            columns |= {**self._lane(name, events), f"{name}_exposed_ms": self._exposed_ms(events)}
         return columns
+
+    def each(self, name: str, pattern: str) -> dict[str, list[float]]:
+        """Return for each collective with such a name, in the order of their starts, its time and its exposed part."""
+        events = self.communication[self.communication["name"].str.contains(pattern, case=False)]
+        alone = [events.loc[[place]] for place in events.sort_values("start_us").index]
+        return {
+            f"each_{name}_ms": [union_us(event) / 1e3 for event in alone],
+            f"each_{name}_exposed_ms": [self._exposed_ms(event) for event in alone],
+        }
+
+    def _exposed_ms(self, events: pd.DataFrame) -> float:
+        return max(0.0, round(union_us(events) - overlap_us(self.computation, events), 3)) / 1e3
 
     def _waiting_pct(self) -> list[int]:
         either = self._lane("either", pd.concat([self.computation, self.communication]))["either_busy_pct"]

@@ -6,9 +6,9 @@ from typing import Any
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import count, data_size, ms, number, percent, text
+from pipeline.report.formats import count, ms, number, percent, text, written
 from pipeline.report.frame import in_order, known, with_figures
-from pipeline.report.section import Compared, Part, Section, say
+from pipeline.report.section import Compared, Section, say
 from pipeline.report.table import Columns, Table, filled
 from pipeline.stages.ceilings.cell import DTYPES
 
@@ -29,20 +29,16 @@ TRAINED_IN = ("bf16", "fp32")
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the ceilings stage."""
     best, moved = products(rows), transfers(rows)
-    parts: list[Part] = [_chart(rows), _products_table(best), _transfers_table(moved)]
-    return Section(_answer(best, moved), parts, compared=_compared(best, moved))
+    return Section(_answer(best, moved), [_chart(rows), _table(best, moved)], compared=_compared(best, moved))
 
 
 def products(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the fastest product of each data type, or its outcome; as `_largest` that of the largest matrices."""
+    """Return the fastest product of each data type, or its outcome."""
     found = rows[(rows["what"] == "matmul") & (rows["status"] != "skipped")]
-    found = in_order(found, ["dtype"], {"dtype": DTYPES})
     best = found.sort_values("tflops_per_s", ascending=False, kind="stable").drop_duplicates("dtype")
-    largest = with_figures(found).sort_values("side", kind="stable").drop_duplicates("dtype", keep="last")
-    best = in_order(best, ["dtype"], {"dtype": DTYPES}).merge(largest, "left", "dtype", suffixes=("", "_largest"))
-    best["share_pct"] = 100 * best["tflops_per_s"].astype(float) / best["datasheet_tflops_per_s"].astype(float)
-    best["capped_largest"] = best["power_capped_largest"].map({True: "yes", False: "no"})
-    return best
+    best = in_order(best, ["dtype"], {"dtype": DTYPES})
+    share_pct = 100 * best["tflops_per_s"].astype(float) / best["datasheet_tflops_per_s"].astype(float)
+    return best.assign(ceiling=written(best, "product in {dtype}"), share_pct=share_pct)
 
 
 def transfers(rows: pd.DataFrame) -> pd.DataFrame:
@@ -100,32 +96,19 @@ def _chart(rows: pd.DataFrame) -> Chart:
     )
 
 
-def _products_table(best: pd.DataFrame) -> Table:
-    columns: Columns = [
-        ("data type", "dtype", text),
-        ("highest TFLOP/s", "tflops_per_s", number),
-        ("data sheet", "datasheet_tflops_per_s", number),
-        ("share", "share_pct", percent),
-        ("at side", "side", count),
-        ("SM clock (MHz)", "mean_sm_clock_mhz", count),
-        ("largest side", "side_largest", count),
-        ("its TFLOP/s", "tflops_per_s_largest", number),
-        ("its clock (MHz)", "mean_sm_clock_mhz_largest", count),
-        ("power limited", "capped_largest", text),
-    ]
-    return Table(
-        "products", "Products of two square matrices: the fastest size, and the largest:", best, filled(best, columns)
-    )
-
-
-def _transfers_table(moved: pd.DataFrame) -> Table:
+def _table(best: pd.DataFrame, moved: pd.DataFrame) -> Table:
+    best = best.assign(at=written(best, "{side:count} × {side:count}"), promised=best["datasheet_tflops_per_s"])
+    moved = moved.assign(at=written(moved, "{tensor_bytes:data_size}"), promised=moved["datasheet_gb_per_s"])
+    found = pd.concat([best, moved], ignore_index=True)
     columns: Columns = [
         ("call", "ceiling", text),
+        ("TFLOP/s", "tflops_per_s", number),
         ("GB/s", "gb_per_s", number),
-        ("data sheet", "datasheet_gb_per_s", number),
+        ("data sheet", "promised", number),
         ("share", "share_pct", percent),
-        ("tensor", "tensor_bytes", data_size),
+        ("of", "at", text),
+        ("SM clock (MHz)", "mean_sm_clock_mhz", count),
         ("time of a call", "median_ms", ms),
     ]
-    caption = "Moving data, and the time of one operator on one number:"
-    return Table("transfers", caption, moved, filled(moved, columns))
+    caption = "The fastest product of two matrices in each data type, moving data, and an operator on one number:"
+    return Table("ceilings", caption, found, filled(found, columns), all_rows=True)

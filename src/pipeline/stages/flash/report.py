@@ -53,11 +53,17 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     torch_s, fa4_s, heads_s = _duel(models, ours, PEERS), _duel(models, ours, [FA4]), _duel(heads, ours, PEERS)
     plain_s = side_by_side(heads, [*PROBLEM, "phase"], "impl", ours, "eager")
     queued = ", launches queued" if (rows["clock"] == "device").any() else ""
+    errors = _errors(rows, ours)
     return Section(
-        _answer(torch_s, heads_s, queued),
-        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s), _errors(rows, ours)],
+        _answer(torch_s, heads_s, queued) + _exact(errors),
+        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s)],
         _changes(models, ours, torch_s, queued),
-        for_course=[_memory(heads, ours), _grid(plain_s, queued), _leaderboard(rows, ours, queued)],
+        for_course=[
+            _errors_table(errors),
+            _memory(heads, ours),
+            _grid(plain_s, queued),
+            _leaderboard(rows, ours, queued),
+        ],
     )
 
 
@@ -207,13 +213,25 @@ def _gains(duel: pd.DataFrame) -> Chart:
     )
 
 
-def _errors(rows: pd.DataFrame, ours: str) -> Table:
+def _errors(rows: pd.DataFrame, ours: str) -> pd.DataFrame:
     """Put the largest errors of ours beside plain attention's, over the problems at which both were checked."""
     on = [*PROBLEM, "phase", "what"]
     checked = rows.rename(columns=ERRORS).melt([*on[:-1], "impl"], ERRORS.values(), "what", "error").dropna()
     mine, plain = (checked[checked["impl"] == impl] for impl in (ours, "eager"))
     both = mine.merge(plain, on=on, suffixes=("", "_peer")).groupby(["dtype", "what"], sort=False)
-    found = both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
+    return both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
+
+
+def _exact(errors: pd.DataFrame) -> str:
+    """Say how exact the output of ours is in the first dtype; nothing where it was not compared."""
+    output = errors[errors["what"] == "output"].head(1)
+    words = (
+        " In {dtype} its output is off float64's by {error:number} at most, plain attention's by {error_peer:number}."
+    )
+    return say(words, **output.iloc[0]) if len(output) else ""
+
+
+def _errors_table(found: pd.DataFrame) -> Table:
     caption = "Largest relative errors (L2) against float64, ours / plain / over so many problems that both solved:"
     return Table("errors", caption, found, named(found, "dtype what error error_peer problems", what=""), across="")
 

@@ -26,8 +26,8 @@ from pipeline.ways import notes
 from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
 from pipeline.ways.way import Experiment, Result, Row, Turn, Way
 
-# Of NCCL's kernels and gloo's ranges.
-PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter"}
+# Of NCCL's kernels and gloo's ranges; gloo reduces and scatters by an all-reduce.
+PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter|gloo:all_reduce"}
 
 
 def measure(
@@ -147,7 +147,8 @@ def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
         *traffic_rows(result.collectives, COLLECTIVES),
     ]
     if result.lanes is not None:
-        found.append({"measures": "capture", "status": "ok", **result.lanes.columns_by_collective(PATTERNS)})
+        captured = result.lanes.columns_by_collective(PATTERNS) | result.lanes.each("gather", PATTERNS["gather"])
+        found.append({"measures": "capture", "status": "ok", **captured})
     return [{"backend": backend, **row} for row in found]
 
 

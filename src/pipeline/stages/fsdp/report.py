@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report import ways
+from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import significant
 from pipeline.report.section import Section
 from pipeline.report.table import Table, named
@@ -44,8 +45,18 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _saved(steps),
             ways.captures(lead, captured, gathered),
             ways.lanes(captured, ("computation", "gather", "scatter", "waiting")),
+            _each_gather(captured),
         ],
     )
+
+
+def _each_gather(captured: pd.DataFrame) -> Chart:
+    """Draw how long each gather of a captured step takes, and how long nothing computes meanwhile."""
+    kinds = {"each_gather_ms": "gather", "each_gather_exposed_ms": "exposed"}
+    each = captured.dropna(subset=[*kinds])[["way", *kinds]].melt("way", var_name="kind", value_name="ms").explode("ms")
+    each = each.assign(number=each.groupby(["way", "kind"]).cumcount() + 1, kind=each["kind"].map(kinds))
+    title = "Each gather of the captured step: its time, and the part of it in which nothing computed"
+    return Chart("gathers", title, each, "line", Axis("number", "gather"), Axis("ms", "ms"), "kind", panel="way")
 
 
 def _saved(steps: pd.DataFrame) -> Table:

@@ -99,6 +99,8 @@ class Capture(WayRow):
     waiting_busy_pct: list[int] | None = column(
         "for equal parts of the step: share of time that communicates while nothing computes", minimum=0
     )
+    each_gather_ms: list[float] | None = column("for each gather, in the order of their starts: its time", minimum=0)
+    each_gather_exposed_ms: list[float] | None = column("for each: part of it in which nothing computed", minimum=0)
     gather_busy_pct: list[int] = column("for equal parts of the step: share of gathering time", minimum=0)
     scatter_busy_pct: list[int] = column("for equal parts of the step: share of scattering time", minimum=0)
 

@@ -57,7 +57,6 @@ def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
         _answer(lead),
         [
             _composition(plain[plain["precision"] == lead["precision"]]),
-            _timeline("timeline", "Active memory over the recorded steps: {setting}", rows, found.loc[[lead.name]]),
             _steps("variants", variants[variants["checkpoint_every"] <= 1]),
         ],
         _changes(with_figures(steps), every),

@@ -28,8 +28,13 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     sums = alike(added, CASE)
     return Section(
         _answer(sums, rows),
-        [_curves(added), _sums(sums)],
-        for_course=[_dtypes(with_figures(rows[rows["experiment"] == "autocast"])), _norms(norms), _widths(norms, eps)],
+        [_curves(added)],
+        for_course=[
+            _sums(sums),
+            _dtypes(with_figures(rows[rows["experiment"] == "autocast"])),
+            _norms(norms),
+            _widths(norms, eps),
+        ],
     )
 
 

@@ -29,7 +29,7 @@ _, MASK, SOFTMAX, _ = ATTENTION_PHASES
 MATMUL, OTHER = "matmul", "other"
 TOLD_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
-NAMED, MOST_KERNELS, LONGEST_NAME = 3, 6, 64
+NAMED, MOST_KERNELS, LONGEST_NAME = 3, 3, 64
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
 WHAT = "size precision context_length part"

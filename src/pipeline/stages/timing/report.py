@@ -41,12 +41,11 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     setting = _main_setting(steps)
     where, gains = WHERE.format(**setting), _gains(eager, setting)
     here = gains[gains["context_length"] == setting["context_length"]]
-    steps_here, passes_here = here[here["phase"] == STEP], here[here["phase"].isin(PASSES)]
+    steps_here = here[here["phase"] == STEP]
     return Section(
         _answer(alike(steps, setting), where),
         [
             _steps(alike(eager, setting), where),
-            _precisions("precisions", "model", steps_here, setting),
             _achieved(steps, setting, beside),
             _gain_by_width(gains, setting["precision"]),
         ],
@@ -54,7 +53,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             Change.between(f"{row['precision']} instead of fp32", f"{row['size']}, {where}", peer_of(row), row)
             for _, row in in_order(steps_here[~steps_here["by_host"]], ["size"], ORDERS).tail(1).iterrows()
         ],
-        for_course=[*for_course, _precisions("passes", "model part", passes_here, setting)],
+        for_course=[*for_course, _precisions(here[here["phase"].isin([*PASSES, STEP])], setting)],
     )
 
 
@@ -108,13 +107,13 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
     )
 
 
-def _precisions(name: str, what: str, gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
-    """Write phases in the main precision beside fp32, with TF32 where it was timed, narrow models first."""
-    names = f"{what} median_ms_peer median_ms_tf32 median_ms gain verdict limited_by_both both_repeats gpus"
-    heads = {"model": "model (width)", "part": "pass", "median_ms_peer": "fp32, ms", "median_ms_tf32": "TF32, ms"}
-    heads |= {"median_ms": f"{setting['precision']}, ms", "limited_by_both": "step limited by: both"}
-    columns = named(gains, names, **heads)
-    return Table(name, f"{WHERE.format(**setting)}, beside fp32:", gains, columns, all_rows=True)
+def _precisions(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
+    """Write passes and steps in the main precision beside fp32, with TF32 where it was timed, narrow models first."""
+    names = "model limited_by_both both_repeats gpus part median_ms_peer median_ms_tf32 median_ms gain verdict"
+    heads = {"model": "model (width)", "part": "", "limited_by_both": "step limited by: both"}
+    caption = "{where}: fp32, ms / TF32, ms / {precision}, ms / times as fast as fp32 (interval) / verdict:"
+    caption = caption.format(where=WHERE.format(**setting), **setting)
+    return Table("precisions", caption, gains, named(gains, names, **heads), all_rows=True, across="")
 
 
 def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:

@@ -1,0 +1,42 @@
+"""What the course asks of attention as a `torch.autograd.Function`, asked of ours through its adapters."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from pipeline.attention import eager_attention
+
+from . import adapters
+
+BATCH, LENGTH, WIDTH = 4, 128, 64
+NEAR = {"rtol": 1e-2, "atol": 1e-2}
+
+
+def check(function, is_causal, device):
+    """Compare output, saved log-sum-exp and gradients with plain attention: batch × length × width, no heads."""
+    torch.manual_seed(0)
+    q, k, v, upstream = (torch.randn(BATCH, LENGTH, WIDTH, device=device) for _ in range(4))
+    inputs, wanted_inputs = ([x.clone().requires_grad_() for x in (q, k, v)] for _ in range(2))
+    output, wanted = function.apply(*inputs, is_causal), eager_attention(*wanted_inputs, is_causal)
+    assert_close(output, wanted, **NEAR)
+    saved = [tensor for tensor in output.grad_fn.saved_tensors if tensor.shape == (BATCH, LENGTH)]
+    scores = q @ k.mT / WIDTH**0.5
+    if is_causal:
+        scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
+    assert len(saved) == 1
+    assert_close(saved[0], scores.logsumexp(-1), **NEAR)
+    output.backward(upstream)
+    wanted.backward(upstream)
+    for x, wanted_x in zip(inputs, wanted_inputs, strict=True):
+        assert_close(x.grad, wanted_x.grad, **NEAR)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_in_pytorch_is_what_the_course_asks_for(is_causal):
+    check(adapters.get_flashattention_autograd_function_pytorch(), is_causal, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_attention_in_triton_is_what_the_course_asks_for(is_causal):
+    check(adapters.get_flashattention_autograd_function_triton(), is_causal, "cuda")
