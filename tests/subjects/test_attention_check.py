@@ -5,8 +5,9 @@ import torch
 
 from pipeline.errors import Skipped
 from pipeline.parallel.processes.rank import RankContext
-from pipeline.subjects.attention_check import WAYS, check_attention, is_power_of_two, odd_lengths_like
+from pipeline.subjects.attention_check import check_attention, is_power_of_two, lengths_like
 from pipeline.subjects.checking import Wrong
+from pipeline.subjects.loading import WAYS
 from pipeline.subjects.naming import Subject
 
 from .outside_files import ADAPTERS, attention
@@ -17,7 +18,7 @@ HERE = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cp
 
 def check(function, dtype=torch.float32, head_dim=16, is_causal=True, seq_len=512):
     subject = function if isinstance(function, Subject) else attention(function)
-    return check_attention(HERE, subject, dtype, head_dim, is_causal, seq_len)
+    return check_attention(HERE, subject, dtype, head_dim, is_causal, lengths_like(seq_len))
 
 
 def limited(function):
@@ -90,7 +91,7 @@ def test_a_length_that_is_refused_or_raises_is_skipped_in_cells_of_such_lengths_
 @pytest.mark.parametrize("seq_len", [1001, 1002, 1000, 1536, 3 * 2**14, 17, 24, 80, 96])
 def test_a_cells_length_is_checked_at_others_that_are_multiples_of_as_much(seq_len):
     step = min(64, seq_len & -seq_len)
-    for length in odd_lengths_like(seq_len):
+    for length in lengths_like(seq_len)[2:]:
         assert not is_power_of_two(length)
         assert length % step == 0
         assert 80 < length < 400
