@@ -54,7 +54,7 @@ def test_machine_options_reach_their_question():
         ([], {"d_model": "-3"}, "d_model must be at least 1, got -3"),
         ([], {"size": "huge"}, "size must be one of XXL, one_head"),
         ([], {"peak_tflops_per_s": "fast"}, "peak_tflops_per_s must be a value of type float, got 'fast'"),
-        (["attention"], {}, "attention is about attention, which this model lacks"),
+        (["attention"], {}, "attention needs attention, which this model lacks"),
         ([], {"num_heads": "7"}, "num_heads must divide d_model 16384, got 7"),
     ],
 )
@@ -79,5 +79,5 @@ def test_the_command_reads_its_options():
 def test_a_machine_beyond_the_range_of_floats_is_one_line_that_names_the_option(name):
     words = ["account", "--size", "XXL", "--seq-len", "4096", f"--{name.replace('_', '-')}", "1e308"]
     ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
-    complaint = f"pipeline: account: {name} is 1e308, too large: a result does not fit a float\n"
+    complaint = f"pipeline: account: {name} must be smaller, got 1e308: a result does not fit a float\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", complaint)

@@ -48,11 +48,11 @@ def test_of_a_file_of_adapters_it_is_told_which_it_has_and_which_not(monkeypatch
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["{}"], "check: no implementation is named"),
+        (["{}"], "check: no implementation given"),
         (["{attention: {mine: 'no.py:Right'}}"], "check: attention.mine: there is no file"),
         ([BOTH, "--timeout-s", "0"], "check: --timeout-s must be above 0, got 0"),
         (["{attention"], "check: no valid YAML"),
-        (["my.py:attend"], "check: say of which kind it is, for instance '{attention: {mine: my.py:attend}}'"),
+        (["my.py:attend"], "check: name the kind, for instance '{attention: {mine: my.py:attend}}'"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(monkeypatch, capsys, words, complaint):

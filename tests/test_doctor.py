@@ -71,7 +71,7 @@ def test_the_worst_gpu_host_fits_one_screen_and_every_lack_comes_with_a_command(
     assert "345 to 1980 MHz" in screen
     assert " 90 °C" in screen
     assert " 9 GiB\n" in screen
-    assert "hw_thermal_slowdown, sw_power_cap; do not trust figures measured now: hw_thermal_slowdown\n" in screen
+    assert "hw_thermal_slowdown, sw_power_cap; do not trust times measured now: hw_thermal_slowdown\n" in screen
     assert "8 x NVIDIA H200 of 140 GiB" in screen
     lacking = [check for check in doctor.findings() if not check.ok]
     assert {check.name for check in lacking} >= {"torch.compile", "Triton kernels", "nsys captures"}
@@ -200,4 +200,4 @@ def test_what_a_container_allows_is_said(monkeypatch):
     monkeypatch.setattr(doctor, "allowed", lambda: found)
     facts = dict(doctor._facts())
     assert "0.5 of 2" in facts["CPU"]
-    assert "2 GiB may be used" in facts["memory"]
+    assert "2 GiB usable" in facts["memory"]

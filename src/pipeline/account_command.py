@@ -36,11 +36,11 @@ HELP = {
     "d_model": "width of the residual stream",
     "d_ff": "width of the feed-forward layers",
     "num_blocks": "feed-forward blocks, or layers of a transformer",
-    "num_heads": "attention heads; make XXL, feed-forward blocks alone, a transformer",
+    "num_heads": "attention heads; turns XXL, which is feed-forward blocks only, into a transformer",
     "batch_size": "sequences in the batch",
     "seq_len": "tokens in a sequence",
     "vocab_size": "vocabulary of a transformer",
-    "gpu_memory_gb": "memory: of one GPU",
+    "gpu_memory_gb": "memory: memory of one GPU",
     "device_memory_gb": "fsdp: memory of one device",
     "fsdp_size": "mesh: devices along the FSDP dimension, X",
     "tensor_size": "mesh: devices along the tensor-parallel dimension, Y",
@@ -49,9 +49,9 @@ HELP = {
     "link_gbytes_per_s": "mesh: bandwidth of a link, both directions, W",
     "peak_tflops_per_s": "mesh: dense peak of a device, C",
     "allreduce_gbytes_per_s": "buckets: algorithm bandwidth of the all-reduce, w",
-    "call_overhead_us": "buckets: what one call costs whatever its size, o",
-    "egress_gbytes_per_s": "ring, parallel: what a device sends, W",
-    "batch_tokens": "parallel: tokens over all devices, T",
+    "call_overhead_us": "buckets: fixed cost of a call, o",
+    "egress_gbytes_per_s": "ring, parallel: egress bandwidth of a device, W",
+    "batch_tokens": "parallel: tokens in the batch, over all devices, T",
 }
 
 
@@ -83,7 +83,7 @@ def account(arguments: argparse.Namespace) -> str:
     except (ZeroDivisionError, OverflowError):
         # Every option has a lower limit well above zero, so that the largest value is to blame.
         name = max((name for name in given if name != "size"), key=lambda name: float(given[name]))
-        raise UserError(f"account: {name} is {given[name]}, too large: a result does not fit a float") from None
+        raise UserError(f"account: {name} must be smaller, got {given[name]}: a result does not fit a float") from None
 
 
 def answers(asked: list[str], given: dict[str, str]) -> str:
@@ -123,7 +123,7 @@ def _describe(model: Model, subject: Subject) -> str:
     kind = (
         f"Transformer, {model.size.num_layers} layers of {model.size.num_heads} heads"
         if isinstance(model, Transformer)
-        else f"{model.numbers['num_blocks']} feed-forward blocks alone"
+        else f"{model.numbers['num_blocks']} feed-forward blocks only"
     )
     return f"{kind}, d_model {block.d_model:,}, d_ff {block.d_ff:,}: {model.parameters:,} parameters; {batch}"
 
@@ -131,7 +131,7 @@ def _describe(model: Model, subject: Subject) -> str:
 def _answer(question: str, size: str, asked: Asked) -> str:
     missing = lacking(question, asked.model)
     if missing:
-        raise UserError(f"account: {question} is about {missing}, which this model lacks; see --size and --num-heads")
+        raise UserError(f"account: {question} needs {missing}, which this model lacks: see --size and --num-heads")
     settings = {SETTING + name: value for name, value in asdict(asked.settings).items()}
     rows = pd.DataFrame(answer(question, asked)).assign(size=size, batch_size=asked.batch_size, **settings)
     return f"### {question}\n\n{table(question, rows).markdown()}"

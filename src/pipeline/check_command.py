@@ -23,11 +23,11 @@ def check_right(arguments: argparse.Namespace) -> int:
         raise UserError(f"check: --timeout-s must be above 0, got {arguments.timeout_s:g}")
     given = arguments.subjects.removeprefix("subjects=")  # as behind --config
     if ".py:" in given and "{" not in given:
-        raise UserError(f"check: say of which kind it is, for instance '{{attention: {{mine: {given}}}}}'")
+        raise UserError(f"check: name the kind, for instance '{{attention: {{mine: {given}}}}}'")
     asked = yaml_value(given, "check")
     subjects = read(asked, "check", taken_names(stages()))
     if not subjects:
-        raise UserError("check: no implementation is named: give '{kind: {name: place}}' or a file of adapters")
+        raise UserError("check: no implementation given: use '{kind: {name: place}}' or a file of adapters")
 
     print_lines(told(asked, subjects), sys.stdout)
 

@@ -110,9 +110,9 @@ def _compare(arguments: argparse.Namespace) -> int:
     if not arguments.tolerance_pct >= 0:
         raise UserError(f"compare: --tolerance-pct must be at least 0, got {arguments.tolerance_pct:g}")
     if arguments.fail_if_slower and len(arguments.runs) != 2:
-        raise UserError(f"compare: --fail-if-slower compares two runs, got {len(arguments.runs)}")
+        raise UserError(f"compare: --fail-if-slower needs two runs, got {len(arguments.runs)}")
     if arguments.history and (arguments.fail_if_slower or arguments.published or arguments.price):
-        raise UserError("compare: --history follows one row and goes with --html alone")
+        raise UserError("compare: --history can be combined only with --html")
     found = runs.load_runs(arguments.runs, stages())
     two = beside = None
     if arguments.history:
@@ -159,16 +159,16 @@ def _add_cell(command: argparse.ArgumentParser) -> None:
     """Add the words that name a cell, what it is measured with, and where its record goes."""
     command.add_argument("stage")
     command.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
-    command.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
+    command.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", help="a setting")
     command.add_argument(
-        "--subjects", metavar="YAML", help="implementations of your own: '{kind: {name: module:attribute}}', or a file"
+        "--subjects",
+        metavar="YAML",
+        help="your implementations: '{kind: {name: module:attribute}}', or a file of adapters",
     )
     command.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
-    command.add_argument("--force", action="store_true", help="measure even if the cell seems too large for the memory")
-    command.add_argument("--out", required=True, metavar="RECORD.json")
-    command.add_argument(
-        "--files", metavar="FOLDER", help="where to keep files beside the record (default: RECORD.files)"
-    )
+    command.add_argument("--force", action="store_true", help="measure even if the cell should not fit into memory")
+    command.add_argument("--out", required=True, metavar="RECORD.json", help="where to write the record")
+    command.add_argument("--files", metavar="FOLDER", help="where to keep captures (default: RECORD.files)")
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
@@ -184,10 +184,10 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    told = "Other words are Snakemake's own: options and targets."
-    runs = "measure this machine and write it up here: runs Snakemake"
+    told = "All other arguments go to Snakemake."
+    runs = "measure this machine and write the report into this folder, by Snakemake"
     whole = commands.add_parser("run", help=runs, epilog=told, allow_abbrev=False)
-    whole.add_argument("--scale", default="", metavar="SCALE", help="which cells (default: what config.yaml says)")
+    whole.add_argument("--scale", default="", metavar="SCALE", help="which cells (default: the scale in config.yaml)")
     whole.set_defaults(run=_run)
 
     describe = commands.add_parser("describe", help="print the axes, settings and columns of a stage, or of all")
@@ -197,31 +197,31 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     hint = "`python -m pipeline describe STAGE` prints a stage's axes, settings and columns"
     one_cell = commands.add_parser("measure", help="measure one cell and write its record", epilog=hint)
     one_cell.set_defaults(run=measure)
-    of_failed = commands.add_parser("failed", help="write the record of a cell whose `measure` failed", epilog=hint)
-    of_failed.add_argument("code", type=int, help="its exit code")
-    of_failed.add_argument("--log", type=Path, required=True, metavar="LOG", help="what it printed")
+    of_failed = commands.add_parser("failed", help="write the record of a cell after `measure` failed", epilog=hint)
+    of_failed.add_argument("code", type=int, help="exit code of `measure`")
+    of_failed.add_argument("--log", type=Path, required=True, metavar="LOG", help="output of `measure`")
     of_failed.set_defaults(run=failed)
     for command in (one_cell, of_failed):
         _add_cell(command)
 
-    right = commands.add_parser("check", help="check implementations of your own, without measuring them")
+    right = commands.add_parser("check", help="check your own implementations without measuring them")
     right.add_argument("subjects", metavar="YAML", help="'{kind: {name: module:attribute}}', or a file of adapters")
-    right.add_argument("--timeout-s", type=float, default=300.0, help="for each of them (default: 300)")
+    right.add_argument("--timeout-s", type=float, default=300.0, help="seconds per implementation (default: 300)")
     right.set_defaults(run=_check)
 
-    tabulate = commands.add_parser("tabulate", help="make a CSV table from records: of rows or of cells")
+    tabulate = commands.add_parser("tabulate", help="make a CSV table of rows or cells from records")
     tabulate.add_argument("kind", choices=["rows", "cells"])
     tabulate.add_argument("records", nargs="+", type=Path, metavar="RECORD.json")
     tabulate.add_argument("--out", type=Path, required=True, metavar="TABLE.csv")
     tabulate.set_defaults(run=_tabulate)
 
     pages = commands.add_parser("pages", help="write the pages of a run from its records")
-    pages.add_argument("asked", type=Path, metavar="ASKED.json", help="which records, and what is said of the run")
+    pages.add_argument("asked", type=Path, metavar="ASKED.json", help="records to show, and facts about the run")
     pages.add_argument("--out", type=Path, required=True, metavar="FOLDER")
     pages.set_defaults(run=_pages)
 
-    publish = commands.add_parser("publish", help="copy write-up, figures, tables and records into a folder")
-    publish.add_argument("folder", type=Path)
+    publish = commands.add_parser("publish", help="save a snapshot: pages, figures, tables and records")
+    publish.add_argument("folder", type=Path, help="new, or an earlier snapshot")
     publish.set_defaults(run=_publish)
 
     account = commands.add_parser("account", help="compute memory, batch and bucket sizes for any model and machine")
@@ -231,23 +231,23 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
         add_options(account)
 
-    compare = commands.add_parser("compare", help="put runs side by side; of two, tell which is faster")
+    compare = commands.add_parser("compare", help="put runs side by side; for two runs, say which is faster")
     compare.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a results folder or a published snapshot")
-    price = "USD per GPU hour of the run with this name, for USD per million tokens"
+    price = "USD per GPU hour of the run of this name; adds USD per million tokens"
     compare.add_argument("--price", action="append", default=[], metavar="NAME=USD", help=price)
     compare.add_argument(
         "--tolerance-pct",
         type=float,
         default=5.0,
-        help="least difference that counts: of times without repeats, of memory, for --fail-if-slower (default: 5)",
+        help="slowdown from which on --fail-if-slower fails, memory difference to list (default: 5)",
     )
-    compare.add_argument("--html", type=Path, metavar="PAGE.html", help="write it as an interactive page, too")
+    compare.add_argument("--html", type=Path, metavar="PAGE.html", help="also write an interactive page")
     compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
-    values = "put the values that write-ups and the course published beside those of the runs"
+    values = "add values that others and the course published"
     compare.add_argument("--published", action="store_true", help=values)
-    row = "follow this one row over the runs, in the order of their time, and name the runs where its time made a step"
+    row = "follow one row over the runs, in the order measured, and name those at which its time changed"
     compare.add_argument("--history", nargs="+", metavar=("STAGE", "AXIS=VALUE"), help=row)
-    failing = f"exit with code {SLOWER} if B is slower beyond the tolerance, lost a figure, or shares no time with A"
+    failing = f"exit with code {SLOWER} if B is slower beyond the tolerance, lost a result, or shares no time with A"
     compare.add_argument("--fail-if-slower", action="store_true", help=failing)
     compare.set_defaults(run=_compare)
 

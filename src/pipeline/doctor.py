@@ -226,13 +226,13 @@ def _snakemake_script() -> Path | None:
 def _facts() -> Iterator[tuple[str, str]]:
     facts, gpus, memory = machine_facts(), visible_gpus(), psutil.virtual_memory()
     cpu, software = facts["cpu"], facts["software"]
-    cores = f"{cpu['logical_cores']} logical cores on {cpu['physical_cores']} physical, of which {_cores()} may be used"
+    cores = f"{cpu['logical_cores']} logical cores on {cpu['physical_cores']} physical, {_cores()} usable"
     yield "CPU", f"{cpu['model']}, {cores}"
     limit_bytes = allowed()["memory_limit_bytes"]
     yield (
         "memory",
         f"{_gib(memory.available)} free of {_gib(memory.total)}"
-        + (f", of which {_gib(limit_bytes)} may be used" if limit_bytes else ""),
+        + (f", {_gib(limit_bytes)} usable" if limit_bytes else ""),
     )
     yield "disk", f"{_gib(psutil.disk_usage('.').free)} free here"
     yield "GPUs", _by_model(gpus) or "none"
@@ -262,7 +262,7 @@ def _state_facts(state: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
     yield "GPU temperature", _span(state, "temperature_c", "°C")
     yield "GPU power", _span(state, "power_w", "W")
     reasons = sorted({reason for gpu in state for reason in gpu["throttle_reasons"] or ()})
-    verdict = f"; do not trust figures measured now: {', '.join(slow)}" if (slow := slowdown_reasons(state)) else ""
+    verdict = f"; do not trust times measured now: {', '.join(slow)}" if (slow := slowdown_reasons(state)) else ""
     yield "GPU clocks limited by", (", ".join(reasons) or "nothing") + verdict
 
 

@@ -98,11 +98,11 @@ def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
     given = read(yaml_value(arguments.subjects, "--subjects"), "--subjects", taken_names(stages()))
     chosen = stage(arguments.stage)
     if not chosen.subjects_among(given):
-        kind = chosen.subjects.kind if chosen.subjects else "none"
-        raise UserError(f"--subjects has none of the kind that {chosen.name} measures, which is {kind}")
+        allowed = f"have kind {chosen.subjects.kind}" if chosen.subjects else "be left out"
+        raise UserError(f"--subjects must {allowed} for {chosen.name}, got {arguments.subjects}")
     measured = chosen.subjects_among(given, _cell_and_settings(arguments)[0])
     if not measured:
-        raise UserError(f"--subjects has none that this cell of {chosen.name} measures")
+        raise UserError(f"--subjects has no implementation that this cell of {chosen.name} measures")
     return measured
 
 
@@ -155,5 +155,5 @@ def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
     if stage(arguments.stage).keeps_files:
         return files_place(arguments.files, out)
     if arguments.files is not None:
-        raise UserError(f"--files is '{arguments.files}', but {arguments.stage} keeps no files: leave it out")
+        raise UserError(f"--files must be left out, because {arguments.stage} keeps no files, got '{arguments.files}'")
     return None

@@ -30,5 +30,5 @@ def snakefile() -> Path:
     places = [root / "workflow/Snakefile" for root in (CHECKOUT, INSTALLED)]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise UserError(f"run: there is no workflow at {' or '.join(map(str, places))}: install the package by pip")
+        raise UserError(f"run: no workflow at {' or '.join(map(str, places))}: install the package with pip")
     return found

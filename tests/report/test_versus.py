@@ -135,7 +135,13 @@ def test_repeats_of_a_side_narrow_the_interval():
         found = compare_samples(STEADY * repeats, STEADY * repeats, RepeatSpread(0.02, 20))
         return math.log(found["high"] / found["low"])
 
-    assert width(4) == pytest.approx(width(1) / 2, rel=0.02)
+    assert width(2) == pytest.approx(width(1) / math.sqrt(2), rel=0.02)
+    assert width(8) < width(4) < width(2)
+
+
+def test_the_ratio_is_that_of_the_medians_of_repeats_which_stand_beside_it():
+    row = verdict(*repeated("ours", [285.0, 286.0, 287.0]), *repeated("torch", [324.0, 387.0, 324.0]))
+    assert row["ratio"] == pytest.approx(row["median_ms_peer"] / row["median_ms"]) == pytest.approx(324 / 286)
 
 
 def test_the_spread_of_repeats_is_pooled_over_figures_of_any_size():

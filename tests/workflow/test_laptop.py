@@ -4,7 +4,7 @@ import pytest
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
-MOST_LINES = 300
+MOST_LINES = 250
 
 
 def test_the_page_of_a_whole_run_without_a_gpu_can_be_read(project, monkeypatch):

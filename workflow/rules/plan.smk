@@ -80,7 +80,7 @@ def tell_failures():
     for line in found:
         logger.info(f"snakemake: failed: {line}")
     if found:
-        logger.info("snakemake: the same command tries again what failed")
+        logger.info("snakemake: run the same command again to retry what failed")
     return bool(found)
 
 

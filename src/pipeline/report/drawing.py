@@ -17,6 +17,8 @@ from pipeline.report.table import OUTCOME_WORDS
 Spec = dict[str, Any]
 VERSION = "6.4"
 WIDTH_PX, HEIGHT_PX, BAR_PX, STACK_PX = 620, 300, 14, 26
+# Around a drawing that is a file: who looks at it may lack the font that it was measured with, and have a wider one.
+ROOM_PX = {"left": 30, "right": 30, "top": 5, "bottom": 5}
 FAINT, MOST_TICKS, MOST_POINTS = 0.45, 14, 60
 # Columns of data that marks add: words beside them, the place in a stack, what hover tells.
 WORDS, PLACE, TOLD = "_words", "_place", "_told"
@@ -36,7 +38,7 @@ CONFIG = {
     },
     "axisY": {"labelLimit": 260},
     "axisQuantitative": {"tickCount": 8},
-    "legend": {**LABELS, "orient": "top", "columns": 5, "labelLimit": 260, "symbolSize": 80},
+    "legend": {**LABELS, "orient": "top", "columns": 5, "columnPadding": 24, "labelLimit": 260, "symbolSize": 80},
     "title": {"anchor": "start", "fontSize": 12, "fontWeight": "normal"},
     "text": {"color": MUTED, "fontSize": 12},
 }
@@ -64,7 +66,7 @@ def draw(chart: Chart, path: Path) -> None:
         {"title": str(name), "width": WIDTH_PX, **_view(replace(chart, rows=own, panel=""), looks, is_still=True)}
         for name, own in panels
     ]
-    drawing = vl_convert.vegalite_to_svg({"vconcat": views, "config": CONFIG}, vl_version=VERSION)
+    drawing = vl_convert.vegalite_to_svg({"vconcat": views, "padding": ROOM_PX, "config": CONFIG}, vl_version=VERSION)
     # Coordinates to a hundredth, and dark on a dark screen.
     rounded = TAG.sub(lambda tag: LONG_NUMBER.sub(r"\1", tag[0]), drawing)
     path.parent.mkdir(parents=True, exist_ok=True)

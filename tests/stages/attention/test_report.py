@@ -51,20 +51,6 @@ def test_the_course_s_table_has_every_width_and_memory_without_workspaces():
     assert set(grid["before_backward_bytes_peer_forward"]) == {2}
 
 
-@pytest.mark.parametrize(
-    ("rows", "word"),
-    [
-        ([*rows_of(16384, 1.0, 1.0), *out_of_memory(65536)], "agrees"),
-        ([*rows_of(65536, 1.0, 1.0), *out_of_memory(131072)], "is wrong"),
-        ([*rows_of(1024, 1.0, 1.0), *out_of_memory(2048)], "is wrong"),
-        (rows_of(16384, 1.0, 1.0), "untested"),
-        ([*rows_of(16384, 1.0, 1.0), *out_of_memory(65536, modes=["compiled"])], "untested"),
-    ],
-)
-def test_the_formula_is_borne_out_only_by_what_fitted_and_what_ran_out(rows, word):
-    assert shown(told(*rows))["limits"].rows["formula"].tolist() == [word]
-
-
 def test_the_tensors_of_the_smallest_that_ran_out_make_up_its_peak():
     rows = [*rows_of(1024, 1.0, 1.0), *out_of_memory(32768), *out_of_memory(65536)]
     *parts, whole, kept = shown(told(*rows))["tensors"].rows["size_bytes"]

@@ -9,7 +9,7 @@ from .conftest import table
 OF_EXPERIMENT = {
     "accumulation": {"sums", "sums_table"},
     "autocast": {"dtypes"},
-    "layer_norm": {"layer_norm", "widths"},
+    "layer_norm": {"layer_norm"},
     "layer_norm_eps": set(),
 }
 

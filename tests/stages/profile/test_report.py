@@ -49,11 +49,11 @@ def test_a_larger_model_in_lower_precision_leads_at_the_context_that_most_have(f
     assert "medium in bf16" in found.answer
 
 
-def test_two_profilers_of_a_pass_are_compared_and_their_captures_not_mixed(frame_of):
+def test_captures_of_two_profilers_are_not_mixed(frame_of):
     found = build(frame_of(PAIR[0], {**PAIR[0], "profiler": "torch"}), {})
     assert len(part(found, "kinds").rows["label"].unique()) == 1
-    assert len(part(found, "shares").rows.drop_duplicates(["range", "profiler"])) == len(PASSES)
-    assert len(part(found, "forward_times").rows) == 2
+    assert len(part(found, "shares").rows) == len(PASSES)
+    assert set(part(found, "forward_times").rows["profiler"]) == {"auto"}
 
 
 def test_a_capture_is_held_against_the_host_s_clock_and_an_unstable_time_is_marked(pair):

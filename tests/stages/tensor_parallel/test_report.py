@@ -101,6 +101,6 @@ def test_a_cell_on_a_cpu_has_a_section_without_what_only_gpus_tell(block_rows):
     rows = [{**row, **axes, "cards": "a CPU", "setting_unstable_rel_error": 0.05} for row in block_rows]
     section = build(frame_of(STAGE, rows), {})
     parts = shown(section)
-    assert {"blocks", "rates"} <= {*parts}
+    assert "blocks" in parts
     assert "by_kind" not in parts
     assert "skipped" in parts["blocks"].markdown()

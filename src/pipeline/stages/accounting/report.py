@@ -17,6 +17,8 @@ from pipeline.stages.accounting.cell import QUESTIONS
 PREFERRED_SEQ_LEN = 4096
 # What FSDP calls to gather weights, and what tells its rate where that was not measured: a ring sends as fast.
 GATHERING = ("all_gather", "all_reduce")
+# What the course's page shows of the questions; of the rest other stages' tables hold formula and recording together.
+IN_COURSE = ("memory", "fsdp", "mesh", "ring", "parallel")
 STATE = ("weights", "gradients", "optimizer", "state", "activation", "total")
 MESH_TIMES = {
     "compute_ms": "computation",
@@ -34,7 +36,7 @@ CAPTIONS = {
     "buckets": "{gradient_bytes:gb} GB of gradients in fp32 ({size}) at w = {setting_allreduce_gbytes_per_s:g} GB/s "
     "and o = {setting_call_overhead_us:g} µs a call:",
     "ring": "All-reducing {gradient_bytes:gb} GB of gradients ({size}) around a ring that sends "
-    "{setting_egress_gbytes_per_s:g} GB/s:",
+    "{setting_egress_gbytes_per_s:g} GB/s, by what is sent at a time: bytes / ms:",
     "parallel": "Most devices that stay compute bound: a feed-forward layer of {size} in 16 bits, "
     "{setting_batch_tokens:count} tokens, C = {setting_peak_tflops_per_s:g} TFLOP/s, "
     "W = {setting_egress_gbytes_per_s:g} GB/s; what each does, at the exact limit:",
@@ -46,7 +48,7 @@ COLUMNS = {
     "fsdp": "seq_len state_bytes activation_bytes not_sharded_bytes devices on_each_bytes",
     "mesh": "case fsdp_size tensor_size tokens_per_device tokens_overall compute_ms fsdp_ms tensor_ms",
     "buckets": "case num_buckets bucket_bytes overhead_ms",
-    "ring": "case num_devices sent_bytes ring_ms",
+    "ring": "num_devices case sent_bytes ring_ms",  # a column a case
     "parallel": "strategy axes_overlap phase whole_devices whole_batch_shares whole_width_shares most_devices "
     "device_tflop weight_bytes activation_bytes compute_ms communication_ms",
     "activations": "attention seq_len norms_bytes attention_bytes scores_bytes feed_forward_bytes head_bytes "
@@ -66,7 +68,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     return Section(
         _answer(found),
         [*([_mesh_chart(found["mesh"])] if "mesh" in found else []), _here(beside)],
-        for_course=[table(question, each) for question, each in found.items()],
+        for_course=[table(question, each) for question, each in found.items() if question in IN_COURSE],
     )
 
 
@@ -78,7 +80,8 @@ def table(question: str, rows: pd.DataFrame) -> Table:
         found = found.assign(device_tflop=found["device_flops"] / 1e12)
     [caption] = written(found.head(1), CAPTIONS[question])
     columns = named(found, COLUMNS[question], seq_len="tokens", size_bytes="size")
-    return Table(question, str(caption), found, filled(found, columns), all_rows=True)
+    across = "case" if question == "ring" else None
+    return Table(question, str(caption), found, filled(found, columns), all_rows=True, across=across)
 
 
 def _answer(found: Mapping[str, pd.DataFrame]) -> str:

@@ -40,7 +40,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     return Section(
         _answer(here, limits[limits["head_dim"] == usual]),
         [_memory(rows[rows["head_dim"] == usual]), _times("times", here)],
-        for_course=[_times("grid", both), _limits_table(limits), _tensors(limits)],
+        for_course=[_times("grid", both), _tensors(limits)],
     )
 
 
@@ -100,19 +100,12 @@ def _limits(rows: pd.DataFrame) -> pd.DataFrame:
         done = with_figures(eager[eager["phase"] == "backward"])["seq_len"].max()
         out = eager.loc[eager["status"] == "oom", "seq_len"].min()
         fits = attention.longest_that_fits(_shape(row, 1), FP32_BYTES, row["device_type"], int(row["memory_bytes"]))
-        formula = "untested" if pd.isna(done) or pd.isna(out) else "agrees" if done <= fits < out else "is wrong"
-        found.append({**row.to_dict(), "fits": fits, "done": done, "out": out, "formula": formula})
-    return pd.DataFrame(found, columns=[*rows.columns, "fits", "done", "out", "formula"])
+        found.append({**row.to_dict(), "fits": fits, "done": done, "out": out})
+    return pd.DataFrame(found, columns=[*rows.columns, "fits", "done", "out"])
 
 
 def _shape(row: pd.Series, seq_len: int) -> Shape:
     return Shape(int(row["setting_batch_size"]), 1, seq_len, int(row["head_dim"]), bool(row["setting_is_causal"]))
-
-
-def _limits_table(limits: pd.DataFrame) -> Table:
-    heads = {"fits": "longest that fits by formula", "done": "longest that ran", "out": "shortest out of memory"}
-    columns = named(limits, "head_dim memory_bytes fits done out formula", **heads)
-    return Table("limits", "Where memory ends, eager forward and backward:", limits, columns)
 
 
 def _tensors(limits: pd.DataFrame) -> Table:

@@ -187,14 +187,19 @@ def _changes(models: pd.DataFrame, ours: str, duel: pd.DataFrame, queued: str) -
 
 
 def _grid(duel: pd.DataFrame, queued: str) -> Table:
-    """Write the assignment's table, ours and plain attention, at the lengths that all widths and dtypes have."""
+    """Write the assignment's table, ours and plain attention, at a middle and the longest length that all lanes have.
+
+    A lane: a data type and width.
+    """
     lanes = duel["dtype"] + " " + duel["head_dim"].astype(str)
     duel = duel[lanes.groupby(duel["seq_len"]).transform("nunique") == lanes.nunique()]
-    duel = in_order(duel, ["dtype", "head_dim", "seq_len", "phase"], {"dtype": DTYPES, "phase": PHASES})
+    lengths = sorted(duel["seq_len"].unique())
+    duel = duel[duel["seq_len"].isin([*lengths[-1:], *lengths[: len(lengths) // 2][-1:]])]
+    duel = in_order(duel, ["dtype", "seq_len", "phase", "head_dim"], {"dtype": DTYPES, "phase": PHASES})
     caption = f"One causal head{queued}: ours, ms / plain, ms / times as fast (interval) / verdict:"
     duel = duel.assign(part=duel["phase"].replace({BOTH_PHASES: "both"}))
-    columns = named(duel, "dtype head_dim seq_len part median_ms median_ms_peer gain verdict")
-    return Table("grid", caption, duel, columns, all_rows=True, across="")
+    columns = named(duel, "dtype seq_len part head_dim median_ms median_ms_peer gain verdict", part="pass")
+    return Table("grid", caption, duel, columns, all_rows=True, across="head dim")
 
 
 def _gains(duel: pd.DataFrame) -> Chart:

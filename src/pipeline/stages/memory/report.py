@@ -29,7 +29,7 @@ SETTING = "{what}, {precision}, context {context_length}, {with_attention} atten
 TOLD = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
 PLAIN = {"attention": "eager", "checkpoint_every": 0, "num_layers": 0}
-MOST_ALLOCATIONS = 5
+MOST_ALLOCATIONS = 4
 BLOCK_SUMS = {
     "saved_bytes": "all that it saves",
     "gradients_bytes": "gradients of its parameters",

@@ -32,8 +32,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         for_course=[
             _sums(sums),
             _dtypes(with_figures(rows[rows["experiment"] == "autocast"])),
-            _norms(norms),
-            _widths(norms, eps),
+            _norms(norms, eps),
         ],
     )
 
@@ -101,36 +100,31 @@ def _dtypes(seen: pd.DataFrame) -> Table:
     return Table("dtypes", caption, found, columns, all_rows=True, across="autocast to")
 
 
-def _norms(norms: pd.DataFrame) -> Table:
-    """Write for each format and way to compute the errors at inputs of size one, and the inputs that lose no row."""
+def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
+    """Write for each format and way to compute the errors at inputs of size one, and the inputs that lose no row.
+
+    Beside the format: which of layer norm's eps it loses.
+    """
     keys = ["dtype", "method"]
     normal = norms[norms["input"] == "normal"]
     is_whole = (normal["output_zero_share"] == 0) & (normal["output_nonfinite_share"] == 0)
     up_to = normal[is_whole].groupby(keys)["magnitude"].max().rename("up_to")
     found = in_order(normal[normal["magnitude"] == 1], keys, {"dtype": FORMAT_NAMES, "method": METHODS})
+    lost = eps[eps["zeros_nonfinite_in_format"].astype(float) > 0].groupby("dtype")["eps"]
+    lost = lost.agg(lambda each: ", ".join(map(number, each)))
     found = found.join(up_to, on=keys)
     found = found.assign(
+        lost=found["dtype"].map(lost).fillna("none") if len(eps) else None,
         computed=found["method"].replace("_", " ", regex=True),
         variance_pct=100 * found["variance_rel_error"].astype(float),
         half_spacings=found["output_max_error"].astype(float) / found["output_half_spacing"],
         largest=written(found, "{up_to:.3g}"),
         overflow=written(found, "{predicted_overflow_magnitude:.3g}"),
     )
-    names = "dtype d_model computed variance_pct output_max_error half_spacings largest overflow"
-    heads = {"variance_pct": "variance off by", "output_max_error": "output off by", "overflow": "predicted overflow"}
-    columns = named(found, names, **heads, largest="largest inputs, no row zero or infinite")
-    return Table("layer_norm", "Layer norm of normal inputs of size 1, against fp64:", found, columns)
-
-
-def _widths(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
-    """Write what stalled sums make of a variance, and which of layer norm's eps a format loses."""
-    alternating = norms[(norms["input"] == "alternating") & norms["dtype"].isin(["fp16", "bf16"])]
-    own, summed = (alternating[alternating["method"] == method] for method in METHODS[:2])
-    lost = eps[eps["zeros_nonfinite_in_format"].astype(float) > 0].groupby("dtype")["eps"]
-    lost = lost.agg(lambda each: ", ".join(map(number, each)))
-    both = own.merge(summed, on=["dtype", "d_model"], suffixes=("", "_summed"))
-    both = both.assign(lost=both["dtype"].map(lost).fillna("none") if len(eps) else None)
-    caption = "Variance of inputs of +1 and −1 over the true one, all in the format / predicted / with sums in fp32:"
-    names = "dtype lost d_model variance_ratio predicted_variance_ratio variance_ratio_summed"
-    columns = named(both, names, lost="eps with which zeros have no finite norm", d_model="features")
-    return Table("widths", caption, both, columns, all_rows=True, across="features")
+    caption = (
+        "Layer norm of normal inputs of size 1, against fp64: variance off by / output off by / the same in half "
+        "spacings of the format / largest inputs of which no row is lost / overflow as predicted:"
+    )
+    names = "dtype d_model lost computed variance_pct output_max_error half_spacings largest overflow"
+    columns = named(found, names, lost="eps with which zeros have no finite norm", computed="")
+    return Table("layer_norm", caption, found, columns, all_rows=True, across="")

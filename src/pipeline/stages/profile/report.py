@@ -29,9 +29,10 @@ _, MASK, SOFTMAX, _ = ATTENTION_PHASES
 MATMUL, OTHER = "matmul", "other"
 TOLD_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
 RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
-NAMED, MOST_KERNELS, LONGEST_NAME = 3, 3, 64
+NAMED, MOST_KERNELS, LONGEST_NAME = 2, 3, 64
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
+FIRST = "The kernel with the most time / its kind / calls / ms / share:"
 WHAT = "size precision context_length part"
 
 
@@ -55,8 +56,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _answer(alike(kinds, of_capture), lead),
         [_by_model(alike(widest, main)), _kernels("kernels", most, "Kernels with the most time:")],
         for_course=[
-            _forward_times(measured[measured["size"].isin(ends["size"])]),
-            _kernels("first_kernels", _ends(alike(leading, main)), "The kernel with the most time:"),
+            _forward_times(ends),
+            _kernels("first_kernels", _ends(alike(leading, main)), FIRST, across="pass"),
             _kernels("other_kernels", others, "Kernels other than products with the most time:"),
             _shares(ends),
             _attention(_ends(alike(measured, main))),
@@ -124,13 +125,14 @@ def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
     return Chart(name, title, drawn, "stack", axis, Axis("label"), "kind_of_work", hover=hover)
 
 
-def _kernels(name: str, kernels: pd.DataFrame, caption: str) -> Table:
+def _kernels(name: str, kernels: pd.DataFrame, caption: str, across: str | None = None) -> Table:
     kernels = kernels.assign(short=kernels["kernel"].str.replace(f"(?<=^.{{{LONGEST_NAME}}}).+", "…", regex=True))
     what, rest = (
         named(kernels, WHAT, part="pass"),
         named(kernels, "category count time_ms share_pct", category="kind", count="calls"),
     )
-    return Table(name, caption, kernels, [*what, ("kernel", "short", code), *rest], all_rows=True)
+    columns = [*what, ("kernel", "short", code), *rest]
+    return Table(name, caption, kernels, columns, all_rows=True, across=across)
 
 
 def _forward_times(rows: pd.DataFrame) -> Table:
@@ -149,8 +151,11 @@ def _shares(rows: pd.DataFrame) -> Table:
     """Write the shares of the kinds of kernels that the course asks for, by pass."""
     kinds = rows[(rows["kind"] == "category") & rows["range"].isin(PASSES) & rows["category"].isin(TOLD_KINDS)]
     kinds = in_order(kinds, [*CELL, "range", "category"], ORDERS)
-    columns = named(kinds, f"{WHAT} category share_pct", part="pass", category="share of")
-    return Table("shares", "Shares of the time in kernels:", kinds, columns, all_rows=True, across="share of")
+    shares = kinds.pivot_table(index=[*CELL[:-1], "part"], columns="category", values="share_pct", sort=False)
+    shares = shares.reindex(columns=TOLD_KINDS).add_suffix("_share_pct").reset_index()
+    columns = named(shares, f"{CELL[1]} {CELL[0]} {CELL[2]} part {' '.join(shares.columns[4:])}", part="")
+    caption = f"Shares of the time in kernels, {' / '.join(TOLD_KINDS)}:"
+    return Table("shares", caption, shares, columns, all_rows=True, across="")
 
 
 def _attention(rows: pd.DataFrame) -> Table:
@@ -173,5 +178,7 @@ def _attention(rows: pd.DataFrame) -> Table:
         "times": "softmax's time over the products'",
         "flops_times": "products' FLOPs over softmax's",
     }
-    columns = filled(found, named(found, f"{WHAT} {' '.join(heads)}", **heads, part="pass"))
-    return Table("attention", "Inside plain attention, all layers together:", found, columns, all_rows=True)
+    columns = filled(found, named(found, f"{WHAT} {' '.join(heads)}", **heads, part=""))
+    told = " / ".join(head for head, name, _ in columns if name in heads)
+    caption = f"Inside plain attention, all layers together: {told}:"
+    return Table("attention", caption, found, columns, all_rows=True, across="")

@@ -48,10 +48,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _table("steps", "A whole training step", steps[steps["what"] == "step"]),
             _by_kind(rows, steps),
         ],
-        for_course=[
-            _table("long", "One block at the longest context", blocks[is_longest & several]),
-            _rates(rows),
-        ],
+        for_course=[_table("long", "One block at the longest context", blocks[is_longest & several])],
     )
 
 
@@ -114,16 +111,3 @@ def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
     )
     title = "Where the time of one profiled step goes, and what the formula counts"
     return Chart("by_kind", title, drawn, "stack", Axis("work_ms", "ms"), Axis("way"), "category", panel="case")
-
-
-def _rates(rows: pd.DataFrame) -> Table:
-    """Write the rates that the formulas are given."""
-    own = rows[rows["measures"] == "rate"]
-    columns = [
-        ("case", "case", text),
-        ("rate", "rate", text),
-        ("GB", "size_bytes", gb),
-        ("TFLOP/s", "tflops_per_s", number),
-        ("GB/s sent", "busbw_gb_per_s", number),
-    ]
-    return Table("rates", "Rates measured in the same processes:", own, filled(own, columns), all_rows=True)

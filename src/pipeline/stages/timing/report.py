@@ -167,9 +167,11 @@ def _phases(eager: pd.DataFrame) -> Table:
     steps_ms = passes["samples_of_repeats"].explode().explode().astype(float)
     passes = passes.join(steps_ms.groupby(level=0).agg(["mean", "std", "count"]).add_suffix("_of_steps"))
     passes = passes.assign(spread=written(passes, MEAN_STD))
-    columns = named(passes, "size precision batch_size part context_length spread count_of_steps")
-    caption = "Mean ± standard deviation, ms / number of steps:"
-    return Table("phases", caption, passes, columns, all_rows=True, across="context")
+    forward, backward = (passes[passes["phase"] == phase] for phase in PASSES)
+    both = forward.merge(backward[[*CELL, "spread"]], "left", CELL, suffixes=("", "_backward"))
+    columns = named(both, "size precision batch_size context_length spread spread_backward count_of_steps")
+    caption = "Forward, mean ± standard deviation, ms / backward, the same / number of steps of each:"
+    return Table("phases", caption, both, columns, all_rows=True, across="context")
 
 
 def _warm_up(host: pd.DataFrame) -> Table:
