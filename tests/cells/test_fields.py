@@ -3,7 +3,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from pipeline.cells import fields, sweep
+from pipeline.cells import fields
 from pipeline.cells.fields import axis
 from pipeline.errors import UserError
 from pipeline.stages.timing.cell import Cell
@@ -81,7 +81,7 @@ def test_a_number_that_no_float_can_hold_is_refused_in_one_short_line(name, valu
 
 
 def test_a_grid_is_the_product_of_its_axes_and_defaults():
-    cells = sweep.expand(Cell, [{"size": ["small", "xl"], "precision": ["fp32", "bf16"]}], "grid")
+    cells = fields.expand(Cell, [{"size": ["small", "xl"], "precision": ["fp32", "bf16"]}], "grid")
     assert [(cell.size, cell.precision) for cell in cells] == [
         ("small", "fp32"),
         ("small", "bf16"),
@@ -93,4 +93,4 @@ def test_a_grid_is_the_product_of_its_axes_and_defaults():
 
 def test_a_cell_that_two_grids_share_is_measured_once():
     grids = [{"size": ["small"]}, {"size": "small", "warmup_steps": [0, 5]}]
-    assert sweep.expand(Cell, grids, "grid") == [Cell(), Cell(warmup_steps=0)]
+    assert fields.expand(Cell, grids, "grid") == [Cell(), Cell(warmup_steps=0)]

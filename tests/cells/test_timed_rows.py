@@ -4,8 +4,7 @@ from dataclasses import asdict
 
 import pytest
 
-from pipeline.cells.samples import why_unstable
-from pipeline.cells.timed_rows import idle_columns
+from pipeline.cells.timed_rows import idle_columns, why_unstable
 from pipeline.stages.ddp.cell import Cell, Settings
 from pipeline.stages.ddp.rows import ROW_TYPES
 

@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.parallel.processes import one_node
 
-from ..slurm import LIMIT_S, await_true, kill, started, why_not
+from ..processes import wait_until
+from ..slurm import LIMIT_S, kill, started, why_not
 from .conftest import copied_project
 
 pytestmark = [
@@ -67,7 +68,7 @@ class Run:
     def await_cells(self, count):
         """Wait until so many cells measure."""
         ended = self.process.poll
-        await_true(lambda: len(self.measuring()) == count or ended() is not None, "the cells do not measure")
+        wait_until(lambda: len(self.measuring()) == count or ended() is not None, LIMIT_S)
         assert ended() is None, self.process.communicate()[0]
 
     @property
@@ -97,7 +98,7 @@ class Run:
 
     def leaves_nothing(self):
         """Wait until no process of any job is left."""
-        await_true(lambda: not self.cluster.processes(), "processes of jobs are left")
+        wait_until(lambda: not self.cluster.processes(), LIMIT_S)
 
     def end(self):
         """End what is left of the run and of its jobs."""
@@ -207,7 +208,7 @@ def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finish
 def endless(unmeasured, cluster):
     """A run of one cell, whose ranks on both nodes measure."""
     with endless_run(unmeasured, cluster, 1, 2, "results/collectives/gloo.csv") as run:
-        await_true(lambda: run.nodes_of_ranks() == {"n1", "n2"}, "ranks do not run on both nodes")
+        wait_until(lambda: run.nodes_of_ranks() == {"n1", "n2"}, LIMIT_S)
         yield run
 
 
@@ -215,7 +216,7 @@ def assert_cancelled(run):
     def states():
         return {job["State"] for job in run.jobs.values()}
 
-    await_true(lambda: not states() & {"RUNNING", "COMPLETING"}, "a job goes on")
+    wait_until(lambda: not states() & {"RUNNING", "COMPLETING"}, LIMIT_S)
     assert states() == {"CANCELLED"}
 
 

@@ -186,7 +186,8 @@ def _called(attend: Attend, inputs: list[Tensor], gradient: Tensor) -> list[Tens
 
 def _compare(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -> None:
     """Raise Wrong that says which of the results is off, how far, where, and how far rounding could bring it."""
-    q, exact = inputs[0], exact_attention(*inputs, is_causal)
+    q, k, v, do = inputs
+    exact = exact_attention(q, k, v, do, is_causal)
     problem = f" (length {q.shape[-2]}, head_dim {q.shape[-1]}, {'causal' if is_causal else 'no mask'})"
     for name, result, bound in zip(QUANTITIES, results, _allowed(inputs, is_causal), strict=True):
         if (result.shape, result.dtype) != (bound.shape, q.dtype):
@@ -235,8 +236,9 @@ def _mistakes(
         shifted = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf).softmax(-1) @ v
         shifted[..., 0, :] = result[..., 0, :]  # the first query may see no key, and then gives anything
         yield f"{words}: the causal mask is off by one", shifted, ABOUT + ABOUT * shifted.abs()
-    allowed = _allowed(inputs, False)[QUANTITIES.index(name)]
-    yield IGNORES_MASK, getattr(exact_attention(*inputs, False), name), allowed
+    q, k, v, do = inputs
+    unmasked = getattr(exact_attention(q, k, v, do, is_causal=False), name)
+    yield IGNORES_MASK, unmasked, _allowed(inputs, False)[QUANTITIES.index(name)]
 
 
 def _told_off(name: str, result: Tensor, off: Tensor, over: Tensor, worst: int) -> str:

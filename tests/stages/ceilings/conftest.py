@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.cells.samples import summarise
+from pipeline.cells.timed_rows import summarise
 from pipeline.instruments.machine.ceilings import Ceiling
 from pipeline.stages.ceilings.cell import DTYPES, KINDS, Cell, Settings
 
