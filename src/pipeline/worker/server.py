@@ -1,7 +1,8 @@
-"""A process beside Snakemake: it forks cells with torch imported, and ends what Snakemake leaves running when it dies.
+"""The worker beside Snakemake: it forks cells with torch imported, and ends what Snakemake leaves running when it dies.
 
-For each cell it forks a watcher, which forks the cell, tells the caller how it ends, and kills it if the caller goes.
-What cells do is in `child` beside this; who asks, and what passes between the two, in `client`.
+It is two processes: one waits for Snakemake's end, and its child serves. For each cell the child forks a watcher, which
+forks the cell, tells the caller how it ends, and kills it if the caller goes. What cells do is in `child` beside this;
+who asks, and what passes between the two, in `client`.
 
 What Snakemake started, the worker tells by an environment variable, which all descendants inherit, also those that
 leave its process group and session, as the program under nsys does. Cells of the worker end with their callers.
