@@ -120,21 +120,18 @@ def test_it_says_which_kernels_of_attention_the_gpu_gets_if_any(found, told, gpu
     assert (check("Triton kernels").ok, check("Triton kernels").detail) == (told is not None, detail)
 
 
-def test_nsys_off_the_path_is_found_where_nvidia_puts_it(gpu_host, path, monkeypatch, tmp_path):
-    nsys = path("nsys", folder=tmp_path / "opt" / "2025.3" / "bin")
-    monkeypatch.setattr(doctor, "_NSYS_HOMES", (str(tmp_path / "opt" / "*" / "bin" / "nsys"),))
-    assert check("nsys captures").remedy == f'export PATH="{nsys.parent}:$PATH"'
-
-
 CAPTURING_NSYS = """#!/bin/sh
 case "$1" in --version) echo "NVIDIA Nsight Systems version 2025.3" ;; esac
 for word; do case "$word" in --output=*) : > "${word#--output=}.nsys-rep" ;; esac; done
 """
 
 
-def test_only_an_nsys_that_makes_a_capture_passes_and_a_library_that_it_lacks_is_reported_with_its_package(
-    gpu_host, path, tmp_path
+def test_an_nsys_off_the_path_is_found_and_passes_if_it_makes_a_capture_and_what_it_lacks_is_told_with_its_package(
+    gpu_host, path, monkeypatch, tmp_path
 ):
+    nsys = path("nsys", folder=tmp_path / "opt" / "2025.3" / "bin")
+    monkeypatch.setattr(doctor, "_NSYS_HOMES", (str(tmp_path / "opt" / "*" / "bin" / "nsys"),))
+    assert check("nsys captures").remedy == f'export PATH="{nsys.parent}:$PATH"'
     path("nsys").write_text(CAPTURING_NSYS)
     assert check("nsys captures") == doctor.Check("nsys captures", True, "NVIDIA Nsight Systems version 2025.3")
     path("nsys", prints="Importer error status: An unknown error occurred.")

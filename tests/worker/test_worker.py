@@ -1,6 +1,5 @@
 """The worker and its callers, as real processes over a small checkout whose command line runs given Python code."""
 
-import json
 import os
 import re
 import shutil
@@ -123,16 +122,11 @@ def own_run(tmp_path):
 def test_a_cell_has_its_callers_directory_and_environment_and_nothing_left_from_the_worker_or_other_cells(
     run, tmp_path
 ):
-    code = (
-        "import os, json\n"
-        "names = ('CUDA_VISIBLE_DEVICES', 'OPENBLAS_NUM_THREADS', 'LEFT')\n"
-        "print(json.dumps([os.getcwd(), process, *map(os.environ.get, names)]))\n"
-        "os.environ['LEFT'] = '1'"
-    )
+    names = ("CUDA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS", "LEFT")
+    code = f"import os; print([os.getcwd(), process, *map(os.environ.get, {names})]); os.environ['LEFT'] = '1'"
     for devices in ("0", "3,5"):
-        exit_code, stdout, _ = run.call(code, cwd=tmp_path, CUDA_VISIBLE_DEVICES=devices)
-        assert exit_code == 0
-        assert json.loads(stdout) == [str(tmp_path), "worker", devices, os.environ.get("OPENBLAS_NUM_THREADS"), None]
+        found = [str(tmp_path), "worker", devices, os.environ.get("OPENBLAS_NUM_THREADS"), None]
+        assert run.call(code, cwd=tmp_path, CUDA_VISIBLE_DEVICES=devices)[:2] == (0, f"{found}\n")
 
 
 def test_a_worker_loads_libraries_without_thread_counts_of_others_without_cuda_and_outlives_a_snakemake_around_it(run):
