@@ -114,7 +114,7 @@ def test_a_killed_snakemake_takes_its_cell_along_and_the_next_run_measures_what_
     assert code == 0, output
     code, output = project.snakemake("results/timing/cells.csv", "--config", FOUR_CELLS)
     assert code == 0, output
-    assert output.count("] timing ") == 4 - len(finished) == 2, output
+    assert f"measured {4 - len(finished)} cells: " in output
     assert len(project.records()) == 4
     assert not list(project.root.glob("results/timing/cells/**/.*"))
     assert {path: path.stat().st_mtime_ns for path in finished} == finished
