@@ -100,10 +100,10 @@ def test_a_killed_snakemake_takes_its_cell_along_and_the_next_run_measures_what_
     sound, first_line = runner.read_text(), "    try:\n        return measure(cell, settings, stopwatch)"
     assert first_line in sound
     # As a capture does: the program under nsys has a session of its own.
-    hangs = "    import subprocess\n    subprocess.run(['sleep', '100'], start_new_session=True)\n"
+    hangs = "    import subprocess\n    subprocess.run(['sleep', '1000'], start_new_session=True)\n"
     runner.write_text(sound.replace(first_line, hangs + first_line))
     run = project.start("results/timing/cells.csv", "--config", FOUR_CELLS)
-    wait_until(lambda: any(p.info["cmdline"] == ["sleep", "100"] for p in processes_in(project.root)))
+    wait_until(lambda: any(p.info["cmdline"] == ["sleep", "1000"] for p in processes_in(project.root)))
     finished = {path: path.stat().st_mtime_ns for path in project.records()}
     run.kill()
     run.wait()
