@@ -45,5 +45,7 @@ test-slow: env
 
 lint: env
 	PATH="$$PWD/$(VENV)/bin:$$PATH" ruff check . && PATH="$$PWD/$(VENV)/bin:$$PATH" ruff format --check .
+	# Text files are read and written in a named encoding.
+	PATH="$$PWD/$(VENV)/bin:$$PATH" ruff check --preview --select PLW1514 src tools
 	PATH="$$PWD/$(VENV)/bin:$$PATH" snakefmt --check workflow
 	PATH="$$PWD/$(VENV)/bin:$$PATH" mypy

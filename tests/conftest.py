@@ -45,8 +45,18 @@ LONG_FILES = ("test_cli.py", "test_modules.py", "test_starting.py", "test_worker
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest, those that run Snakemake first: at the end no process waits long."""
-    items.sort(key=lambda item: 0 if item.get_closest_marker("workflow") else 1 + (item.path.name not in LONG_FILES))
+    """Begin with the files that take longest: at the end no process waits long.
+
+    Of those that run Snakemake one comes first: it measures what the others wait for.
+    """
+    first = next((item.path for item in items if item.get_closest_marker("workflow")), None)
+
+    def place(item):
+        if item.get_closest_marker("workflow"):
+            return 0 if item.path == first else 2
+        return 1 if item.path.name in LONG_FILES or item.get_closest_marker("slow") else 3
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(tryfirst=True)  # before ranks are forked
@@ -60,7 +70,7 @@ class _ByWhatIsShared(LoadFileScheduling):
     """Give one process all files of a folder whose tests share a measured run, so that it is measured once."""
 
     def _split_scope(self, nodeid):
-        return re.match(r"tests/workflow/|tests/stages/\w+/|[^:]*", nodeid)[0]
+        return re.match(r"tests/stages/\w+/|[^:]*", nodeid)[0]
 
 
 @pytest.hookimpl(optionalhook=True)

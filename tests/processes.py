@@ -23,7 +23,7 @@ def assert_ended(processes):
         time.sleep(0.02)
 
 
-def wait_until(condition, seconds=60.0):
+def wait_until(condition, seconds=300.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.cells.rows import columns
-from pipeline.cells.samples import summarise
+from pipeline.cells.timed_rows import summarise
 from pipeline.instruments.machine.gpus import visible_gpus
 from pipeline.instruments.machine.identity import SOFTWARE, gpu_facts
 from pipeline.instruments.sampling.stopwatch import Stopwatch

@@ -12,18 +12,18 @@ import shlex
 import shutil
 import socket
 import subprocess
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from .processes import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 GPUS = {"n1": "/dev/null", "n2": "/dev/zero"}
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 # No test waits this long on any machine where it passes, however loaded: conditions are polled.
 LIMIT_S = 600.0
-POLL_S = 0.2
 # Which cluster a process belongs to: all that jobs start inherit it.
 MARK = "TEST_CLUSTER"
 CONFIG = """\
@@ -88,7 +88,7 @@ class Cluster:
 
     def await_nodes(self):
         """Wait until both nodes are idle."""
-        await_true(lambda: self.nodes() == dict.fromkeys(GPUS, "idle"), f"a node is not idle: see {self.folder}/*.log")
+        wait_until(lambda: self.nodes() == dict.fromkeys(GPUS, "idle"), LIMIT_S)
 
     @contextlib.contextmanager
     def without_node(self, name):
@@ -158,7 +158,7 @@ def start_daemons(cluster):
     files = [f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in ("pid-file", "seed-file", "socket")]
     # By force, for no other user may enter the folders of tests.
     cluster.start("munged", "munged", "--force", "--foreground", f"--key-file={key}", *files)
-    await_true(lambda: (folder / "munge.socket").exists(), f"munged has no socket, see {folder}/*.log")
+    wait_until((folder / "munge.socket").exists, LIMIT_S)
     cluster.start("slurmctld", "slurmctld", "-D")
     for node in GPUS:
         cluster.start_node(node)
@@ -172,14 +172,6 @@ def kill(processes):
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(processes)
-
-
-def await_true(condition, complaint):
-    """Wait until a condition holds; fail with the complaint if it never does."""
-    give_up = time.monotonic() + LIMIT_S
-    while not condition():
-        assert time.monotonic() < give_up, complaint
-        time.sleep(POLL_S)
 
 
 def free_ports(count):

@@ -1,8 +1,6 @@
-import subprocess
-import sys
-
 import pytest
 
+from pipeline import cli
 from pipeline.account_command import answers
 from pipeline.errors import UserError
 from pipeline.stages.accounting.cell import QUESTIONS
@@ -65,19 +63,19 @@ def test_bad_input_is_one_line(asked, given, complaint):
     assert "\n" not in str(raised.value)
 
 
-def test_the_command_reads_its_options():
+def test_the_command_reads_its_options(capsys):
     words = ["account", "memory", "--d-model", "1000", "--d-ff", "1000", "--num-blocks", "5"]
-    ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-    assert "10,000,000 parameters" in ended.stdout
-    assert value(ended.stdout, "state", "size") == "160 MB"
+    assert cli.run(words, "ordinary", 0.0) == 0
+    told = capsys.readouterr().out
+    assert "10,000,000 parameters" in told
+    assert value(told, "state", "size") == "160 MB"
 
 
 @pytest.mark.parametrize(
     "name", ["peak_tflops_per_s", "link_gbytes_per_s", "allreduce_gbytes_per_s", "call_overhead_us"]
 )
-def test_a_machine_beyond_the_range_of_floats_is_one_line_that_names_the_option(name):
+def test_a_machine_beyond_the_range_of_floats_is_one_line_that_names_the_option(capsys, name):
     words = ["account", "--size", "XXL", "--seq-len", "4096", f"--{name.replace('_', '-')}", "1e308"]
-    ended = subprocess.run([sys.executable, "-m", "pipeline", *words], capture_output=True, text=True, timeout=60)
+    assert cli.run(words, "ordinary", 0.0) == 2
     complaint = f"pipeline: account: {name} must be smaller, got 1e308: a result does not fit a float\n"
-    assert (ended.returncode, ended.stdout, ended.stderr) == (2, "", complaint)
+    assert capsys.readouterr() == ("", complaint)

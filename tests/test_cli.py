@@ -38,6 +38,12 @@ def pipeline(*words, before="", **options):
     return subprocess.run(command, **{"capture_output": True, "text": True, "timeout": 120, **options})
 
 
+def with_streams(streams, *words):
+    """Run a command with its standard streams as a shell redirects them; return the exit code."""
+    command = shlex.join([sys.executable, "-m", "pipeline", *map(str, words)])
+    return subprocess.run(["sh", "-c", f"{command} {streams}"], timeout=120).returncode
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -92,23 +98,12 @@ def test_a_folder_of_locks_that_cannot_be_used_is_one_line(tmp_path, monkeypatch
     assert ended.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("worker", ["", "off"])
-def test_a_record_is_kept_when_printing_fails_or_streams_are_closed_and_by_force_its_command_says_so(
-    tmp_path, monkeypatch, worker
-):
-    monkeypatch.setenv("PIPELINE_WORKER", worker)
+def test_a_record_is_kept_when_printing_fails_or_streams_are_closed_and_by_force_its_command_says_so(tmp_path):
     words = (*CALCULATE, "--force", "--out", tmp_path / "cell.json")
-    with open("/dev/full", "w") as full:
-        ended = pipeline(*words, capture_output=False, stdout=full, stderr=subprocess.PIPE)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    record = json.loads((tmp_path / "cell.json").read_text())
-    assert set(record) == CONTRACT
-    assert "--force" in record["command"].split()
-    (tmp_path / "cell.json").unlink()
-    command = shlex.join([sys.executable, "-m", "pipeline", *map(str, words)])
-    assert subprocess.run(["sh", "-c", f"{command} <&- >&- 2>&-"], timeout=120).returncode == 0
-    record = json.loads((tmp_path / "cell.json").read_text())
-    assert record["process"] == ("ordinary" if worker else "worker")
+    for streams in (">/dev/full", "<&- >&- 2>&-"):
+        assert with_streams(streams, *words) == 0
+        assert "--force" in json.loads((tmp_path / "cell.json").read_text())["command"].split()
+        (tmp_path / "cell.json").unlink()
 
 
 def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_path):
@@ -154,7 +149,7 @@ def test_a_record_has_every_part_and_its_command_measures_the_same_cell_with_and
     assert f"median_ms={statistics.median(first['rows'][0]['samples_ms']):.4g}\n" in ended.stdout
 
     monkeypatch.setenv("PIPELINE_WORKER", "off")
-    assert pipeline(*shlex.split(first["command"])[3:]).returncode == 0
+    assert with_streams("<&- >/dev/full 2>&-", *shlex.split(first["command"])[3:]) == 0
     again = json.loads((tmp_path / "cell.json").read_text())
     assert (first["process"], again["process"]) == ("worker", "ordinary")
     for part in ("cell", "settings", "machine", "code", "command"):

@@ -1,5 +1,3 @@
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from importlib.metadata import version
@@ -8,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline import doctor
+from pipeline import cli, doctor
 from pipeline.attention.triton import gpu, kernel_sets
 from pipeline.instruments.machine.gpus import Gpu
 from tools.tuning.every_gpu import GPUS
@@ -122,21 +120,18 @@ def test_it_says_which_kernels_of_attention_the_gpu_gets_if_any(found, told, gpu
     assert (check("Triton kernels").ok, check("Triton kernels").detail) == (told is not None, detail)
 
 
-def test_nsys_off_the_path_is_found_where_nvidia_puts_it(gpu_host, path, monkeypatch, tmp_path):
-    nsys = path("nsys", folder=tmp_path / "opt" / "2025.3" / "bin")
-    monkeypatch.setattr(doctor, "_NSYS_HOMES", (str(tmp_path / "opt" / "*" / "bin" / "nsys"),))
-    assert check("nsys captures").remedy == f'export PATH="{nsys.parent}:$PATH"'
-
-
 CAPTURING_NSYS = """#!/bin/sh
 case "$1" in --version) echo "NVIDIA Nsight Systems version 2025.3" ;; esac
 for word; do case "$word" in --output=*) : > "${word#--output=}.nsys-rep" ;; esac; done
 """
 
 
-def test_only_an_nsys_that_makes_a_capture_passes_and_a_library_that_it_lacks_is_reported_with_its_package(
-    gpu_host, path, tmp_path
+def test_an_nsys_off_the_path_is_found_and_passes_if_it_makes_a_capture_and_what_it_lacks_is_told_with_its_package(
+    gpu_host, path, monkeypatch, tmp_path
 ):
+    nsys = path("nsys", folder=tmp_path / "opt" / "2025.3" / "bin")
+    monkeypatch.setattr(doctor, "_NSYS_HOMES", (str(tmp_path / "opt" / "*" / "bin" / "nsys"),))
+    assert check("nsys captures").remedy == f'export PATH="{nsys.parent}:$PATH"'
     path("nsys").write_text(CAPTURING_NSYS)
     assert check("nsys captures") == doctor.Check("nsys captures", True, "NVIDIA Nsight Systems version 2025.3")
     path("nsys", prints="Importer error status: An unknown error occurred.")
@@ -159,12 +154,9 @@ def test_a_cpu_build_of_torch_and_a_single_gpu_are_told(gpu_host, monkeypatch):
     assert check("GPU timing").remedy == f"{doctor._PIP} install --force-reinstall torch"
 
 
-def test_the_command_line_prints_the_report_and_exits_0(laptop):
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pipeline", "doctor"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0
-    assert done.stdout.startswith("What this machine can measure\n")
+def test_the_command_line_prints_the_report_and_exits_0(laptop, capsys):
+    assert cli.run(["doctor"], "ordinary", 0.0) == 0
+    assert capsys.readouterr().out.startswith("What this machine can measure\n")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -81,8 +81,10 @@ def room(module: str) -> str:
     return max((name for name in ROOMS if parts[: len(name.split("."))] == name.split(".")), key=len, default=module)
 
 
-def imports(path: Path) -> Iterator[str]:
-    """Yield what a module imports of the package, without `pipeline.`; of a name put together, its beginning."""
+@cache
+def imports(path: Path) -> list[str]:
+    """Return what a module imports of the package, without `pipeline.`; of a name put together, its beginning."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -92,7 +94,8 @@ def imports(path: Path) -> Iterator[str]:
             names = [ast.unparse(node.args[0]).lstrip("f").strip("'\"").replace("{stage}", "any")]
         else:
             continue
-        yield from (name.removeprefix("pipeline.") for name in names if name.startswith("pipeline."))
+        found += [name.removeprefix("pipeline.") for name in names if name.startswith("pipeline.")]
+    return found
 
 
 MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}

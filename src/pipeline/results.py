@@ -7,7 +7,7 @@ import pandas as pd
 
 from pipeline.cells.rows import columns
 from pipeline.cells.stage import SETTING, Stage
-from pipeline.cells.stage_rows import stage_rows
+from pipeline.cells.tabulate import stage_rows
 from pipeline.compare.runs import load_records
 from pipeline.registry import stage, stages
 

@@ -16,7 +16,6 @@ from snakemake_interface_logger_plugins.common import LogEvent
 
 from snakemake_logger_plugin_cells import messages
 from snakemake_logger_plugin_cells.command_line import put_targets_last
-from snakemake_logger_plugin_cells.outcomes import Outcomes
 from snakemake_logger_plugin_cells.progress import Progress, RunPlan, is_cell
 
 REMIND_S = 60.0
@@ -46,9 +45,17 @@ put_targets_last()
 class LogHandler(LogHandlerBase):
     """Write to the terminal instead of Snakemake, which provides the filter and the format of its own handler."""
 
+    writes_to_stream = True  # Snakemake leaves the terminal to this handler
+    writes_to_file = False  # and writes the log file itself
+    has_filter = has_formatter = False
+    needs_rulegraph = False
+
     def __post_init__(self) -> None:
         self.plan = RunPlan()
         self.progress = Progress(self.plan)
+        # Here, because every Snakemake of the environment imports this module, whatever it runs.
+        from snakemake_logger_plugin_cells.outcomes import Outcomes
+
         self.outcomes = Outcomes()
         self.report = ""  # the page to open, once it is written
         self.infos: dict[int, Any] = {}  # Snakemake's record of each job's start, which has its fields as attributes
@@ -77,7 +84,7 @@ class LogHandler(LogHandlerBase):
         if not self.common_settings.quiet:
             for line in (*self.outcomes.summary(), *([f"the report: {self.report}"] if self.report else [])):
                 self._write(line)
-        self.outcomes, self.report = Outcomes(), ""
+        self.outcomes, self.report = type(self.outcomes)(), ""
         if self.common_settings.dryrun and self.progress.totals:
             self._write(messages.table(self.progress, 0.0))
             self.progress.totals.clear()
@@ -144,31 +151,6 @@ class LogHandler(LogHandlerBase):
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal is gone, but the run continues
             print(text, file=sys.stdout if self.common_settings.stdout else sys.stderr, flush=True)
-
-    @property
-    def writes_to_stream(self) -> bool:
-        """True: Snakemake leaves the terminal to this handler."""
-        return True
-
-    @property
-    def writes_to_file(self) -> bool:
-        """False: Snakemake writes the log file."""
-        return False
-
-    @property
-    def has_filter(self) -> bool:
-        """False: use Snakemake's filter."""
-        return False
-
-    @property
-    def has_formatter(self) -> bool:
-        """False: use Snakemake's format for everything not written here."""
-        return False
-
-    @property
-    def needs_rulegraph(self) -> bool:
-        """False: job counts are enough."""
-        return False
 
 
 def _is_chatter(text: str) -> bool:

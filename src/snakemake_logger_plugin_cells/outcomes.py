@@ -6,6 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pipeline.cells.record import has_failed, read_record
+from pipeline.cells.rows import STATUSES, WITH_FIGURES
+from pipeline.cells.tabulate import outcome
+from pipeline.errors import UserError
+from pipeline.registry import stages
+
 # Reasons for cells without figures that the end of a run names; results/<stage>/cells.csv has all.
 MOST_REASONS = 5
 
@@ -26,11 +32,6 @@ class Outcomes:
         That is how it failed, and the first time, a host on which other processes were busy, an implementation of the
         user's own that is wrong, and each reason why nothing was measured.
         """
-        # Not at the top, because every Snakemake of the environment imports this module, whatever it runs.
-        from pipeline.cells.record import read_record
-        from pipeline.errors import UserError
-        from pipeline.registry import stages
-
         for path in output:
             with contextlib.suppress(UserError):  # not a record, such as the folder of its files
                 record = read_record(Path(path), stages())
@@ -39,8 +40,6 @@ class Outcomes:
 
     def summary(self) -> list[str]:
         """Return how many cells came to what, why some have no figures, and which of the user's own are wrong."""
-        from pipeline.cells.rows import STATUSES
-
         if not self._cells:
             return []
         counts = [f"{self._cells[status]} {status}" for status in STATUSES if self._cells[status]]
@@ -64,11 +63,6 @@ class Outcomes:
 
     def _outcome_of(self, record: Mapping[str, Any]) -> Iterator[str]:
         """Count a cell, and say why it has no figures, if no other had none for that reason."""
-        from pipeline.cells.record import has_failed
-        from pipeline.cells.rows import WITH_FIGURES
-        from pipeline.cells.tabulate import outcome
-        from pipeline.registry import stages
-
         found = outcome(record["rows"], stages()[record["stage"]].row_types)
         self._cells[found["status"]] += 1
         if found["status"] in WITH_FIGURES:

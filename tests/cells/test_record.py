@@ -111,12 +111,6 @@ def test_a_row_that_no_table_can_hold_is_named_by_its_number(rows, complaint):
     assert f"cell.json is no record: {complaint}" in complaint_about({**RECORD, "rows": rows}, parse_complete)
 
 
-def test_a_record_of_another_stage_or_cell_is_named():
-    assert "stage must be one of ceilings, health, timing, " in complaint_about(record(stage="timings"))
-    assert "its cell: unknown key 'sizes'" in complaint_about(record(cell={"sizes": "xl"}))
-    assert "settings.steps must be text or a number or" in complaint_about(record(settings={"steps": [1]}))
-
-
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [

@@ -145,19 +145,6 @@ def test_a_cell_has_the_threads_that_its_settings_name_or_all_whatever_snakemake
     assert os.environ["OMP_NUM_THREADS"] == str(cores)
 
 
-@dataclass(frozen=True)
-class CellOfAnyNumber(Cell):
-    takes_fewer_gpus = True
-
-
-def test_a_cell_that_takes_fewer_gpus_gets_those_that_are_granted(monkeypatch):
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: 8)
-    monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
-    record = record_of(lambda *_: [{"phase": "forward", "status": "ok"}], cell=CellOfAnyNumber(gpus=8), granted=2)
-    assert record["rows"][0]["status"] == "ok"
-    assert len(record["machine"]["gpus_taken"]) == 2
-
-
 def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measuring(monkeypatch):
     monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))
@@ -174,19 +161,25 @@ class CellOfGpuTime(Cell):
         return on_gpu
 
 
+@dataclass(frozen=True)
+class CellOfAnyNumber(Cell):
+    takes_fewer_gpus = True
+
+
 @pytest.mark.parametrize(
-    ("cell", "gpus", "granted", "alone"),
+    ("cell", "gpus", "granted", "alone", "taken"),
     [
-        (Cell(), 0, None, True),
-        (Cell(), 1, None, True),
-        (CellOfGpuTime(), 0, None, True),
-        (CellOfGpuTime(), 1, None, False),
-        (Cell(gpus=4), 2, None, False),  # is skipped
-        (Cell(gpus=4), 8, 2, False),
+        (Cell(), 0, None, True, 0),
+        (Cell(), 1, None, True, 1),
+        (CellOfGpuTime(), 0, None, True, 0),
+        (CellOfGpuTime(), 1, None, False, 1),
+        (CellOfAnyNumber(gpus=8), 8, 2, True, 2),
+        (Cell(gpus=4), 2, None, False, None),  # is skipped
+        (Cell(gpus=4), 8, 2, False, None),
     ],
 )
 def test_a_cell_is_alone_unless_it_may_share_the_host_or_has_too_few_gpus_which_is_told(
-    monkeypatch, cell, gpus, granted, alone
+    monkeypatch, cell, gpus, granted, alone, taken
 ):
     asked = []
 
@@ -200,8 +193,8 @@ def test_a_cell_is_alone_unless_it_may_share_the_host_or_has_too_few_gpus_which_
     record = record_of(lambda *_: [], cell=cell, granted=granted)
     assert asked == [(alone, START.command)]
     lacking = {(row["status"], row["reason"]) for row in record["rows"]}
-    assert lacking == ({("skipped", "needs 4 GPUs, 2 present")} if cell.gpus == 4 else set())
-    assert len(record["machine"]["gpus_taken"]) == (0 if lacking else min(gpus, 1))
+    assert lacking == ({("skipped", "needs 4 GPUs, 2 present")} if taken is None else set())
+    assert len(record["machine"]["gpus_taken"]) == (taken or 0)
 
 
 def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_what_may_fail_comes_before_measuring(monkeypatch):

@@ -10,11 +10,8 @@ def outside_of_a_job(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_outside_of_a_job_there_is_none():
+def test_a_job_names_its_nodes_and_outside_of_one_there_is_none(monkeypatch):
     assert slurm_job() is None
-
-
-def test_a_job_names_its_nodes(monkeypatch):
     for name, value in {"ID": "7", "NODELIST": "n[1-2]", "NUM_NODES": "2"}.items():
         monkeypatch.setenv(f"SLURM_JOB_{name}", value)
     assert slurm_job() == SlurmJob("7", "n[1-2]", 2)

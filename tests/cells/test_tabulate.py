@@ -9,7 +9,7 @@ from pipeline.cells import tabulate
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import write_record
 from pipeline.cells.rows import WITH_FIGURES
-from pipeline.cells.samples import why_unstable
+from pipeline.cells.timed_rows import why_unstable
 from pipeline.errors import UserError
 from pipeline.registry import stages
 

@@ -62,17 +62,15 @@ def test_only_snakemakes_own_command_line_is_touched(monkeypatch, program, is_sn
     assert sys.argv[1:] == (with_targets_last if is_snakemakes else list)(THE_COMMAND.split())
 
 
-@pytest.mark.parametrize("start", ["script", "module"])
-def test_snakemake_itself_takes_the_command_however_it_is_installed_and_started(tmp_path, start):
+def test_snakemake_itself_takes_the_command_by_its_script_as_it_does_as_a_module(tmp_path):
     (tmp_path / "Snakefile").write_text('rule:\n    output: "reports/writeup.md"\n    shell: "touch {output}"\n')
     # What pip and uv make of Snakemake's entry point.
     script = tmp_path / "bin/snakemake"
     script.parent.mkdir()
     script.write_text("import sys\nfrom snakemake.cli import main\nsys.exit(main())\n")
     source = Path(command_line.__file__).parents[1]
-    program = [script] if start == "script" else ["-m", "snakemake"]
     done = subprocess.run(
-        [sys.executable, *program, *THE_COMMAND.split(), "--config", "scale=smoke", "--dry-run"],
+        [sys.executable, script, *THE_COMMAND.split(), "--config", "scale=smoke", "--dry-run"],
         cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(source), "HOME": str(tmp_path)},
         capture_output=True,

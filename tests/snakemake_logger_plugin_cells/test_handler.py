@@ -115,7 +115,7 @@ def test_a_quiet_run_says_nothing_of_its_progress_and_verbose_is_all_that_snakem
 def test_a_dry_run_ends_with_the_cells_of_each_stage_and_their_time(run, capsys, quiet):
     manager = run(dryrun=True, quiet=quiet)
     manager.logger.info("", extra={"run_plan": PLAN})
-    stats = {"measure_timing": 2, "writeup": 1, "total": 3}
+    stats = {"measure_timing": 2, "tabulate_timing": 2, "tabulate_cells": 1, "writeup": 1, "total": 6}
     for _ in range(1 if quiet else 2):  # Snakemake says it before and after the jobs
         manager.logger.info("Job stats:", extra={"event": LogEvent.RUN_INFO, "stats": stats})
     manager.stop()
@@ -123,7 +123,7 @@ def test_a_dry_run_ends_with_the_cells_of_each_stage_and_their_time(run, capsys,
     assert said[-3:] == [
         "stage       cells     about",
         "timing          2      30 s",
-        "To do: 2 cells, 1 write-up, about 45 s",
+        "To do: 2 cells, 3 tables, 1 write-up, about 50 s",
     ]
     assert said.count("Job stats:") == (0 if quiet else 2)
 

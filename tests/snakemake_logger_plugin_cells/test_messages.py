@@ -41,17 +41,6 @@ def test_the_state_counts_cells_and_failures_or_jobs_and_tells_both_times():
     assert messages.state(progress({"tabulate_timing": 2}), 0.0) == "[0 of 2 jobs done, 0 s so far, about 3 s left]"
 
 
-def test_a_dry_run_counts_the_cells_of_each_stage_and_their_time():
-    totals = {"measure_timing": 30, "measure_flash": 1, "tabulate_timing": 2, "tabulate_cells": 1, "writeup": 1}
-    found = progress(totals, {"measure_timing": {"0.json": 10.0}, "measure_flash": {"0.json": 25.0}})
-    assert messages.table(found, 0.0).splitlines() == [
-        "stage       cells     about",
-        "timing         30     5 min",
-        "flash           1      25 s",
-        "To do: 31 cells, 3 tables, 1 write-up, about 6 min",
-    ]
-
-
 @pytest.mark.parametrize(
     ("asked", "complaint"),
     [

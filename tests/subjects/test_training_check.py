@@ -1,102 +1,72 @@
+"""What of the user's own wrappers and optimizers passes on two ranks, and what is told of the rest."""
+
 import pytest
 import torch
 
 from pipeline.subjects.checking import Processes, Verdict, verdict
 from pipeline.subjects.naming import Subject
-from pipeline.subjects.training_check import BUCKETS, NOT_SENT, NOT_SHARDED, check_ddp, check_fsdp, check_optimizer
+from pipeline.subjects.training_check import BUCKETS, CHECKS, NOT_SENT, NOT_SHARDED
 
 from .outside_files import training
 
-TWO_RANKS = Processes(2, "gloo", "cpu", timeout_s=60)
 OURS = "pipeline.parallel"
+AFTER = "ddp_individual_parameters_on_after_backward"
+NOTHING_CALLED = (
+    "nothing was called after backward: there is neither finish_gradient_synchronization() nor after_backward"
+)
+BF16 = (torch.bfloat16,)
 
 pytestmark = pytest.mark.usefixtures("quick_ranks")
 
 
-AFTER = "ddp_individual_parameters_on_after_backward"
+def check(subject, *dtype):
+    more = (*dtype, None)[:1] if subject.kind == "fsdp" else ()
+    return verdict(CHECKS[subject.kind], subject, Processes(2, "gloo", "cpu", timeout_s=60), *more)
 
 
 @pytest.mark.parametrize(
-    ("subject", "way"),
+    ("subject", "dtype", "found"),
     [
-        (Subject("ddp", "ours", f"{OURS}:OverlapDDP"), ""),
+        (Subject("ddp", "ours", f"{OURS}:OverlapDDP"), (), Verdict("ok")),
         # No module, with its own function after backward; and with nothing to do before a batch.
-        (training("ddp", "get_ddp_individual_parameters", "adapters.py", after_backward=AFTER), ""),
-        (training("ddp", "get_ddp_bucketed", "adapters.py", before_batch="ddp_bucketed_on_train_batch_start"), BUCKETS),
-    ],
-    ids=lambda given: given.use.rpartition(":")[2] if isinstance(given, Subject) else given,
-)
-def test_right_wrappers_pass_and_one_that_takes_a_bucket_size_says_so(subject, way):
-    found = verdict(check_ddp, subject, TWO_RANKS)
-    assert (found.status, found.way) == ("ok", way)
-
-
-@pytest.mark.parametrize(
-    ("wrapper", "said"),
-    [
-        ("KeepsOneToItself", "after step 1 embedding.weight is off by "),
-        ("AveragesTheFirst16", "after step 1 layers."),
-        ("Sums", "; gradients are those of the ranks summed, not averaged"),
-        ("WithoutBroadcast", "; a rank began with weights of its own, not with rank 0's"),
+        (training("ddp", "get_ddp_individual_parameters", "adapters.py", after_backward=AFTER), (), Verdict("ok")),
         (
-            "Container",
-            "nothing was called after backward: there is neither finish_gradient_synchronization() nor after_backward",
+            training("ddp", "get_ddp_bucketed", "adapters.py", before_batch="ddp_bucketed_on_train_batch_start"),
+            (),
+            Verdict("ok", way=BUCKETS),
         ),
-        ("ForgetsTheLastBucket", "from one process with the whole batch, buckets of "),
+        (Subject("optimizer", "mine", f"{OURS}:ShardedOptimizer"), (), Verdict("ok")),
+        (Subject("fsdp", "ours", f"{OURS}:FSDP"), BF16, Verdict("ok")),
+        (training("fsdp", "WholeFSDP", gather="gather"), (), Verdict("ok", NOT_SHARDED)),
+        (training("fsdp", "by_torch", gather="gather_of_torch"), (), Verdict("ok", NOT_SENT)),
+        (training("fsdp", "FSDP", "course/sharded.py"), (), Verdict("ok", NOT_SENT)),
     ],
+    ids=lambda given: f"{given.kind} {given.name}" if isinstance(given, Subject) else "",
 )
-def test_a_wrapper_that_averages_wrongly_is_wrong_with_the_parameter(wrapper, said):
-    found = verdict(check_ddp, training("ddp", wrapper), TWO_RANKS)
-    assert found.status == "wrong"
-    assert said in found.reason
-    assert "allowed is 1e-05" in found.reason
+def test_what_is_right_passes_and_it_is_told_whether_it_takes_buckets_shards_and_sends(subject, dtype, found):
+    assert check(subject, *dtype) == found
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "said"),
+    ("subject", "dtype", "said"),
     [
-        (Subject("optimizer", "mine", f"{OURS}:ShardedOptimizer"), ""),
-        (training("optimizer", "ForgetsTheLastParameter"), "after step 1 layers.9.down_proj.weight is off by"),
-        (training("optimizer", "DropsAShard"), " of 2: after step 5 "),
-    ],
-)
-def test_a_sharded_optimizer_is_compared_with_the_whole_one(optimizer, said):
-    found = verdict(check_optimizer, optimizer, TWO_RANKS)
-    assert found.status == ("wrong" if said else "ok")
-    assert said in found.reason
-
-
-@pytest.mark.parametrize(
-    ("subject", "compute_dtype", "notes"),
-    [
-        (Subject("fsdp", "ours", f"{OURS}:FSDP"), torch.bfloat16, ""),
-        (training("fsdp", "WholeFSDP", gather="gather"), None, NOT_SHARDED),
-        (training("fsdp", "by_torch", gather="gather_of_torch"), None, NOT_SENT),
-        (training("fsdp", "FSDP", "course/sharded.py"), None, NOT_SENT),
-    ],
-)
-def test_right_fsdp_is_told_what_it_does_not_shard_or_send(subject, compute_dtype, notes):
-    assert verdict(check_fsdp, subject, TWO_RANKS, compute_dtype) == Verdict("ok", notes)
-
-
-@pytest.mark.parametrize(
-    ("subject", "compute_dtype", "said"),
-    [
-        (training("fsdp", "StopsAveraging", "course/sharded.py"), None, " of 2: after step 5 "),
-        (
-            training("fsdp", "WholeFSDP", gather="gather_all_but_one"),
-            None,
-            "there is no full parameter embedding.weight of shape (32, 48)",
-        ),
+        (training("ddp", "KeepsOneToItself"), (), "after step 1 embedding.weight is off by "),
+        (training("ddp", "AveragesTheFirst16"), (), "after step 1 layers."),
+        (training("ddp", "Sums"), (), "; gradients are those of the ranks summed, not averaged"),
+        (training("ddp", "WithoutBroadcast"), (), "; a rank began with weights of its own, not with rank 0's"),
+        (training("ddp", "Container"), (), NOTHING_CALLED),
+        (training("ddp", "ForgetsTheLastBucket"), (), "from one process with the whole batch, buckets of "),
+        (training("optimizer", "ForgetsTheLastParameter"), (), "after step 1 layers.9.down_proj.weight is off by"),
+        (training("optimizer", "DropsAShard"), (), " of 2: after step 5 "),
+        (training("fsdp", "StopsAveraging", "course/sharded.py"), (), " of 2: after step 5 "),
+        (training("fsdp", "WholeFSDP", gather="gather_all_but_one"), (), "no full parameter embedding.weight of shape"),
         # Right in fp32.
-        (
-            training("fsdp", "SumsInBf16", gather="gather"),
-            torch.bfloat16,
-            "whole batch, computing in bfloat16, allowed is 0.2",
-        ),
+        (training("fsdp", "SumsInBf16", gather="gather"), BF16, "whole batch, computing in bfloat16, allowed is 0.2"),
     ],
+    ids=lambda given: f"{given.kind} {given.name}" if isinstance(given, Subject) else "",
 )
-def test_wrong_fsdp_is_told_at_which_step_of_which_parameter_in_which_dtype(subject, compute_dtype, said):
-    found = verdict(check_fsdp, subject, TWO_RANKS, compute_dtype)
+def test_what_is_wrong_is_told_by_step_parameter_and_likely_cause(subject, dtype, said):
+    found = check(subject, *dtype)
     assert found.status == "wrong"
     assert said in found.reason
+    assert subject.kind != "ddp" or "allowed is 1e-05" in found.reason

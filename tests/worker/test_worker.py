@@ -1,6 +1,5 @@
 """The worker and its callers, as real processes over a small checkout whose command line runs given Python code."""
 
-import json
 import os
 import re
 import shutil
@@ -15,7 +14,7 @@ import pytest
 from pipeline.errors import UserError
 from pipeline.worker import client
 
-from ..processes import assert_ended, has_ended
+from ..processes import assert_ended, has_ended, wait_until
 
 PACKAGE = Path(__file__).parents[2] / "src/pipeline"
 CLI = """
@@ -59,6 +58,7 @@ class Run:
         )
         parent, worker, token = self.parent.stdout.readline().split()
         self.processes = [psutil.Process(int(parent)), psutil.Process(int(worker))]
+        self.processes += self.processes[1].children()  # the one that serves
         self.environment[client.SNAKEMAKE_VARIABLE] = token
 
     def start(self, code, before="", cwd=None, **changes):
@@ -77,12 +77,16 @@ class Run:
         assert_ended(self.processes)
 
 
-def checkout(folder, preloaded="()"):
-    """Make a package with the real worker and a command line that runs given code; return the folder above it."""
+def checkout(folder, preloaded="('imported',)", imported=""):
+    """Make a package with the real worker and a command line that runs given code; return the folder above it.
+
+    imported: what runs as the worker imports what its cells would.
+    """
     package = folder / "pipeline"
     for part in ("", "cells", "worker"):
         (package / part).mkdir(parents=True, exist_ok=True)
         (package / part / "__init__.py").write_text("")
+    (folder / "imported.py").write_text(imported)
     (package / "cli.py").write_text(CLI)
     for name in ("worker/client.py", "worker/server.py", "cells/library_environment.py", "errors.py"):
         shutil.copy(PACKAGE / name, package / name)
@@ -106,8 +110,8 @@ def own_run(tmp_path):
     """Return what starts a run that the test may end."""
     started = []
 
-    def start(**options):
-        started.append(Run(checkout(tmp_path / "checkout"), **options))
+    def start(imported="", **options):
+        started.append(Run(checkout(tmp_path / "checkout", imported=imported), **options))
         return started[-1]
 
     yield start
@@ -118,16 +122,11 @@ def own_run(tmp_path):
 def test_a_cell_has_its_callers_directory_and_environment_and_nothing_left_from_the_worker_or_other_cells(
     run, tmp_path
 ):
-    code = (
-        "import os, json\n"
-        "names = ('CUDA_VISIBLE_DEVICES', 'OPENBLAS_NUM_THREADS', 'LEFT')\n"
-        "print(json.dumps([os.getcwd(), process, *map(os.environ.get, names)]))\n"
-        "os.environ['LEFT'] = '1'"
-    )
+    names = ("CUDA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS", "LEFT")
+    code = f"import os; print([os.getcwd(), process, *map(os.environ.get, {names})]); os.environ['LEFT'] = '1'"
     for devices in ("0", "3,5"):
-        exit_code, stdout, _ = run.call(code, cwd=tmp_path, CUDA_VISIBLE_DEVICES=devices)
-        assert exit_code == 0
-        assert json.loads(stdout) == [str(tmp_path), "worker", devices, os.environ.get("OPENBLAS_NUM_THREADS"), None]
+        found = [str(tmp_path), "worker", devices, os.environ.get("OPENBLAS_NUM_THREADS"), None]
+        assert run.call(code, cwd=tmp_path, CUDA_VISIBLE_DEVICES=devices)[:2] == (0, f"{found}\n")
 
 
 def test_a_worker_loads_libraries_without_thread_counts_of_others_without_cuda_and_outlives_a_snakemake_around_it(run):
@@ -160,36 +159,86 @@ def test_the_caller_ends_as_its_cell_does(run, code, exit_code, said):
     assert (ended, stderr[-len(said) :] if said else stderr) == (exit_code, said)
 
 
-SLOW_TO_READ = "read = caller.json.loads\ncaller.json.loads = lambda text: time.sleep(0.5) or read(text)\n"
+def forwards(caller):
+    """Tell whether a caller handles the last of the signals that it passes on, which is then true of all."""
+    handled = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{caller.pid}/status").read_text(), re.MULTILINE)[1]
+    return int(handled, 16) >> (client.FORWARDED_SIGNALS[-1] - 1) & 1
 
 
-@pytest.mark.parametrize(
-    ("number", "before"),
-    [
-        *((number, "") for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)),
-        (signal.SIGTERM, f"import time\nfrom pipeline.worker import client as caller\n{SLOW_TO_READ}"),  # not known yet
-    ],
-)
-def test_a_signal_to_the_caller_reaches_its_cell(run, number, before):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_a_signal_to_the_caller_reaches_its_cell(run, number):
     code = (
         "import signal, sys, time\n"
         f"signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
         "print('ready', flush=True); time.sleep(600)"
     )
-    caller = run.start(code, before)
+    caller = run.start(code)
     assert caller.stdout.readline() == "ready\n"
+    wait_until(lambda: forwards(caller))
     caller.send_signal(number)
     assert caller.wait(PATIENCE_S) == 42
 
 
+# Ways to meet an interrupt: what the worker imports beforehand, what its caller runs first, and its cell. One of them
+# notes in a file that it has begun.
+MOMENTS = {
+    "the worker still imports": (
+        "import pathlib, time\nwhile not pathlib.Path('{folder}/go').exists(): time.sleep(0.01)",
+        "import pathlib, socket, time\n"
+        "class Socket(socket.socket):\n"
+        "    def sendall(self, message):\n"
+        "        super().sendall(message)\n"
+        "        pathlib.Path('{folder}/begun').touch()\n"
+        "socket.socket = Socket\n",
+        "open('{folder}/ran', 'w')",
+    ),
+    "a callback behind the fork swallows it, as of torch's": (
+        "import os, pathlib, time\n"
+        "worker = os.getpid()\n"
+        "def hold():\n"
+        "    begun = pathlib.Path('{folder}/begun')\n"
+        "    if os.getppid() != worker and not begun.exists():\n"  # in the cell, not in its watcher
+        "        begun.touch()\n"
+        "        time.sleep(600)\n"
+        "os.register_at_fork(after_in_child=hold)",
+        "",
+        "import time; time.sleep(600); open('{folder}/ran', 'w')",
+    ),
+    "the cell is deaf, as in a long call": (
+        "",
+        "",
+        "import signal, time\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "open('{folder}/begun', 'w'); time.sleep(600); open('{folder}/ran', 'w')",
+    ),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_an_interrupt_ends_a_cell_that_has_not_begun_or_does_not_heed_it(own_run, tmp_path, moment):
+    imported, before, code = (text.format(folder=tmp_path) for text in MOMENTS[moment])
+    ending = own_run(imported=imported)
+    caller = ending.start(code, before)
+    wait_until((tmp_path / "begun").exists)
+    cells = ending.processes[2].children(recursive=True)
+    caller.send_signal(signal.SIGINT)
+    assert caller.wait(PATIENCE_S) == -signal.SIGINT
+    (tmp_path / "go").touch()
+    assert_ended(cells)
+    assert ending.call("print('next')")[:2] == (0, "next\n")
+    assert_ended(ending.processes[2].children())
+    assert not (tmp_path / "ran").exists()
+
+
 def test_an_interrupt_ends_cell_and_caller_by_that_signal_without_a_traceback_unless_the_caller_ignores_it(run):
     caller = run.start(SLEEPING)
-    caller.stdout.readline()
+    wait_until(lambda: forwards(caller))
     caller.send_signal(signal.SIGINT)
     _, stderr = caller.communicate(timeout=PATIENCE_S)
     assert (caller.returncode, stderr) == (-signal.SIGINT, "")
     ignoring = run.start("print('ready', flush=True); input(); print('done')", IGNORING)
     assert ignoring.stdout.readline() == "ready\n"
+    wait_until(lambda: forwards(ignoring))
     for number in (signal.SIGINT, signal.SIGHUP):
         ignoring.send_signal(number)
     assert ignoring.communicate("go on\n", timeout=PATIENCE_S) == ("done\n", "")
@@ -213,6 +262,7 @@ def test_a_killed_caller_leaves_no_cell_nor_what_that_started_behind(run, own_se
 def test_a_watcher_killed_in_the_middle_fails_its_cell_alone(run):
     caller = run.start(SLEEPING)
     cell = psutil.Process(int(caller.stdout.readline()))
+    wait_until(lambda: forwards(caller))
     cell.parent().kill()
     _, stderr = caller.communicate(timeout=PATIENCE_S)
     assert (caller.returncode, "the worker died" in stderr) == (1, True)
@@ -237,8 +287,8 @@ def test_callers_at_once_run_side_by_side_and_none_leaves_a_zombie(run, tmp_path
     )
     callers = [run.start(meet) for _ in range(4)]
     assert [caller.communicate(timeout=PATIENCE_S)[0] for caller in callers] == ["4\n"] * 4
-    assert_ended(run.processes[1].children())
-    assert run.processes[1].children() == []
+    assert_ended(run.processes[2].children())
+    assert run.processes[2].children() == []
 
 
 def test_a_caller_of_no_run_of_one_that_is_gone_of_another_user_or_that_wants_none_has_no_worker(run, monkeypatch):

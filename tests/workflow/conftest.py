@@ -1,5 +1,6 @@
 """A copy of the project, small and measured once, that tests may edit and run Snakemake in."""
 
+import fcntl
 import logging
 import os
 import re
@@ -87,12 +88,21 @@ def copied_project(root, scale):
 
 
 @pytest.fixture(scope="session")
-def measured(tmp_path_factory):
-    """The project after a run of two cells of timing, one of flash and one of accounting, left as it is."""
-    project = copied_project(tmp_path_factory.mktemp("project"), SCALE)
-    code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
-    assert code == 0, output
-    return project
+def measured(tmp_path_factory, worker_id):
+    """The project after a run of two cells of timing, one of flash and one of accounting, left as it is.
+
+    Measured once for all processes of a test run, each of which has its copy.
+    """
+    temporary = tmp_path_factory.getbasetemp()
+    shared = (temporary if worker_id == "master" else temporary.parent) / "measured"
+    with shared.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not shared.exists():
+            project = copied_project(tmp_path_factory.mktemp("project"), SCALE)
+            code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
+            assert code == 0, output
+            project.root.rename(shared)
+    return Project(shutil.copytree(shared, tmp_path_factory.mktemp("measured") / "project"))
 
 
 @pytest.fixture

@@ -15,27 +15,28 @@ from ..processes import wait_until
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
-TINY = "size=tiny context_length=16 batch_size=4 warmup_steps=5 repeat=1"
-BF16 = f"timing precision=bf16 {TINY}"
+CELL = "timing precision=bf16 size=tiny context_length={} batch_size=4 warmup_steps=5 repeat=1"
 FIRST_LINE = '    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'  # of a cell
-BF16_LOG = f"logs/{BF16.replace(' ', '/')}.log"
+# By context length what ends a cell, and what its record says of that.
 BUGS = {
-    "an exception": ("raise AssertionError('a bug')", "AssertionError: a bug"),
-    "SIGKILL": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
-    "SIGSEGV": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
+    16: ("raise AssertionError('a bug')", "AssertionError: a bug"),
+    17: ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
+    18: ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended by SIGSEGV"),
 }
 
 
 def break_code(project, path, line, bug):
     """Put a bug behind a line of the project's code, indented like it."""
-    file = project.root / "src/pipeline/stages" / path
+    file = project.root / "src/pipeline" / path
     text = file.read_text()
     assert line in text
     file.write_text(text.replace(line, f"{line}\n    {bug}", 1))
 
 
-def break_bf16(project, bug="raise AssertionError('a bug')"):
-    break_code(project, "timing/measure.py", FIRST_LINE, f"if cell.precision == 'bf16': {bug}")
+def break_bf16(project):
+    for length, (bug, _) in BUGS.items():
+        line = f"if (cell.precision, cell.context_length) == ('bf16', {length}): {bug}"
+        break_code(project, "stages/timing/measure.py", FIRST_LINE, line)
 
 
 def pipeline(project, *words):
@@ -44,31 +45,35 @@ def pipeline(project, *words):
 
 
 def failed_records(project):
-    """Return the reasons of the cells that failed, by their precision."""
+    """Return the reasons of the cells that failed, by their context length."""
     records = [read_record(path, stages()) for path in project.records()]
-    return {each["cell"]["precision"]: each["rows"][0]["reason"] for each in records if has_failed(each)}
+    return {each["cell"]["context_length"]: each["rows"][0]["reason"] for each in records if has_failed(each)}
 
 
-@pytest.mark.parametrize(("what", "worker"), [*((what, "") for what in BUGS), ("SIGKILL", "off")])
-def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_it(project, what, worker):
-    bug, reason = BUGS[what]
-    break_bf16(project, bug)
+@pytest.mark.parametrize(("worker", "lengths"), [("", list(BUGS)), ("off", [17])])
+def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_it(project, worker, lengths):
+    break_bf16(project)
     project.variables["PIPELINE_WORKER"] = worker
-    code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
+    grids = f"overrides={{timing: {{grids: [{{size: [tiny], context_length: {lengths}, precision: [bf16]}}]}}}}"
+    code, output = project.snakemake("--cores", "1", "reports/writeup.md", "--config", grids)
     assert code == 1, output
-    assert failed_records(project) == {"bf16": reason}
-    assert f"snakemake: failed: {BF16}: {reason} ({BF16_LOG})" in output.splitlines()[-10:]
+    reasons = {length: BUGS[length][1] for length in lengths}
+    assert failed_records(project) == reasons
     page = (project.root / "reports/writeup.md").read_text()
-    stage, _, cell = BF16.partition(" ")
-    assert f"| {stage} | `{cell}` | `{reason}` | `{BF16_LOG}` |" in page.split("\n## ")[0]
+    for length, reason in reasons.items():
+        cell = CELL.format(length)
+        log = f"logs/{cell.replace(' ', '/')}.log"
+        assert f"snakemake: failed: {cell}: {reason} ({log})" in output.splitlines()[-10:]
+        stage, _, axes = cell.partition(" ")
+        assert f"| {stage} | `{axes}` | `{reason}` | `{log}` |" in page.split("\n## ")[0]
     assert ",failed," in (project.root / "results/timing/cells.csv").read_text()
 
 
-def test_what_failed_is_published_compared_and_alone_measured_again(project):
+def test_what_failed_is_published_compared_and_alone_measured_again(project, plan):
     break_bf16(project)
     code, output = project.snakemake("results/timing/bf16.csv", "--quiet")
     assert code == 1, output
-    assert "Traceback" in (project.root / BF16_LOG).read_text()
+    assert "Traceback" in (project.root / f"logs/{CELL.format(16)}.log".replace(" ", "/")).read_text()
     code, output = project.snakemake("results/timing/fp32.csv")  # of which no cell failed
     assert code == 0, output
     code, output = project.snakemake("--config", "measure=false")  # in this run none
@@ -77,26 +82,20 @@ def test_what_failed_is_published_compared_and_alone_measured_again(project):
     assert published.returncode == 0, published.stderr
     compared = pipeline(project, "compare", "snapshot", "results")
     assert compared.returncode == 0, compared.stderr
-    left = {
-        "measure_timing": 1,
-        "tabulate_timing": 1,
-        "tabulate_cells": 1,
-        "writeup": 1,
-        "total": 4,
-    }
-    assert project.planned("reports/writeup.md") == left
+    left = {"measure_timing": 1, "tabulate_timing": 1, "tabulate_cells": 1, "writeup": 1}
+    assert plan(project, "reports/writeup.md") == left
 
     step = project.root / "src/pipeline/stages/timing/measure.py"
     step.write_text(step.read_text().replace("raise AssertionError('a bug')", "pass"))
     code, output = project.snakemake()
     assert code == 0, output
-    assert f"{BF16} (failed before)" in output
+    assert f"{CELL.format(16)} (failed before)" in output
     assert failed_records(project) == {}
-    assert project.planned() == {}
+    assert plan(project) == {}
 
 
 def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_leaves_the_tables(project):
-    break_code(project, "accounting/measure.py", ") -> list[dict[str, Any]]:", "raise SystemExit(7)")
+    break_code(project, "stages/accounting/measure.py", ") -> list[dict[str, Any]]:", "raise SystemExit(7)")
     grid = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
     code, output = project.snakemake("--config", grid)
     assert code == 1
@@ -104,17 +103,25 @@ def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_le
     what = "accounting question=fsdp size=XXL batch_size=1"
     assert "| `exit code 7, nothing in its log` | " in page.split("\n## ")[0]
     assert "No figures: " in page
-    break_code(project, "timing/report.py", ") -> Section:", "raise ValueError('a broken section')")
+    break_code(project, "stages/timing/report.py", ") -> Section:", "raise ValueError('a broken section')")
     code, output = project.snakemake("--config", grid)
     assert code == 1
     assert "a broken section" in output
     assert f"snakemake: failed: {what}: exit code 7, nothing in its log (" in output
 
 
-def test_an_interrupted_run_stops_and_writes_nothing_up(project):
+@pytest.mark.parametrize(
+    ("path", "line"),
+    [
+        ("stages/timing/measure.py", FIRST_LINE),
+        ("worker/child.py", '    """Import what every child would import, for good, at the first call."""'),
+    ],
+)
+def test_an_interrupted_run_stops_and_writes_nothing_up(project, path, line):
     before = (project.root / "reports/writeup.md").read_text()
     records = {path: path.read_text() for path in project.records()}
-    break_code(project, "timing/measure.py", FIRST_LINE, "open('begun', 'w'); __import__('time').sleep(60)")
+    break_code(project, path, line, "open('begun', 'w'); __import__('time').sleep(60)")
+    project.records()[0].unlink()
     run = project.start()
     wait_until((project.root / "begun").exists)
     time.sleep(1.0)  # Snakemake does not notice an interrupt while it prints
@@ -122,6 +129,6 @@ def test_an_interrupted_run_stops_and_writes_nothing_up(project):
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 1
     assert "snakemake: failed" not in output
-    # The stale record of the cell that ran is gone, and nothing stands in its place.
+    # Nothing stands in place of the record of the cell that was to be measured.
     assert {path: path.read_text() for path in project.records()}.items() < records.items()
     assert (project.root / "reports/writeup.md").read_text() == before

@@ -40,7 +40,7 @@ EDITS = {
     "the model": ("model/transformer.py", "10_000.0", "20_000.0", measured_again(timing=2)),
     "a kernel": ("attention/triton/kernels/forward.py", "tl.exp2(", "1.0 * tl.exp2(", measured_again(flash=1)),
     "a formula of rates": ("formulas/flops.py", "return ", "return 1 * ", {"tabulate_timing": 2, **TOLD}),
-    "the rule for unstable times": ("cells/samples.py", "NEGLIGIBLE_SHARE = 0.2", "NEGLIGIBLE_SHARE = 0.3", TELLING),
+    "the rule for unstable times": ("cells/timed_rows.py", "NEGLIGIBLE_SHARE = 0.2", "NEGLIGIBLE_SHARE = 0.3", TELLING),
     "an instrument": ("instruments/sampling/kernel_timing.py", "return ", "return 1 * ", measured_again(flash=1)),
     "how a cell is run": ("cells/run.py", "host.settle()", "host.settle(), None", {}),
     "what a worker imports": ("worker/child.py", "gc.collect()", "gc.collect(1)", {}),

@@ -13,7 +13,8 @@ import pytest
 
 from pipeline.parallel.processes import one_node
 
-from ..slurm import LIMIT_S, await_true, kill, started, why_not
+from ..processes import wait_until
+from ..slurm import LIMIT_S, kill, started, why_not
 from .conftest import copied_project
 
 pytestmark = [
@@ -67,7 +68,7 @@ class Run:
     def await_cells(self, count):
         """Wait until so many cells measure."""
         ended = self.process.poll
-        await_true(lambda: len(self.measuring()) == count or ended() is not None, "the cells do not measure")
+        wait_until(lambda: len(self.measuring()) == count or ended() is not None, LIMIT_S)
         assert ended() is None, self.process.communicate()[0]
 
     @property
@@ -97,7 +98,7 @@ class Run:
 
     def leaves_nothing(self):
         """Wait until no process of any job is left."""
-        await_true(lambda: not self.cluster.processes(), "processes of jobs are left")
+        wait_until(lambda: not self.cluster.processes(), LIMIT_S)
 
     def end(self):
         """End what is left of the run and of its jobs."""
@@ -157,59 +158,40 @@ def records(project):
     return {path: json.loads(path.read_text()) for path in project.root.glob("results/*/cells/**/*.json")}
 
 
-def test_of_a_job_that_slurm_ends_it_is_told_how(ended):
+def test_it_is_told_how_slurm_ends_a_job_and_what_kills_a_cell_in_its_job(ended):
     for state, job in ended.jobs.items():
         assert any(f"'{job['JobID']}'" in line and f"'{state}'" in line for line in ended.lines)
-
-
-def test_a_cell_that_is_killed_in_its_job_is_one_line_that_says_how(ended):
     (told,) = [line for line in ended.lines if line.startswith("snakemake: failed: ")]
     assert told.startswith(f"snakemake: failed: {ended.killed['Comment'].split('_')[2]} ")
     assert ": ended by SIGKILL (logs/" in told
 
 
-def test_what_slurm_ended_is_measured_by_the_next_run(finished):
-    assert len(records(finished[0])) == 4
-
-
-def test_each_cell_is_a_job_and_the_pages_are_made_where_they_are_asked_for(finished):
-    project, jobs = finished
-    assert sorted(job["Comment"].split("_wildcards")[0] for job in jobs.values()) == [
-        *["rule_measure_collectives"] * 2,
-        *["rule_measure_timing"] * 2,
-    ]
+def test_what_slurm_ended_is_measured_by_the_next_run_and_the_pages_are_made_where_they_are_asked_for(finished):
+    project, _ = finished
+    assert len(records(project)) == 4
     assert (project.root / "reports/writeup.md").exists()
     assert project.planned(*PROFILE) == {}
 
 
-def test_a_job_has_the_gpus_of_its_cell(finished):
+def test_each_cell_is_a_job_with_its_gpus_that_its_record_names_and_uses_no_worker(finished):
     project, jobs = finished
-    for record in records(project).values():
-        asked = jobs[record["scheduler"]["job"]]["tres-per-job"]
-        assert asked == {"timing": "gres:gpu:1", "collectives": "N/A"}[record["stage"]]
-
-
-def test_a_record_names_its_job_and_its_node(finished):
-    project, jobs = finished
-    named = {record["scheduler"]["job"]: record["scheduler"]["nodes"] for record in records(project).values()}
-    assert named == {number: job["NodeList"] for number, job in jobs.items()}
+    found = {record["scheduler"]["job"]: record for record in records(project).values()}
+    for number, job in jobs.items():
+        record = found.pop(number)
+        assert job["Comment"].startswith(f"rule_measure_{record['stage']}_wildcards")
+        assert job["NodeList"] == record["scheduler"]["nodes"]
+        assert job["tres-per-job"] == {"timing": "gres:gpu:1", "collectives": "N/A"}[record["stage"]]
+        assert record["process"] == "ordinary"
+    assert not found
 
 
 def test_a_cell_over_two_nodes_is_measured_on_both_and_has_them_to_itself(finished):
     project, jobs = finished
-    path = (
-        project.root
-        / "results/collectives/cells/backend=gloo/world_size=2/nodes=2/collective=all_reduce/dtype=fp32.json"
-    )
-    record = json.loads(path.read_text())
+    (record,) = (record for path, record in records(project).items() if "nodes=2" in path.parts)
     assert record["scheduler"]["nodes"] == "n[1-2]"
     assert {row["status"] for row in record["rows"]} == {"ok"}
     assert "pipeline.parallel.processes.one_node" in record["code"]["modules"]
     assert [job["JobID"] for job in jobs.values() if job["OverSubscribe"] == "NO"] == [record["scheduler"]["job"]]
-
-
-def test_a_job_s_cell_uses_no_worker(finished):
-    assert {record["process"] for record in records(finished[0]).values()} == {"ordinary"}
 
 
 def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finished, tmp_path):
@@ -226,7 +208,7 @@ def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finish
 def endless(unmeasured, cluster):
     """A run of one cell, whose ranks on both nodes measure."""
     with endless_run(unmeasured, cluster, 1, 2, "results/collectives/gloo.csv") as run:
-        await_true(lambda: run.nodes_of_ranks() == {"n1", "n2"}, "ranks do not run on both nodes")
+        wait_until(lambda: run.nodes_of_ranks() == {"n1", "n2"}, LIMIT_S)
         yield run
 
 
@@ -234,7 +216,7 @@ def assert_cancelled(run):
     def states():
         return {job["State"] for job in run.jobs.values()}
 
-    await_true(lambda: not states() & {"RUNNING", "COMPLETING"}, "a job goes on")
+    wait_until(lambda: not states() & {"RUNNING", "COMPLETING"}, LIMIT_S)
     assert states() == {"CANCELLED"}
 
 

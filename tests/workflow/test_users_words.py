@@ -35,5 +35,5 @@ def test_every_scale_measures_bf16_attention_and_any_value_of_a_split_axis_has_a
     assert "bf16" in {cell.dtype for cell in asked.stages["flash"].cells}
     tables = ("results/flash/bf16.csv", "results/flash/fp16.csv", "results/ddp/bf16.csv", "results/attention/24.csv")
     tables = [table for table in tables if asked.stages[table.split("/")[1]].cells]
-    planned = plan(Project(ROOT), *tables, folder=tmp_path, scale=scale)
+    planned = plan(Project(ROOT), *tables, folder=tmp_path, scale=scale, only=["flash", "ddp", "attention"])
     assert sum(count for rule, count in planned.items() if rule.startswith("tabulate_")) == len(tables)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells import fields, record, sweep
+from pipeline.cells import fields, record
 from pipeline.cells.own_sizes import AXIS, read_sizes, unmodelled, with_sizes
 from pipeline.cells.stage import Stage, Stages, taken_names
 from pipeline.cells.yaml_files import read_yaml, schema_complaint
@@ -186,7 +186,7 @@ def _check_stages(asked: Mapping[str, Any], stages: Stages, source: str) -> None
 def _stage_plan(stage: Stage, asked: Mapping[str, Any], source: str) -> StagePlan:
     where, grids = f"{source}: {stage.name}", asked.get("grids", [])
     settings = fields.build(stage.settings_type, asked.get("settings", {}), f"{where} settings")
-    return StagePlan(stage.name, tuple(sweep.expand(stage.cell_type, grids, f"{where} grid")), settings, grids=grids)
+    return StagePlan(stage.name, tuple(fields.expand(stage.cell_type, grids, f"{where} grid")), settings, grids=grids)
 
 
 def _check_limits(plan: StagePlan, source: str) -> None:

@@ -74,8 +74,6 @@ class WholeFile:
             return
         try:
             os.posix_fallocate(self._file.fileno(), 0, room_bytes)
-        except AttributeError:  # macOS
-            self._fill(bytes(room_bytes))
         except OSError as error:
             if error.errno not in NOT_SUPPORTED:
                 raise

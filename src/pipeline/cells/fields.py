@@ -1,9 +1,10 @@
-"""Typed, constrained fields of the frozen dataclasses `Cell` and `Settings`, read from words or YAML."""
+"""Typed, constrained fields of the frozen dataclasses `Cell` and `Settings`, read from words, YAML or grids of axes."""
 
+import itertools
 import math
 import re
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import MISSING, Field, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +33,20 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
         if key not in known:
             raise UserError(f"{where}: unknown key '{key}': must be one of {', '.join(known)}")
     return cls(**{key: _checked(known[key], value, where) for key, value in values.items()})
+
+
+def expand(cell_type: type[T], grids: Iterable[Mapping[str, Any]], where: str) -> list[T]:
+    """Expand grids, each a cartesian product of the axes it lists, into distinct cells in their order.
+
+    An axis left out of a grid takes its default, so a study along another axis is a second grid.
+    Raises UserError, which calls the grids `where`, for an unknown axis or a value that it does not take.
+    """
+    cells: dict[T, None] = {}
+    for grid in grids:
+        axes = {axis: values if isinstance(values, list) else [values] for axis, values in grid.items()}
+        for point in itertools.product(*axes.values()):
+            cells[build(cell_type, dict(zip(axes, point, strict=True)), where)] = None
+    return list(cells)
 
 
 def value_patterns(cls: "type[DataclassInstance]", name: str) -> dict[str, str]:

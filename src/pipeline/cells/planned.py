@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells import fields, freshness, layout, sweep
+from pipeline.cells import fields, freshness, layout
 from pipeline.cells.config import Plan
 from pipeline.cells.record import has_failed, is_empty, read_head
 from pipeline.cells.stage import Stage
@@ -72,7 +72,7 @@ class PlannedStage:
         found, complaint = [], UserError(f"{self.name} has no grid")
         for grid in self.of_stage.grids:
             try:
-                found.append(sweep.expand(self.declared.cell_type, [{**grid, self.split_axis: [value]}], self.name))
+                found.append(fields.expand(self.declared.cell_type, [{**grid, self.split_axis: [value]}], self.name))
             except UserError as error:  # another axis of this grid does not go with it
                 complaint = error
         if not found:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.cells import fields
 from pipeline.cells.record import HOST_PARTS, SCHEDULER_PARTS, read_record
@@ -14,6 +14,9 @@ from pipeline.cells.rows import STATUSES, WITH_FIGURES, RowTypes
 from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 # Without pandas: a run makes tens of tables, each in a process of its own, and its import takes longer than a table.
@@ -39,6 +42,14 @@ def stage_lines(stage: Stage, records: Iterable[Mapping[str, Any]]) -> tuple[lis
     present = dict.fromkeys(["reason", *(name for line in lines for name in line)])
     order = dict.fromkeys([*stage.table_columns, *present])
     return [name for name in order if name in present], lines
+
+
+def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":
+    """Return the rows of a stage's records as a DataFrame, for sections and notebooks; see `stage_lines`."""
+    import pandas as pd
+
+    columns, lines = stage_lines(stage, records)
+    return pd.DataFrame(lines, columns=columns)
 
 
 def row_table(paths: Iterable[Path], stages: Stages) -> str:

@@ -19,10 +19,9 @@ import numpy as np
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
-from pipeline.cells.samples import NEGLIGIBLE_SHARE
 from pipeline.cells.stage import SETTING, Stage, Stages
-from pipeline.cells.stage_rows import stage_rows
-from pipeline.cells.timed_rows import idle_columns
+from pipeline.cells.tabulate import stage_rows
+from pipeline.cells.timed_rows import NEGLIGIBLE_SHARE, idle_columns
 from pipeline.report.markup import one_line
 
 Records = Sequence[Mapping[str, Any]]

@@ -13,7 +13,7 @@ from pipeline.cells.disk import write_text
 from pipeline.cells.record import read_record
 from pipeline.cells.rows import STATUSES, columns
 from pipeline.cells.stage import Stage, Stages
-from pipeline.cells.stage_rows import stage_rows
+from pipeline.cells.tabulate import stage_rows
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report import course, drawing, facts, frame, own

@@ -2,6 +2,7 @@
 
 import re
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ Item = TypeVar("Item")  # a subject, say
 Row = dict[str, Any]
 # By these an implementation says of itself that it does not take a problem.
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
+# TF32 has 10 bits of fraction. In it multiply a Triton kernel's fp32 products where nobody asks for more.
+TF32_EPS = 2.0**-10
 LONGEST_REASON = 300
 FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 ONLY_RANK, TOO_LONG = "rank 0 of 1", "sent no result"
@@ -178,6 +181,11 @@ def lacks(said: str) -> str | None:
         if match := pattern.search(said):
             return words.format(*match.groups())
     return None
+
+
+def is_of_triton(error: Exception) -> bool:
+    """Tell whether an error was raised in Triton."""
+    return any("/triton/" in frame.filename for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _brief(text: str) -> str:

@@ -2,15 +2,27 @@
 
 import importlib
 import importlib.util
+import inspect
 import sys
 import zlib
+from collections.abc import Callable
 from functools import reduce
 from types import ModuleType
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from pipeline.subjects import global_state
+from pipeline.subjects.checking import Wrong
 from pipeline.subjects.files import Source, find, split_place
-from pipeline.subjects.naming import ATTENTION_GETTERS
+from pipeline.subjects.naming import ATTENTION_GETTERS, Subject
+
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+# How to call: with (batch · heads, length, head_dim), which is the course's way, or with (batch, heads, ...).
+WAYS = ("folded", "heads")
+# Where heads of queries share keys: with fewer heads of keys, else with a copy of them for every head of queries.
+SHARED = "shared"
 
 
 def load(place: str) -> Any:
@@ -29,6 +41,54 @@ def load(place: str) -> Any:
         return found() if attribute in ATTENTION_GETTERS else found
     finally:
         global_state.restore(state)
+
+
+def attention_of(subject: Subject, way: str, is_causal: bool, group: int = 1) -> Attend:
+    """Import a subject and return it as a function of q, k and v of shape (batch, heads, length, head_dim).
+
+    It is an autograd function or a function of (q, k, v, is_causal), whose is_causal may be keyword-only. group: heads
+    of queries that share a head of keys and values; of those it gets copies, but in the way `shared`, with
+    `enable_gqa=True` where it takes that. Raises Wrong where it is another class or takes other arguments.
+    """
+    function = load(subject.use)
+    if isinstance(function, type):
+        if not issubclass(function, torch.autograd.Function):
+            raise Wrong(f"{function.__name__} is a class, but no torch.autograd.Function: name a function")
+        function = function.apply
+    mask, options = _options(function, is_causal)
+    if way != SHARED:
+        options.pop("enable_gqa", None)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        given = [q, k, v]
+        if group > 1 and way != SHARED:
+            given[1:] = (each.repeat_interleave(group, dim=1) for each in (k, v))
+        if way != "folded":
+            return function(*given, *mask, **options)
+        output = function(*(each.flatten(0, 1) for each in given), *mask, **options)
+        return output.view_as(q) if isinstance(output, Tensor) else output
+
+    return attend
+
+
+def _options(function: Callable[..., Tensor], is_causal: bool) -> tuple[tuple[bool, ...], dict[str, bool]]:
+    """Return what a function takes behind q, k and v: the mask, by position or name, and `enable_gqa`, where it has it.
+
+    is_causal may be keyword-only, as in torch's own attention; not of functions that hide their arguments. Raises Wrong
+    where the function does not take (q, k, v, is_causal).
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of builtins
+        return (is_causal,), {}
+    taken = signature.parameters
+    by_name = "is_causal" in taken and taken["is_causal"].kind is inspect.Parameter.KEYWORD_ONLY
+    mask, options = ((), {"is_causal": is_causal}) if by_name else ((is_causal,), {})
+    try:
+        signature.bind(*"qkv", *mask, **options)
+    except TypeError:
+        raise Wrong(f"must take (q, k, v, is_causal), takes {signature}") from None
+    return mask, options | ({"enable_gqa": True} if "enable_gqa" in taken else {})
 
 
 def _module(source: Source) -> ModuleType:

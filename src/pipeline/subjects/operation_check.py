@@ -14,8 +14,7 @@ from pipeline.formulas.sizes import OwnSize
 from pipeline.model.operation_problems import ADAMW, Errors, Problem, as_tuple
 from pipeline.model.operations import DIFFERENTIABLE
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.subjects.attention_check import TF32_EPS, is_of_triton
-from pipeline.subjects.checking import REFUSALS, Verdict, Wrong
+from pipeline.subjects.checking import REFUSALS, TF32_EPS, Verdict, Wrong, is_of_triton
 from pipeline.subjects.loading import load
 from pipeline.subjects.naming import Subject, operation_of
 

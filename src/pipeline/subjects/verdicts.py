@@ -12,7 +12,7 @@ import torch
 
 from pipeline.errors import Skipped
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.subjects.attention_check import EVEN, IGNORES_MASK, ODD, check_lengths
+from pipeline.subjects.attention_check import EVEN, IGNORES_MASK, ODD, check_attention
 from pipeline.subjects.checking import CHECK_LIMIT, Processes, Verdict, survivors, verdict
 from pipeline.subjects.model_check import check_model
 from pipeline.subjects.naming import Subject
@@ -80,7 +80,7 @@ def _check_part(context: RankContext, subject: Subject, part: Part, masks: Seque
     """Check a part at each head_dim with these masks; the first problem that is not right is told."""
     for head_dim, is_causal in product(HEAD_DIMS, masks):
         try:
-            found = check_lengths(context, subject, part.dtype, head_dim, is_causal, part.lengths)
+            found = check_attention(context, subject, part.dtype, head_dim, is_causal, part.lengths)
         except Skipped as skipped:
             return Verdict("skipped", str(skipped))
         if found.status != "ok":

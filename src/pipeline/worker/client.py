@@ -29,7 +29,10 @@ from pipeline.errors import UserError
 
 SNAKEMAKE_VARIABLE = "PIPELINE_SNAKEMAKE"
 OFF_VARIABLE = "PIPELINE_WORKER"
-FORWARDED_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+ENDING_SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+FORWARDED_SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
+# For a cell to end by itself. It may be in the middle of a long call, or of a callback that swallows an interrupt.
+GRACE_S = 1.0
 
 
 def start() -> int:
@@ -79,7 +82,8 @@ def is_own(peer: socket.socket) -> bool:
 def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
     """Have the worker run `python -m pipeline <argv>` in our place; return its exit code, None if no worker takes it.
 
-    A cell that a signal ended ends this process by the same signal. Raises UserError for a wish that is not known.
+    A cell that a signal ended ends this process by the same signal. A signal that ends this process before it knows the
+    cell's ends the cell, too. Raises UserError for a wish that is not known.
     """
     wish, token = os.environ.get(OFF_VARIABLE, ""), os.environ.get(SNAKEMAKE_VARIABLE)
     if wish not in ("", "off"):
@@ -87,15 +91,11 @@ def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
     if wish or token is None:
         return None
     with socket.socket(socket.AF_UNIX) as connection, connection.makefile("r", encoding="utf-8") as answers:
-        # Held back until there is a cell to pass them to: one that came in between would end this process alone.
-        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED_SIGNALS)
-        try:
-            pid = _start_cell(connection, address(token), answers, argv, issued_at)
-            if pid is not None:
-                _forward_signals(pid)
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED_SIGNALS)
-        return None if pid is None else _await_cell(answers)
+        pid = _start_cell(connection, address(token), answers, argv, issued_at)
+        if pid is None:
+            return None
+        _forward_signals(pid)
+        return _await_cell(answers)
 
 
 def _start_cell(
@@ -118,9 +118,14 @@ def _start_cell(
 
 
 def _forward_signals(pid: int) -> None:
+    """Pass signals on to a cell; end this process, and with it the cell, if one that should end the cell does not."""
+
     def forward(number: int, _frame: object) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
+        if number in ENDING_SIGNALS:
+            signal.signal(signal.SIGALRM, lambda *_: end_by(number))
+            signal.setitimer(signal.ITIMER_REAL, GRACE_S)
 
     for number in FORWARDED_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup, or in a script's background

@@ -1,7 +1,8 @@
-"""A process beside Snakemake: it forks cells with torch imported, and ends what Snakemake leaves running when it dies.
+"""The worker beside Snakemake: it forks cells with torch imported, and ends what Snakemake leaves running when it dies.
 
-For each cell it forks a watcher, which forks the cell, tells the caller how it ends, and kills it if the caller goes.
-What cells do is in `child` beside this; who asks, and what passes between the two, in `client`.
+It is two processes: one waits for Snakemake's end, and its child serves. For each cell the child forks a watcher, which
+forks the cell, tells the caller how it ends, and kills it if the caller goes. What cells do is in `child` beside this;
+who asks, and what passes between the two, in `client`.
 
 What Snakemake started, the worker tells by an environment variable, which all descendants inherit, also those that
 leave its process group and session, as the program under nsys does. Cells of the worker end with their callers.
@@ -16,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -31,37 +32,57 @@ GIVE_UP_S = 60.0  # a process may be stuck in a driver
 
 
 def main(token: str) -> None:
-    """Serve cells until Snakemake, at the other end of standard input, is gone; then kill what it left running."""
+    """Have cells served until Snakemake, at the other end of standard input, is gone; then kill what it left."""
     sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # in a cell it may be a pipe: too late
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for watchers
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address(token))
-        listener.listen()
-        while 0 not in select.select([0, listener.fileno()], [], [])[0]:
-            caller, _ = listener.accept()
-            with caller:
-                if is_own(caller):
-                    _fork_watcher(listener, caller)
+        guard = os.getpid()
+        # A process of its own, for it imports for seconds and would not see that Snakemake is gone.
+        server = os.fork()
+        if server == 0:
+            _end_with(guard)
+            _serve(listener)
+    os.read(0, 1)  # the end of the stream
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(server, signal.SIGKILL)
     give_up, scans_left = time.monotonic() + GIVE_UP_S, SCANS
     while scans_left and time.monotonic() < give_up:
         scans_left = SCANS if _kill_all_with(token) else scans_left - 1
         time.sleep(BETWEEN_SCANS_S)
 
 
-def _fork_watcher(listener: socket.socket, caller: socket.socket) -> None:
-    preload()
-    if os.fork() == 0:
-        try:
-            listener.close()
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            _watch(caller)
-        finally:
-            os._exit(1)
+def _end_with(parent: int) -> None:
+    """Have this process killed when its parent dies."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before that call
+        os._exit(1)
+
+
+def _serve(listener: socket.socket) -> NoReturn:
+    """Fork a watcher for each caller."""
+    listener.listen()
+    while True:
+        caller, _ = listener.accept()
+        with caller:
+            if not is_own(caller):
+                continue
+            preload()
+            if os.fork() == 0:
+                try:
+                    listener.close()
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    _watch(caller)
+                finally:
+                    os._exit(1)
 
 
 def _watch(caller: socket.socket) -> None:
     """Fork the cell of a caller and tell it how that ends; kill the cell if the caller goes first."""
     request, streams = _receive(caller)
+    # A caller sends nothing after its request: whatever there is to read is the end.
+    if select.select([caller.fileno()], [], [], 0)[0]:  # it went while packages were imported
+        return
     watcher = os.getpid()
     pid = os.fork()
     if pid == 0:
@@ -73,7 +94,6 @@ def _watch(caller: socket.socket) -> None:
         os.setpgid(pid, pid)
     _tell(caller, {"pid": pid})
     cell = os.pidfd_open(pid)
-    # A caller sends nothing after its request: whatever there is to read is the end.
     if cell not in select.select([caller.fileno(), cell], [], [])[0]:
         _kill(pid)
     _tell(caller, {"status": os.waitpid(pid, 0)[1]})
@@ -88,9 +108,7 @@ def _receive(caller: socket.socket) -> tuple[dict[str, Any], list[int]]:
 def _leave_worker(watcher: int, caller: socket.socket, streams: list[int]) -> None:
     """Become a process of one's own: a group to be killed with, its caller's streams, dead if its watcher dies."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != watcher:  # it died before that call
-        os._exit(1)
+    _end_with(watcher)
     caller.close()
     for target, stream in enumerate(streams):
         os.dup2(stream, target)

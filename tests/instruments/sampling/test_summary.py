@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.cells.samples import summarise
+from pipeline.cells.timed_rows import summarise
 from pipeline.instruments.sampling.summary import quartiles, rel_error
 
 

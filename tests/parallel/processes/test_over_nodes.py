@@ -14,7 +14,8 @@ from pipeline.parallel.processes.one_node import signed, verified
 from pipeline.parallel.processes.over_nodes import run_ranks_over_nodes
 from pipeline.parallel.processes.starting import RankFailed
 
-from ...slurm import await_true, started, why_not
+from ...processes import wait_until
+from ...slurm import LIMIT_S, started, why_not
 
 on_slurm = [
     pytest.mark.slurm,
@@ -69,7 +70,7 @@ def on_nodes(cluster, monkeypatch):
         return run_ranks_over_nodes(function, world_size, 2, backend="gloo", timeout_s=timeout_s)
 
     yield run
-    await_true(lambda: not cluster.processes(), "ranks are left")
+    wait_until(lambda: not cluster.processes(), LIMIT_S)
     cluster.run("scancel", "--user=root")
 
 

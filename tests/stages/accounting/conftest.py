@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.cells import config, sweep
+from pipeline.cells import config, fields
 from pipeline.errors import Skipped
 from pipeline.registry import stage
 from pipeline.report import frame
@@ -32,7 +32,7 @@ def make_rows():
 
     def make(cells=None, **settings):
         scale = config.read_scale(ROOT / "config/scales/paper.yaml", ROOT / "workflow/schemas/scale.schema.yaml")
-        cells = cells or sweep.expand(Cell, scale["stages"]["accounting"]["grids"], "accounting")
+        cells = cells or fields.expand(Cell, scale["stages"]["accounting"]["grids"], "accounting")
         changed = replace(Settings(), **settings)
         return frame.build(stage("accounting"), [record(cell, changed) for cell in cells])
 

@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from pipeline.cells.sweep import expand
+from pipeline.cells.fields import expand
 from pipeline.errors import UserError
 from pipeline.stages.flash import needs
 from pipeline.stages.flash.cell import SUSTAINED, Cell, Settings

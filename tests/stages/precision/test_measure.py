@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.cells import sweep
+from pipeline.cells import fields
 from pipeline.cells.config import read_scale
 from pipeline.errors import Skipped
 from pipeline.instruments.sampling.stopwatch import Stopwatch
@@ -17,7 +17,7 @@ each_experiment = pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_scale_runs_every_experiment_on_every_device(scale):
     root = Path(__file__).parents[3]
     stages = read_scale(root / f"config/scales/{scale}.yaml", root / "workflow/schemas/scale.schema.yaml")["stages"]
-    cells = sweep.expand(Cell, stages["precision"]["grids"], scale)
+    cells = fields.expand(Cell, stages["precision"]["grids"], scale)
     assert sorted(map(str, cells)) == sorted(str(Cell(name, device)) for name in EXPERIMENTS for device in DEVICES)
 
 

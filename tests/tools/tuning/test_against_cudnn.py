@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import product
 
 import pytest
 from torch.nn.functional import scaled_dot_product_attention
@@ -11,17 +12,10 @@ from tools.tuning import against_cudnn
 from tools.tuning.against_cudnn import CASES, Case, chosen, compare
 
 
-def test_a_case_is_timed_in_both_passes_with_the_kernels_it_gets(monkeypatch):
-    monkeypatch.setattr(against_cudnn, "RULE", StopRule(2, 2, 1.0, 0.0))
-    monkeypatch.setattr(against_cudnn, "WARMUP_ROUNDS", 1)
-    row = compare(Case("fp32", (1, 1, 32, 16), True))
-    assert (row["case"], row["kernels"]) == ("fp32 1,1,32,16 causal", "plain, plain")
-    for part in against_cudnn.PASSES:
-        ours, peer = (float(row[f"{part} {whose}"].split(" ")[0]) for whose in ("ours", "peer"))
-        assert row[f"{part} ratio"] == pytest.approx(ours / peer, rel=0.05)
-
-
-def test_flash_attention_4_is_timed_too_where_it_is_installed(monkeypatch):
+@pytest.mark.parametrize(("dtype", "peers"), [("fp32", ["peer"]), ("bf16", ["peer", "fa4"])])
+def test_a_case_is_timed_in_both_passes_with_the_kernels_it_gets_and_flash_attention_4_where_it_is_installed(
+    monkeypatch, dtype, peers
+):
     monkeypatch.setattr(against_cudnn, "RULE", StopRule(2, 2, 1.0, 0.0))
     monkeypatch.setattr(against_cudnn, "WARMUP_ROUNDS", 1)
     shapes = set()
@@ -30,12 +24,15 @@ def test_flash_attention_4_is_timed_too_where_it_is_installed(monkeypatch):
         shapes.update(x.shape for x in (q, k, v))
         return scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), is_causal=causal).transpose(1, 2)
 
-    monkeypatch.setattr(against_cudnn, "flash_attention_4", lambda: attend)
-    row = compare(Case("bf16", (1, 2, 32, 16), True))
-    assert shapes == {(1, 32, 2, 16)}
-    for part in against_cudnn.PASSES:
-        ours, fa4 = (float(row[f"{part} {whose}"].split(" ")[0]) for whose in ("ours", "fa4"))
-        assert row[f"{part} fa4 ratio"] == pytest.approx(ours / fa4, rel=0.05)
+    if "fa4" in peers:
+        monkeypatch.setattr(against_cudnn, "flash_attention_4", lambda: attend)
+    row = compare(Case(dtype, (1, 2, 32, 16), True))
+    assert (row["case"], row["kernels"]) == (f"{dtype} 1,2,32,16 causal", "plain, plain")
+    assert shapes == ({(1, 32, 2, 16)} if "fa4" in peers else set())
+    for part, whose in product(against_cudnn.PASSES, peers):
+        ours, peer = (float(row[f"{part} {each}"].split(" ")[0]) for each in ("ours", whose))
+        ratio = row[f"{part} ratio" if whose == "peer" else f"{part} fa4 ratio"]
+        assert ratio == pytest.approx(ours / peer, rel=0.05)
 
 
 def test_keys_may_have_fewer_heads():

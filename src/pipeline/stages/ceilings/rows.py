@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cells.rates import gpu_name
+from pipeline.cells.rated_rows import gpu_name
 from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.cells.timed_rows import GpuTimedRow
 from pipeline.instruments.machine.peaks import datasheet_gb_per_s, datasheet_peak_tflops

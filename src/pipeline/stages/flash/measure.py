@@ -36,10 +36,10 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequ
     with stopwatch.measuring():
         if not subjects:
             return _measure_together(cell, settings, {})
-        from pipeline.subjects.attention_check import check_attention
+        from pipeline.subjects.attention_check import check_attention, lengths_like
         from pipeline.subjects.measuring import measure_in_turns
 
-        of_cell = cell.head_dim, cell.is_causal, cell.seq_len, cell.query_heads_per_kv_head
+        of_cell = cell.head_dim, cell.is_causal, lengths_like(cell.seq_len), cell.query_heads_per_kv_head
         check, keys = (check_attention, TORCH_DTYPES[cell.dtype], *of_cell), [{"phase": phase} for phase in PHASES]
         return measure_in_turns(subjects, check, _measure_beside, (cell, settings), settings, keys)
 
@@ -52,7 +52,7 @@ def _measure_beside(
     Where heads of queries share keys and values they get fewer heads of keys if they are right with these, else copies,
     which count in their time as they do in a model; their rows say so.
     """
-    from pipeline.subjects.attention_check import attention_of
+    from pipeline.subjects.loading import attention_of
 
     built = {}
     for subject, verdict in own.items():

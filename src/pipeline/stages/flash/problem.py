@@ -105,7 +105,8 @@ class AttentionProblem(Problem):
         On an H200 right implementations had at most 1.01 (relative) and 1.64 (largest) times the errors of PyTorch's
         own, in fp32 more where they round as TF32 does. One row of 1,024 left out is 3.5 and 7 times.
         """
-        from pipeline.subjects.operation_check import FINE_EPS, LIMITS, TF32_EPS
+        from pipeline.subjects.checking import TF32_EPS
+        from pipeline.subjects.operation_check import FINE_EPS, LIMITS
 
         coarse = self.dtype != torch.float32 or self.device.type == "cuda"  # where products may be in TF32
         rounding = 2 * torch.finfo(self.dtype).eps

@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from pipeline.cells.rated_rows import TriedRow
-from pipeline.cells.rates import gpu_name
+from pipeline.cells.rated_rows import TriedRow, gpu_name
 from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.formulas.attention import pass_flops
 from pipeline.instruments.machine.peaks import datasheet_peak_tflops

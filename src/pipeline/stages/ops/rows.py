@@ -3,8 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pipeline.cells.rated_rows import PEAK_SOURCES, TriedRow
-from pipeline.cells.rates import gpu_name, peak_columns
+from pipeline.cells.rated_rows import PEAK_SOURCES, TriedRow, gpu_name, peak_columns
 from pipeline.cells.rows import Reading, RowTypes, column, derived
 from pipeline.formulas.operations import moved_bytes, product_flops
 from pipeline.instruments.machine.peaks import datasheet_gb_per_s
