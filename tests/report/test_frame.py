@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.frame import brief, build, card, in_order, known
+from pipeline.report.frame import brief, build, card, in_order, known, shares_a_cpu
 
 from ..records import CPU, record, timed_row
 from .frames import failed, folded, repeated, timed
@@ -137,3 +137,9 @@ OTHERS = "Process 538 has 512.00 MiB memory in use. Process 579 has 70.67 GiB me
 )
 def test_where_memory_ran_out_it_is_told_what_others_held_of_it(reason, told):
     assert brief(reason) == told
+
+
+@pytest.mark.parametrize(("on_cpu", "ranks", "shares"), [(True, 2, True), (True, 1, False), (False, 2, False)])
+def test_only_several_ranks_of_a_machine_without_gpus_share_a_cpu(on_cpu, ranks, shares):
+    assert shares_a_cpu(pd.DataFrame({"on_cpu": [on_cpu] * 2, "world_size": [1, ranks]})) is shares
+    assert not shares_a_cpu(pd.DataFrame({"on_cpu": [True]}))
