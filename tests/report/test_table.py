@@ -64,7 +64,12 @@ def test_a_column_s_name_says_how_it_is_headed_and_written():
     row |= {"n": 3.0, "rate": 1.2345, "done": True, "later_ms": 2.5}
     rows = pd.DataFrame([row])
     assert lines(rows, named(rows, " ".join(row), rate="the rate")) == [
-        "| model | its ms | tokens/s | share | kept | n | the rate | done | later, ms |",
+        "| model | other, ms | tokens/s | share | kept | n | the rate | done | later, ms |",
         "| :-- | --: | --: | --: | --: | --: | --: | --: | --: |",
         "| xl | 20.0 | 11,238 | 33% | 2.00 GB | 3 | 1.23 | True | 2.50 |",
     ]
+
+
+def test_a_table_without_a_caption_begins_with_its_heads():
+    rows = pd.DataFrame({"a": ["x"]})
+    assert Table("t", "", rows, named(rows, "a")).markdown() == "| a |\n| :-- |\n| x |"
