@@ -43,7 +43,10 @@ CAPTURED_STEP, PROFILER = "captured_step", "torch.profiler"
 
 @dataclass(frozen=True)
 class Cell(RanksCell):
-    """One model size, precision, batch and number of ranks; the DDP variants are its rows."""
+    """One model size, precision, batch and number of ranks; the DDP variants are its rows.
+
+    repeat: the number of a cell that measures the same again, in its own process.
+    """
 
     ways = tuple(map(asdict, VARIANTS))
     whole_step = WHOLE_STEP

@@ -25,6 +25,7 @@ class Cell(RanksCell):
     """One model size, precision, batch and number of ranks; the ways to train are its rows.
 
     Under bf16 the fully sharded ways compute with bf16 parameters and send bf16; all run under autocast.
+    repeat: the number of a cell that measures the same again, in its own process.
     """
 
     ways = tuple({"impl": impl} for impl in IMPLS)

@@ -23,7 +23,10 @@ COLLECTIVES = ("allreduce", "broadcast")
 
 @dataclass(frozen=True)
 class Cell(RanksCell):
-    """One model size, precision, batch and number of ranks; the optimizers are its rows."""
+    """One model size, precision, batch and number of ranks; the optimizers are its rows.
+
+    repeat: the number of a cell that measures the same again, in its own process.
+    """
 
     ways = tuple({"impl": impl} for impl in IMPLS)
     whole_step = WHOLE_STEP
