@@ -72,6 +72,13 @@ def test_a_limit_is_named_and_lengths_that_are_powers_of_two_have_a_tick_each(tm
     assert {"the peak", "512", "1,024"} <= {*texts(drawn(chart("line", limits=limits), tmp_path))}
 
 
+def test_a_line_behind_points_carries_its_label(tmp_path):
+    behind = chart("point", lines={"as the copy of memory": [(512.0, 600.0), (1024.0, 1200.0)]})
+    drawing = drawn(behind, tmp_path)
+    assert "as the copy of memory" in texts(drawing)
+    assert len(re.findall("mark-line", drawing)) == 1
+
+
 def test_a_chart_without_values_is_empty():
     assert chart(table=ROWS.assign(rate=float("nan"), status="oom")).is_empty
     assert chart("line", ROWS.head(0)).is_empty
@@ -82,3 +89,8 @@ def test_what_a_record_holds_is_text_in_a_drawing(tmp_path):
     drawing = drawn(chart(table=ROWS.assign(who="<script>$x$")), tmp_path)
     assert "<script>" not in drawing
     assert "&lt;script&gt;$x$" in drawing
+
+
+def test_a_label_stands_half_way_along_its_line_as_it_is_drawn():
+    x, y = Axis("n", log=True).middle(10, 1000), Axis("n").middle(1.0, 3.0)
+    assert (x, y) == (pytest.approx(100), 2.0)  # a logarithmic and a linear axis

@@ -1,5 +1,6 @@
 """Declare charts once; drawing.py draws them for the page and as SVG files."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,6 +22,10 @@ class Axis:
     log: bool = False
     zero: bool = True
 
+    def middle(self, first: float, last: float) -> float:
+        """Return what lies half way between two values as the axis is drawn."""
+        return math.sqrt(first * last) if self.log else (first + last) / 2
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -39,8 +44,8 @@ class Chart:
     title: what is seen. rows: with `status`, as a frame has it; an unstable row is drawn faint, one without a value by
     its outcome. colour: the column that gives colours, each name the same in all charts (look.py). label: the column
     written beside marks. panel: a column that splits the chart, drawn below each other and chosen from on the page.
-    low, high: columns of the ends of error bars. limits: lines across, on the axis of numbers. hover: what the page
-    tells of a mark, by title.
+    low, high: columns of the ends of error bars. limits: lines across, on the axis of numbers. lines: other ones behind
+    points, by label, each from point to point. hover: what the page tells of a mark, by title.
     """
 
     name: str
@@ -55,6 +60,7 @@ class Chart:
     low: str = ""
     high: str = ""
     limits: Sequence[Limit] = ()
+    lines: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     hover: Mapping[str, str] = field(default_factory=dict)
 
     @property

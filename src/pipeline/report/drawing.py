@@ -82,7 +82,7 @@ def _view(chart: Chart, looks: Mapping[str, str], is_still: bool) -> Spec:
     if chart.is_horizontal:
         height = {"step": BAR_PX if chart.mark == "bar" else STACK_PX}
         height |= {"for": "offset"} if chart.mark == "bar" and chart.colour else {}
-    layers = [*_layers(chart, looks, is_still), *_limits(chart)]
+    layers = [*_lines_behind(chart), *_layers(chart, looks, is_still), *_limits(chart)]
     return {"height": height, "data": {"values": _values(chart, looks)}, "layer": layers}
 
 
@@ -162,6 +162,17 @@ def _limits(chart: Chart) -> Iterator[Spec]:
         yield {"data": data, "mark": {"type": "text", "align": "right", "dy": -6}, "encoding": {**at, **edge}}
 
 
+def _lines_behind(chart: Chart) -> Iterator[Spec]:
+    axes, place = (chart.x, chart.y), {"x": _numbers(chart.x), "y": _numbers(chart.y)}
+    line, words = {"type": "line", "strokeDash": [2, 3], "color": MUTED}, {"type": "text", "align": "right", "dy": -8}
+    for label, points in chart.lines.items():
+        ends = [{axis.column: value for axis, value in zip(axes, point, strict=True)} for point in points]
+        middle = {axis.column: axis.middle(ends[0][axis.column], ends[-1][axis.column]) for axis in axes}
+        yield {"data": {"values": ends}, "mark": line, "encoding": place}
+        told = {"data": {"values": [{**middle, "label": label}]}, "mark": words}
+        yield {**told, "encoding": {**place, "text": {"field": "label"}}}
+
+
 def _names(chart: Chart) -> Spec:
     order = list(dict.fromkeys(chart.drawn[chart.y.column].astype(str)))
     axis = {"grid": False, "ticks": False, "domain": False}
@@ -177,7 +188,7 @@ def _numbers(axis: Axis, powers: list[float] | None = None) -> Spec:
 def _powers(chart: Chart) -> list[float] | None:
     """Return the ticks of a logarithmic x axis of few values: these values."""
     values = sorted({float(value) for value in chart.drawn[chart.x.column]})
-    return values if chart.x.log and len(values) <= MOST_TICKS else None
+    return values if chart.x.log and len(values) <= MOST_TICKS and not chart.lines else None
 
 
 def _colour(chart: Chart, looks: Mapping[str, str]) -> Spec:
