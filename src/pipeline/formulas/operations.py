@@ -65,6 +65,30 @@ def moved_bytes(operation: str, phase: str, widths: Widths, element_bytes: int) 
     raise ValueError(f"unknown operation {operation}")
 
 
+# FLOPs of a number that an operation is done for, forward and backward. Each addition, multiplication, division,
+# exponential and root counts as one; what is done once a row does not count.
+# rms_norm: sum, square, their sum, 1/rms, weight; backward the norm again, the weight's gradient (2), that of the norm
+# with its mean (6), the addend's (1). rotary: two products and a sum. swiglu: sigmoid (3) and two products; backward
+# the sigmoid again, silu, up's gradient, gate's (6). adamw: decay, both moments (7), root, correction, epsilon, the
+# quotient, step size, sum.
+FLOPS = {"rms_norm": (5, 10), "rotary": (3, 3), "swiglu": (5, 11), "adamw": (14, 0)}
+
+
+def flops(operation: str, phase: str, widths: Widths) -> int:
+    """Count the FLOPs of a phase of an operation, as FLOPS has them; of linear_cross_entropy its products alone."""
+    if operation == "linear_cross_entropy":
+        return product_flops(operation, phase, widths)
+    size, tokens = widths.size, widths.tokens
+    numbers = {
+        "rms_norm": tokens * size.d_model,
+        "rotary": tokens * (size.attention_width + size.kv_width),
+        "swiglu": tokens * size.d_ff,
+        "adamw": sum(widths.block_parameters),
+    }[operation]
+    forward, backward = FLOPS[operation]
+    return numbers * {FORWARD: forward, BACKWARD: backward, WHOLE: forward + backward}[phase]
+
+
 def product_flops(operation: str, phase: str, widths: Widths) -> int:
     """Count the FLOPs of an operation's matrix products: 2NdV of linear_cross_entropy, backward twice that, else 0."""
     if operation != "linear_cross_entropy":
