@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.formulas.operations import product_flops
+from pipeline.formulas.operations import flops, product_flops
 from pipeline.stages.ops.cell import IMPLS, Cell
 from pipeline.stages.ops.report import build
 
@@ -54,9 +54,25 @@ def test_what_is_wrong_has_no_time_and_is_told():
     assert "wrong" in swiglu
 
 
+def test_every_implementation_is_a_point_under_the_roof_and_one_of_each_operation_is_named():
+    chart = shown(section(*operations()))["roofline"]
+    assert len(chart.drawn) == 6
+    cell = Cell(op="swiglu")
+    work = flops("swiglu", "whole", cell.widths)
+    point = chart.drawn[(chart.drawn["op"] == "swiglu") & (chart.drawn["impl"] == "ours")].iloc[0]
+    assert point["flop_per_byte"] == pytest.approx(work / 6e8)
+    assert point["work_tflops_per_s"] == pytest.approx(work / 0.1 / 1e9)
+    assert sorted(chart.drawn.loc[chart.drawn["name"] != "", "name"]) == ["SwiGLU", "head"]
+    (slope, roof) = chart.lines.values()
+    assert all(rate == pytest.approx(per_byte * COPY_GB_PER_S / 1e3) for per_byte, rate in slope)
+    assert [rate for _, rate in roof] == [PRODUCT_TFLOPS, PRODUCT_TFLOPS]
+    assert slope[-1] == roof[0]
+
+
 def test_without_ceilings_nothing_is_predicted_and_the_rest_stays():
     found = shown(section(*operations(), with_ceilings=False))
     assert {"floors", "ops", "times"} <= set(found)
+    assert "roofline" not in found
     assert found["times"].rows["predicted_ms"].isna().all()
 
 

@@ -202,4 +202,5 @@ def _depth(deep: pd.DataFrame) -> Table:
         again=[blocks_run_again(*each) for each in of],
     )
     names = "checkpoints blocks inputs again most_activations_bytes gain"
-    return Table.of("depth", "".join(written(deep.head(1), DEPTH)), deep, names, across="blocks")
+    caption = "".join(filter(None, written(deep.head(1), DEPTH)))
+    return Table.of("depth", caption, deep, names, across="blocks")

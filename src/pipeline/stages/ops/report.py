@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 
+import numpy as np
 import pandas as pd
 
-from pipeline.formulas.operations import WHOLE, product_flops
+from pipeline.formulas.operations import WHOLE, flops, product_flops
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import written
-from pipeline.report.frame import in_order, with_figures
+from pipeline.report.formats import number, written
+from pipeline.report.frame import in_order, known, with_figures
 from pipeline.report.section import Compared, Section, say
 from pipeline.report.table import Table
 from pipeline.report.versus import versus
@@ -43,23 +44,29 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     best = timed.loc[timed.groupby("op", sort=False)["gb_per_s"].idxmax()]
     return Section(
         answer,
-        [_floors(whole), _duel(whole), _times(whole, ceilings)],
+        [_floors(whole), _roofline(whole, ceilings), _duel(whole), _times(whole, ceilings)],
         compared=[Compared(row["what"], "GB/s", row["gb_per_s"], row["status"]) for _, row in best.iterrows()],
     )
 
 
 def predicted(whole: pd.DataFrame, ceilings: pd.DataFrame) -> pd.DataFrame:
-    """Add the time by the rates that this machine's ceilings have, in `predicted_ms`, and how many such were taken.
+    """Add FLOP/byte, TFLOP/s, and the time by the rates that this machine's ceilings have, in `predicted_ms`.
 
     Bytes at the rate of a copy, or the head's products at that of the fastest matrix product in the data type.
     """
     widths = [Cell(**{name: row[name] for name in PROBLEM}).widths for _, row in whole.iterrows()]
     ops = list(zip(whole["op"], whole["phase"], widths, strict=True))
+    work = pd.Series([flops(*each) for each in ops], whole.index, dtype=float)
     products = pd.Series([product_flops(*each) for each in ops], whole.index, dtype=float)
     copy_gb_per_s, products_tflops = _rates(ceilings)
     by_bytes_ms = whole["moved_bytes"] / copy_gb_per_s / 1e6
     predicted_ms = by_bytes_ms.where(products == 0, products / whole["dtype"].map(products_tflops).astype(float) / 1e9)
-    return whole.assign(predicted_ms=predicted_ms, predicted_times=whole["median_ms"] / predicted_ms)
+    return whole.assign(
+        flop_per_byte=work / whole["moved_bytes"],
+        work_tflops_per_s=work / whole["median_ms"] / 1e9,
+        predicted_ms=predicted_ms,
+        predicted_times=whole["median_ms"] / predicted_ms,
+    )
 
 
 def _rates(ceilings: pd.DataFrame) -> tuple[float, dict[str, float]]:
@@ -75,6 +82,39 @@ def _floors(whole: pd.DataFrame) -> Chart:
     axes = Axis("floor_share_pct", "% of the rate that memory, or of the head products, allow"), Axis("what")
     limits, hover = [Limit(100.0, "the data sheet's")], {"ms": "median_ms"}
     return Chart("floors", title, shown, "bar", *axes, "who", "rate", panel="model", limits=limits, hover=hover)
+
+
+def _roofline(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Chart:
+    """Draw the rates of one data type over FLOP/byte, below what a copy and a product reach.
+
+    Of each operation the point furthest from those of others bears its name.
+    """
+    copy_gb_per_s, products = _rates(ceilings)
+    shown = known(with_figures(whole[whole["dtype"].isin(products)]), "predicted_ms")
+    shown = shown[shown["dtype"] == shown["dtype"].min()]
+    places = np.log(shown[["flop_per_byte", "work_tflops_per_s"]].to_numpy(dtype=float))
+    others = shown["op"].to_numpy()[:, None] != shown["op"].to_numpy()
+    apart = np.linalg.norm(places[:, None] - places, axis=2).min(axis=1, where=others, initial=np.inf)
+    bears_name = shown.index.isin(pd.Series(apart, shown.index).groupby(shown["op"]).idxmax())
+    per_byte = shown["flop_per_byte"]
+    roof = products.get(shown["dtype"].min(), 0.0)
+    low, ridge, high = per_byte.min() / 1.5, 1e3 * roof / copy_gb_per_s, 1.5 * per_byte.max()
+    lines = {
+        f"copy: {number(copy_gb_per_s)} GB/s": [(low, low * copy_gb_per_s / 1e3), (ridge, roof)],
+        f"product: {number(roof)} TFLOP/s": [(ridge, roof), (max(high, 2 * ridge), roof)],
+    }
+    return Chart(
+        "roofline",
+        "Rate by work per byte, forward + backward, below what copies and products reach here",
+        shown.assign(name=shown["what"].str.split().str[0].where(bears_name, "")),
+        "point",
+        Axis("flop_per_byte", "FLOP/byte", log=True),
+        Axis("work_tflops_per_s", "TFLOP/s", log=True),
+        "who",
+        label="name",
+        lines=lines,
+        hover={"operation": "operation", "ms": "median_ms", "predicted ms": "predicted_ms", "GB/s": "gb_per_s"},
+    )
 
 
 def _duel(whole: pd.DataFrame) -> Table:
