@@ -19,11 +19,10 @@ def rotary(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tens
 
     Shapes: q and k are (batch, heads, seq_len, head_dim), cos and sin (seq_len, head_dim / 2), in fp32.
     """
-    return rotated(q, cos, sin), rotated(k, cos, sin)
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x; fp32 tables promote low precision, so that it is rotated in fp32 and rounded once to x's dtype."""
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 

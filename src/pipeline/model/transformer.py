@@ -4,10 +4,10 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from pipeline.attention import ATTENTION, AttentionFunction
 from pipeline.model.checkpointing import SELECTABLE_ATTENTIONS, runner
-from pipeline.model.operations import rotated, swiglu
 from pipeline.ranges import span
 
 ROPE_THETA = 10_000.0
@@ -169,7 +169,11 @@ class RotaryEmbedding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Rotate x, of shape (..., seq_len, head_dim), by positions 0 to seq_len - 1; the result has x's dtype."""
         seq_len = x.shape[-2]
-        return rotated(x, self.cos[:seq_len], self.sin[:seq_len])
+        cos, sin = self.cos[:seq_len], self.sin[:seq_len]
+        first, second = x.chunk(2, dim=-1)
+        # The fp32 tables promote a low-precision x: it is rotated in fp32 and rounded once.
+        rotated = torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1)
+        return rotated.to(x.dtype)
 
 
 class SwiGLU(nn.Module):
@@ -183,7 +187,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., d_model) to the same shape."""
-        return self.down_proj(swiglu(self.gate_proj(x), self.up_proj(x)))
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 class Linear(nn.Linear):

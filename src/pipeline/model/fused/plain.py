@@ -4,8 +4,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pipeline.model.operations import rotated, swiglu
-
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, addend: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return s = x, or x + addend, and its RMSNorm times `weight`."""
@@ -26,8 +24,16 @@ def rms_norm_backward(
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     """Rotate pairs of x, of shape (batch, seq_len, heads, head_dim), by their position's angle, or back by it."""
+    first, second = x.chunk(2, dim=-1)
     cos, sin = cos[: x.shape[1], None], sin[: x.shape[1], None]
-    return rotated(x, cos, -sin if back else sin)
+    if back:
+        sin = -sin
+    return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up."""
+    return functional.silu(gate) * up
 
 
 def swiglu_backward(

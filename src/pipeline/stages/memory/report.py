@@ -13,7 +13,7 @@ from pipeline.report.formats import data_size, written
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Change, Section, say
 from pipeline.report.table import Table
-from pipeline.stages.memory.peaks import AXES, ORDERS, STEP, highest, in_words, workload
+from pipeline.stages.memory.report_peaks import AXES, ORDERS, STEP, highest, in_words, workload
 
 DEPTH = (
     "Steps of {size} (d_model {d_model}, {precision}, batch {setting_batch_size}, context {context_length:count}, "
