@@ -1,4 +1,4 @@
-"""How much memory, communication and batch size do models need that are too large to measure here?"""
+"""What memory, communication and batch size do models need that are too large to measure here?"""
 
 from dataclasses import dataclass
 from typing import Any

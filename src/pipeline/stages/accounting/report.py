@@ -110,8 +110,8 @@ def _answer(found: Mapping[str, pd.DataFrame]) -> str:
         "{memory[size]}, with {billions:count}B parameters, has a training state of {state_gb:count} GB: "
         "{memory[state_gpus]:count} GPUs of {memory[setting_gpu_memory_gb]:count} GB. FSDP with {fsdp[seq_len]:count} "
         "tokens per device takes {fsdp[devices]} devices of {fsdp[setting_device_memory_gb]:count} GB. On "
-        "the assignment's mesh of {mesh[num_devices]:count} devices communication hides from {mesh[tokens_per_device]} "
-        "tokens per device on.",
+        "the assignment's mesh of {mesh[num_devices]:count} devices communication is hidden at "
+        "{mesh[tokens_per_device]} or more tokens per device.",
         memory=memory,
         billions=memory["parameters"] / 1e9,
         state_gb=memory["state_bytes"] / GB,
@@ -131,7 +131,7 @@ def _mesh_chart(rows: pd.DataFrame) -> Chart:
 
 def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
     """Write from how many tokens on FSDP is compute bound on this machine, by its measured C and W; bf16 weights."""
-    caption = "FSDP on this machine: from so many tokens per GPU on, computing hides the gathering of bf16 weights:"
+    caption = "FSDP on this machine: the tokens per GPU above which computing hides the gathers of bf16 weights:"
     products = known(beside.get("ceilings", pd.DataFrame()), "tflops_per_s", "dtype")
     calls = known(beside.get("collectives", pd.DataFrame()), "busbw_gb_per_s", "collective")
     if products.empty or calls.empty:

@@ -55,7 +55,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     own = rows[rows["case"] == lead["case"].iloc[0]]
     tables = [
         ways.table(
-            f"ways_{place}", _fewer(each), TORCH, COLUMNS, "of each way's bucket sizes the fastest, and torch's default"
+            f"ways_{place}", _fewer(each), TORCH, COLUMNS, "each way at its fastest bucket size, and torch's default"
         )
         for place, each in enumerate(cases[:MOST_TABLES], start=1)
     ]

@@ -163,8 +163,8 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
     caption = (
         f"Training steps, bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: "
         f"plain PyTorch. Tuned: {tuned_with}. MFU: of {first['peak_tflops_per_s']:,.3g} TFLOP/s "
-        f"({first['peak_source']}). The parameters, in brackets, include SwiGLU's third matrix, which the models' "
-        "names leave out. a → b: as written → tuned."
+        f"({first['peak_source']}). Names are the course's, with the "
+        "parameters counted here in brackets. a → b: as written → tuned."
     )
     limit = "limited_by" if both["limited_by"].nunique() > 1 else ""
     shown = f"model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb {limit} tuned_with"
@@ -183,8 +183,8 @@ def _line(both: pd.DataFrame) -> str:
             **both.iloc[-1],
         )
     return say(
-        "Tuned, {size} trains {tokens_per_s_tuned:count} tokens/s at {mfu_pct_tuned:percent} MFU, {ratio:times} as "
-        "fast as written.",
+        "Tuned, {size} trains {tokens_per_s_tuned:count} tokens/s ({mfu_pct_tuned:percent} MFU), {ratio:times} as fast "
+        "as in plain PyTorch.",
         **sure.iloc[-1],
     )
 

@@ -71,7 +71,9 @@ def _sums(sums: pd.DataFrame) -> Table:
         predicted=agrees.map({True: "yes", False: "no"}),
         sum=[significant(value, 8) for value in sums["result"]],
     )
-    caption = "After {steps:,} additions of {addend}; the error is what rounding the addend and rounding the sums add:"
+    caption = (
+        "After {steps:,} additions of {addend}; the error is that of rounding the addend and of rounding the sums:"
+    )
     names = "accumulator what sum error addend_error rounding_error stall predicted"
     heads = {"accumulator": "sum in", "what": "addend in", "stall": "stalls at a sum of", "predicted": "as predicted"}
     return Table.of("sums_table", caption.format(**CASE), found, names, heads=heads)
