@@ -17,6 +17,15 @@ pytestmark = pytest.mark.workflow
 FOUR_CELLS = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17], precision: [fp32, bf16]}]}}"
 
 
+def test_jobs_run_in_snakemakes_own_environment_where_it_is_not_activated(project):
+    project.variables["PATH"] = os.defpath
+    target = "results/precision/accumulation.csv"
+    process = project.start("--cores", "1", target, "--config", "scale=laptop")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert (project.root / target).is_file()
+
+
 def test_the_one_command_writes_it_all_up_and_a_second_run_does_nothing(measured, plan):
     text = (measured.root / "reports/writeup.md").read_text()
     assert "4 cells" in text
