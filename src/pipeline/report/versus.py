@@ -151,7 +151,7 @@ def _by_quartiles(base: Row, other: Row) -> dict[str, Any]:
 
 
 def _verdict(ratio: float, low: float, high: float, least: float, widest: float) -> dict[str, Any]:
-    """Call a ratio that is off by `least` and whose interval excludes 1; widest: the interval of what is the same."""
+    """Call a ratio `least` or more off whose interval excludes 1; widest: the interval within which it is the same."""
     apart = max(ratio, 1 / ratio)
     if apart >= least and not low <= 1 <= high:
         word = FASTER if ratio > 1 else SLOWER
