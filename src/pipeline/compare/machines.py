@@ -62,7 +62,7 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
     heads = {"shape": "batch × context", "run": "", "peak_bytes": "GB", "usd": "USD per 1M tokens"}
     columns = filled(shown, named(shown, names, **heads))
     rates = [head for head, name, _ in columns if name not in (*keys, "cheapest", "run")]
-    return Table("models", f"Training steps ({' / '.join(rates)}):", shown, columns, all_rows=True, across="")
+    return Table("models", f"Training steps ({' / '.join(rates)}):", shown, columns, all_rows=True, across="run")
 
 
 def ceilings(runs: Sequence[Run]) -> Table:
@@ -75,7 +75,7 @@ def ceilings(runs: Sequence[Run]) -> Table:
     ]
     rows = _by_run(lines, runs)
     columns = named(rows, "rate_of unit run per_s:number", run="", per_s="")
-    return Table("ceilings", "Highest rates:", rows, columns, all_rows=True, across="")
+    return Table("ceilings", "Highest rates:", rows, columns, all_rows=True, across="run")
 
 
 def differences(runs: Sequence[Run]) -> Table:

@@ -21,8 +21,9 @@ from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import count
 from pipeline.report.html.page import page, row_table
-from pipeline.report.markup import Markdown, unwrapped
+from pipeline.report.markup import Markdown
 from pipeline.report.section import Section, Told, say
+from pipeline.report.words import Words
 from pipeline.report.writeup import changes, writeup
 
 VERSION = 2  # of the summary
@@ -68,7 +69,7 @@ def told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> To
     section = stage.report()(shown, beside)
     if frame.shares_a_cpu(rows):
         section = replace(section, changes=())  # what ranks on one CPU gain is no advice
-    note = Markdown(unwrapped((stage.folder / "report.md").read_text(encoding="utf-8").strip()))
+    note = Words(str(stage.folder / "report.py")).note
     return Told(stage, section, [part for part in (*section.parts, *own_parts) if not part.is_empty], note, rows)
 
 

@@ -1,7 +1,7 @@
 """Write tables: a header, a column and a format each; an outcome stands in for a missing value."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,8 @@ class Table:
 
     columns: header, column of `rows`, and how its values are written. What has no value shows the outcome of its row,
     by the column `status`; a column such as `median_ms_peer` has its own in `status_peer`. `~` leads the values of an
-    unstable row in columns of times and rates. all_rows: every row is written, however many. across: the header of a
-    column whose values become headers: those before it name a row, those behind it share a cell, in their order.
+    unstable row in columns of times and rates. all_rows: every row is written, however many. across: a column whose
+    values become headers: those before it name a row, those behind it share a cell, in their order.
     """
 
     name: str
@@ -57,20 +57,11 @@ class Table:
     across: str | None = None
 
     @classmethod
-    def of(
-        cls,
-        name: str,
-        caption: str,
-        rows: pd.DataFrame,
-        names: str,
-        *,
-        across: str | None = None,
-        all_rows: bool = True,
-        only_filled: bool = False,
-        heads: Mapping[str, str] | None = None,
-    ) -> "Table":
-        """Make a table of columns named in one string, as `named` takes it; only_filled: of those with a value."""
+    def of(cls, name, caption, rows, names, *, across=None, all_rows=True, only_filled=False, heads=None):  # type: ignore
+        """Goes when all stages use Words."""
         columns = named(rows, names, **(heads or {}))
+        if across is not None:
+            across = next(column for head, column, _ in columns if head == across)
         return cls(name, caption, rows, filled(rows, columns) if only_filled else columns, all_rows, across)
 
     @property
@@ -85,7 +76,7 @@ class Table:
         heads: list[str] = [Markdown.escape(head) for head, _, _ in self.columns]
         rule = [":--" if form in TO_THE_LEFT else "--:" for _, _, form in self.columns]
         if self.across is not None:
-            place = [head for head, _, _ in self.columns].index(self.across)
+            place = [name for _, name, _ in self.columns].index(self.across)
             _, name, form = self.columns[place]
             order = shown[name].drop_duplicates()
             order = order.sort_values() if is_numeric_dtype(order) or order.dtype == "category" else order
@@ -108,12 +99,13 @@ def named(rows: pd.DataFrame, names: str, /, **heads: str) -> Columns:
     """
     told = [name.partition(":")[::2] for name in names.split()]
     return [
-        (heads.get(name, _head(name)), name, FORMS[form] if form else _form(name, rows.get(name, ())))
+        (heads.get(name, heading(name)), name, FORMS[form] if form else _form(name, rows.get(name, ())))
         for name, form in told
     ]
 
 
-def _head(name: str) -> str:
+def heading(name: str) -> str:
+    """Return the heading of a column that has none of its own."""
     known = max((each for each in HEADS if f"{name}_".startswith(f"{each}_")), key=len, default="")
     return HEADS[known] if known else re.sub(r"_(bytes|pct)\b", "", name).replace("_ms", ", ms").replace("_", " ")
 

@@ -10,11 +10,13 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import number, written
 from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
-from pipeline.report.section import Change, Section, say
+from pipeline.report.section import Change, Section
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, peer_of, shaded, versus
+from pipeline.report.words import Words
 from pipeline.stages.timing.cell import FIRST_STEP, PHASES
 
+WORDS = Words(__file__)
 PRECISIONS = ("fp32", "tf32", "bf16")
 WORK = ["size", "context_length", "batch_size"]
 CELL = ["precision", *WORK]
@@ -37,7 +39,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     steps = with_figures(eager[eager["phase"] == STEP])
     for_course = [_phases(eager), _warm_up(host), _compiled(warm)]
     if steps.empty:
-        return Section("No whole step as written has figures.", for_course=for_course)
+        return Section(WORDS.say("no_steps"), for_course=for_course)
     setting = _main_setting(steps)
     where, gains = WHERE.format(**setting), _gains(eager, setting)
     here = gains[gains["context_length"] == setting["context_length"]]
@@ -69,23 +71,16 @@ def _main_setting(steps: pd.DataFrame) -> dict[str, Any]:
 def _answer(steps: pd.DataFrame, where: str) -> str:
     sound = known(steps[(steps["status"] == "ok") & (steps["limited_by"] != "host")], "model_tflops_per_s", "mfu_pct")
     if sound.empty:
-        return say("{where}: no step is stable and limited by the GPU, not its host.", where=where)
-    return say(
-        "{where}: {largest[size]} trains {largest[tokens_per_s]:count} tokens/s, a step in {largest[median_ms]:ms}. Of "
-        "the stable steps {best[size]} reaches the highest rate: {best[model_tflops_per_s]:number} TFLOP/s, "
-        "{best[mfu_pct]:percent} of the peak.",
-        where=where,
-        largest=sound.iloc[-1],
-        best=sound.loc[sound["model_tflops_per_s"].idxmax()],
-    )
+        return WORDS.say("no_sound_steps", where=where)
+    best = sound.loc[sound["model_tflops_per_s"].idxmax()]
+    return WORDS.say("answer", where=where, largest=sound.iloc[-1], best=best)
 
 
 def _steps(here: pd.DataFrame, where: str) -> Table:
     shown = here.merge(here[here["phase"] == STEP], "left", WORK, suffixes=("", "_step"))
     shown = shown.assign(gpus=card_counts(shown, "cards_step"))
     names = "size tokens_per_s_step mfu_pct_step gpu_idle_pct_step repeats_step gpus part median_ms"
-    caption = f"{where}, as written; phases in ms; GPUs: how many different ones the repeats ran on:"
-    return Table.of("steps", caption, shown, names, across="")
+    return WORDS.table("steps", shown, names, across="part", where=where)
 
 
 def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
@@ -110,12 +105,7 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
 def _precisions(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
     """Write passes and steps in the main precision beside fp32, with TF32 where it was timed, narrow models first."""
     names = "model limited_by_both both_repeats gpus part median_ms_peer median_ms_tf32 median_ms gain verdict"
-    heads = {"model": "model (width)", "part": ""}
-    for name, what in (("limited_by_both", "step limited by"), ("both_repeats", "repeats")):
-        heads[name] = f"{what}: {setting['precision']} / fp32"
-    caption = "{where}: fp32, ms / TF32, ms / {precision}, ms / times as fast as fp32 (interval) / verdict:"
-    caption = caption.format(where=WHERE.format(**setting), **setting)
-    return Table.of("precisions", caption, gains, names, across="", heads=heads)
+    return WORDS.table("precisions", gains, names, across="part", where=WHERE.format(**setting), **setting)
 
 
 def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
@@ -123,11 +113,9 @@ def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
     status, context = drawn["status"].mask(drawn["by_host"], "unstable"), written(drawn, "context {context_length}")
     drawn = drawn.assign(status=status, context=context)
     drawn = in_order(drawn, ["part", "context_length", "width"], {"part": ("whole step", *PASSES)})
-    title = f"Times as fast in {precision} as in fp32, by the model's width; pale: undecided, or limited by the host"
-    axes = Axis("width", "width of the model"), Axis("ratio", "times as fast")
-    limits = [Limit(1.0, "as fast as fp32")]
-    hover = {"model": "size", "interval": "gain", "verdict": "verdict", "step limited by: both": "limited_by_both"}
-    return Chart("precision_gain", title, drawn, "line", *axes, "context", panel="part", hover=hover, limits=limits)
+    limits, hover = [Limit(1.0, "as fast as fp32")], "size gain verdict limited_by_both"
+    looks = {"panel": "part", "limits": limits, "values": {"precision": precision}}
+    return WORDS.chart("precision_gain", drawn, "line", "width", "ratio", "context", hover=hover, **looks)
 
 
 def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[str, pd.DataFrame]) -> Chart:
@@ -139,14 +127,10 @@ def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[s
     words = {dtype: f"; a product alone {number(rate)}" for dtype, rate in reached.items()}
     peaks = known(steps, "peak_tflops_per_s").groupby("precision", sort=False)["peak_tflops_per_s"].first()
     limits = [Limit(peak, f"{name} peak {number(peak)}{words.get(name, '')}") for name, peak in peaks.items()]
-    title = "TFLOP/s of training steps over the work of a step, by model, context and batch"
     drawn = steps.assign(work=work, name=steps["size"].where(is_main, ""))
-    axes = (
-        Axis("work", "work of one training step (TFLOP)", log=True),
-        Axis("model_tflops_per_s", "achieved TFLOP/s", log=True),
-    )
-    hover = {"model": "size", "context": "context_length", "batch": "batch_size", "MFU (%)": "mfu_pct"}
-    return Chart("achieved", title, drawn, "point", *axes, "precision", label="name", limits=limits, hover=hover)
+    axes = Axis("work", log=True), Axis("model_tflops_per_s", log=True)
+    hover = "size context_length batch_size mfu_pct"
+    return WORDS.chart("achieved", drawn, "point", *axes, "precision", label="name", limits=limits, hover=hover)
 
 
 def _phases(eager: pd.DataFrame) -> Table:
@@ -159,8 +143,7 @@ def _phases(eager: pd.DataFrame) -> Table:
     forward, backward = (passes[passes["phase"] == phase] for phase in PASSES)
     both = forward.merge(backward[[*CELL, "spread"]], "left", CELL, suffixes=("", "_backward"))
     names = "size precision batch_size context_length spread spread_backward count_of_steps"
-    caption = "Forward, mean ± standard deviation, ms / backward, the same / number of steps of each:"
-    return Table.of("phases", caption, both, names, across="context")
+    return WORDS.table("phases", both, names, across="context_length")
 
 
 def _warm_up(host: pd.DataFrame) -> Table:
@@ -176,11 +159,7 @@ def _warm_up(host: pd.DataFrame) -> Table:
     found = found.assign(first_ms=steps_ms[0], later_ms=steps_ms.drop(columns=0).median(axis=1)).reset_index()
     found = in_order(found.assign(spread=written(found, MEAN_STD)), cell, ORDERS)
     names = "size precision context_length warmup_steps spread first_ms later_ms count_of_steps"
-    caption = (
-        "Whole steps, phase by phase: mean ± standard deviation of the first that a process timed / the very first of "
-        "them / the median of the later ones (all ms) / their number, by warm-up steps before them:"
-    )
-    return Table.of("warm_up", caption, found, names, across="warmup steps")
+    return WORDS.table("warm_up", found, names, across="warmup_steps")
 
 
 def _compiled(warm: pd.DataFrame) -> Table:
@@ -195,6 +174,4 @@ def _compiled(warm: pd.DataFrame) -> Table:
     sizes = duel.groupby("precision")["size"]
     duel = duel[duel["size"].eq(sizes.transform("first")) | duel["size"].eq(sizes.transform("last"))]
     names = "size precision context_length limited_by_step first_s steps part median_ms_peer median_ms gain verdict"
-    heads = {"first_s": "first step, s", "steps": "paid back after steps", "part": ""}
-    caption = "As written / compiled, ms / times as fast (interval) / verdict:"
-    return Table.of("compiled", caption, duel, names, across="", heads=heads)
+    return WORDS.table("compiled", duel, names, across="part")

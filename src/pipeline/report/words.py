@@ -1,0 +1,92 @@
+"""Fill what is written by hand in the Markdown file beside a module: `report.md` beside `report.py`.
+
+The file has a note and, below it, definitions: a line `[name]: words`, with any lines that are indented under it. A
+name is that of a sentence, of a table (its caption) or of a chart (its title); `[.column]` is the heading of a column,
+the title of its axis and what hover calls it, `[part.column]` the same in one table or chart alone. Fields such as
+`{row[median_ms]:ms}` are filled with values.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from pipeline.report.chart import Axis, Chart
+from pipeline.report.formats import Filling
+from pipeline.report.markup import Markdown, unwrapped
+from pipeline.report.section import say
+from pipeline.report.table import Table, filled, heading, named
+
+DEFINITION = re.compile(r"^\[([\w.]+)\]:(.*(?:\n +\S.*)*)\n?", re.MULTILINE)
+
+
+class Words:
+    """The note and the definitions of the Markdown file that has the name of a module's."""
+
+    def __init__(self, module: str) -> None:
+        text = Path(module).with_suffix(".md").read_text(encoding="utf-8")
+        self.note = Markdown(unwrapped(DEFINITION.sub("", text).strip()))
+        self.defined = {name: " ".join(words.split()) for name, words in DEFINITION.findall(text)}
+
+    def say(self, name: str, **values: Any) -> Markdown:
+        """Return a sentence as Markdown; raises KeyError where it or a value is missing."""
+        return say(self.defined[name], **values)
+
+    def table(
+        self,
+        name: str,
+        rows: pd.DataFrame,
+        names: str,
+        *,
+        across: str | None = None,
+        all_rows: bool = True,
+        only_filled: bool = False,
+        **values: Any,
+    ) -> Table:
+        """Return a table of columns named as `table.named` takes them, with its caption.
+
+        across: the column whose values become headers. only_filled: leave out columns without any value. The words are
+        filled with `values`, else those of the first row.
+        """
+        heads = {each: self._heading(name, each.partition(":")[0], rows, values) for each in names.split()}
+        columns = [(heads[each], *named(rows, each)[0][1:]) for each in names.split()]
+        shown = filled(rows, columns) if only_filled else columns
+        return Table(name, self._fill(name, rows, values), rows, shown, all_rows, across)
+
+    def chart(
+        self,
+        name: str,
+        rows: pd.DataFrame,
+        mark: Any,
+        x: str | Axis,
+        y: str | Axis,
+        colour: str = "",
+        *,
+        hover: str = "",
+        values: Mapping[str, Any] | None = None,
+        **looks: Any,
+    ) -> Chart:
+        """Return a chart with its titles; hover: columns that it tells of a mark; looks: further fields of Chart.
+
+        An axis without a definition has no title.
+        """
+        values = values or {}
+        axes = [axis if isinstance(axis, Axis) else Axis(axis) for axis in (x, y)]
+        titled = [replace(axis, title=self._own_heading(name, axis.column, rows, values) or "") for axis in axes]
+        told = {self._heading(name, column, rows, values): column for column in hover.split()}
+        return Chart(name, self._fill(name, rows, values), rows, mark, *titled, colour, hover=told, **looks)
+
+    def _heading(self, part: str, column: str, rows: pd.DataFrame, values: Mapping[str, Any]) -> str:
+        own = self._own_heading(part, column, rows, values)
+        return heading(column) if own is None else own
+
+    def _own_heading(self, part: str, column: str, rows: pd.DataFrame, values: Mapping[str, Any]) -> str | None:
+        known = next((name for name in (f"{part}.{column}", f".{column}") if name in self.defined), None)
+        return None if known is None else self._fill(known, rows, values)
+
+    def _fill(self, name: str, rows: pd.DataFrame, values: Mapping[str, Any]) -> str:
+        """Return words with values in their fields; nothing where there is no row to tell of."""
+        return Filling().vformat(self.defined[name], (), {**rows.iloc[0], **values}) if len(rows) else ""
