@@ -92,7 +92,7 @@ def _pages(arguments: argparse.Namespace) -> None:
 
 def _publish(arguments: argparse.Namespace) -> None:
     from pipeline.registry import stages
-    from pipeline.report.publish import publish
+    from pipeline.snapshots.publish import publish
 
     publish(Path("."), arguments.folder, stages())
 

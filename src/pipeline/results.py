@@ -8,8 +8,8 @@ import pandas as pd
 from pipeline.cells.rows import columns
 from pipeline.cells.stage import SETTING, Stage
 from pipeline.cells.tabulate import stage_rows
-from pipeline.compare.runs import load_records
 from pipeline.registry import stage, stages
+from pipeline.snapshots.records import load_records
 
 # The nullable types of pandas, which keep a whole number whole where another row has none.
 DTYPES: dict[type, str] = {str: "string", bool: "boolean", int: "Int64", float: "Float64"}

@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from pipeline.compare.runs import load_runs
 from pipeline.errors import UserError
 from pipeline.registry import stages
 
-from .test_runs import ROOT
+ROOT = Path(__file__).parents[2]
 
 LEVERS = stages()["levers"]
 SEEDS = 200

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pandas as pd
 import pytest
 
@@ -5,11 +7,12 @@ from pipeline.cells import fields
 from pipeline.cells.rows import columns
 from pipeline.compare import page, published
 from pipeline.compare.published import FILE, beside, load
-from pipeline.compare.runs import Run, load_records
+from pipeline.compare.runs import Run
 from pipeline.registry import stages
 from pipeline.report.frame import alike
+from pipeline.snapshots.records import load_records
 
-from .test_runs import ROOT
+ROOT = Path(__file__).parents[2]
 
 XL = {"precision": "fp32", "size": "xl", "context_length": 256, "mode": "eager", "batch_size": 4, "warmup_steps": 5}
 XL |= {"mode": "eager", "phase": "forward", "clock": "host"}

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.compare.runs import archived_records
 from pipeline.registry import NAMES, stages
 from pipeline.report import frame
 from pipeline.report.chart import Chart
@@ -16,6 +15,7 @@ from pipeline.report.course import PLACE
 from pipeline.report.drawing import specification
 from pipeline.report.own import without_own
 from pipeline.report.table import MOST_COLUMNS, Table
+from pipeline.snapshots.records import archived_records
 
 SNAPSHOTS = Path(__file__).parents[2] / "reports"
 # The stages of each published run, by its tables.

@@ -4,7 +4,7 @@ import re
 
 from pipeline.cells.config import config_words
 from pipeline.report.asked import Asked, write_asked
-from pipeline.report.publish import shown_images
+from pipeline.snapshots.publish import shown_images
 
 # And the rule by which times are unstable.
 TABULATOR = sources.reached_modules("pipeline.cells.tabulate", "pipeline.cells.timed_rows")

@@ -66,18 +66,20 @@ class Words:
         colour: str = "",
         *,
         hover: str = "",
-        values: Mapping[str, Any] | None = None,
+        values: Mapping[str, Any] = {},
         **looks: Any,
     ) -> Chart:
         """Return a chart with its titles; hover: columns that it tells of a mark; looks: further fields of Chart.
 
         An axis without a definition has no title.
         """
-        values = values or {}
-        axes = [axis if isinstance(axis, Axis) else Axis(axis) for axis in (x, y)]
-        titled = [replace(axis, title=self._own_heading(name, axis.column, rows, values) or "") for axis in axes]
+
+        def titled(axis: Axis) -> Axis:
+            return replace(axis, title=self._own_heading(name, axis.column, rows, values) or "")
+
+        x, y = (titled(Axis(axis) if isinstance(axis, str) else axis) for axis in (x, y))
         told = {self._heading(name, column, rows, values): column for column in hover.split()}
-        return Chart(name, self._fill(name, rows, values), rows, mark, *titled, colour, hover=told, **looks)
+        return Chart(name, self._fill(name, rows, values), rows, mark, x, y, colour, hover=told, **looks)
 
     def _heading(self, part: str, column: str, rows: pd.DataFrame, values: Mapping[str, Any]) -> str:
         own = self._own_heading(part, column, rows, values)

@@ -49,7 +49,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         [
             _steps(alike(eager, setting), where),
             _achieved(steps, setting, beside),
-            _gain_by_width(gains, setting["precision"]),
+            _gain_by_width(gains),
         ],
         [
             Change.between(f"{row['precision']} instead of fp32", f"{row['size']}, {where}", peer_of(row), row)
@@ -108,14 +108,15 @@ def _precisions(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
     return WORDS.table("precisions", gains, names, across="part", where=WHERE.format(**setting), **setting)
 
 
-def _gain_by_width(gains: pd.DataFrame, precision: str) -> Chart:
+def _gain_by_width(gains: pd.DataFrame) -> Chart:
     drawn = shaded(gains[gains["phase"] != "optimizer"])
     status, context = drawn["status"].mask(drawn["by_host"], "unstable"), written(drawn, "context {context_length}")
     drawn = drawn.assign(status=status, context=context)
     drawn = in_order(drawn, ["part", "context_length", "width"], {"part": ("whole step", *PASSES)})
     limits, hover = [Limit(1.0, "as fast as fp32")], "size gain verdict limited_by_both"
-    looks = {"panel": "part", "limits": limits, "values": {"precision": precision}}
-    return WORDS.chart("precision_gain", drawn, "line", "width", "ratio", "context", hover=hover, **looks)
+    return WORDS.chart(
+        "precision_gain", drawn, "line", "width", "ratio", "context", hover=hover, panel="part", limits=limits
+    )
 
 
 def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[str, pd.DataFrame]) -> Chart:

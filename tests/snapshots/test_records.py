@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compare.runs import load_records
 from pipeline.registry import stages
-from pipeline.report.publish import ARCHIVE
 from pipeline.results import load
+from pipeline.snapshots.records import ARCHIVE, load_records
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = sorted([*ROOT.glob(f"reports/*/{ARCHIVE}"), *ROOT.glob(f"docs/*/{ARCHIVE}")])

@@ -11,10 +11,10 @@ import tarfile
 import pytest
 
 from pipeline.cells.record import with_derived
-from pipeline.compare import runs
-from pipeline.compare.runs import archived_records
 from pipeline.errors import UserError
 from pipeline.registry import stages
+from pipeline.snapshots import records
+from pipeline.snapshots.records import archived_records
 
 from ..records import record
 
@@ -60,7 +60,7 @@ def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_pat
     path = packed(tmp_path / "records.tar.gz", [("cell.json", 200 * 2**20)], "w:gz")
     assert path.stat().st_size < 2**20
     code = (
-        "import resource, sys; from pathlib import Path; from pipeline.compare.runs import archived_records\n"
+        "import resource, sys; from pathlib import Path; from pipeline.snapshots.records import archived_records\n"
         "from pipeline.errors import UserError; from pipeline.registry import stages\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "try: list(archived_records(Path(sys.argv[1]), stages()))\n"
@@ -82,9 +82,9 @@ def test_a_small_archive_of_a_large_record_is_refused_without_holding_it(tmp_pat
     ],
 )
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, limit, value, sizes, complaint):
-    monkeypatch.setattr(runs, limit, value)
+    monkeypatch.setattr(records, limit, value)
     path = packed(tmp_path / "records.tar.xz", [(f"{number}.bin", size) for number, size in enumerate(sizes)])
-    assert f"{path} {complaint}: {runs.UNPACK}" == complaint_of(path)
+    assert f"{path} {complaint}: {records.UNPACK}" == complaint_of(path)
     packed(path, [(f"{number}.json", CONTENT) for number in range(3)])
     assert len(list(archived_records(path, stages()))) == 3
 

@@ -13,8 +13,8 @@ from pipeline.cells.layout import check_place
 from pipeline.cells.record import read_record, record_paths
 from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
+from pipeline.snapshots.records import ARCHIVE
 
-ARCHIVE = "records.tar.xz"
 FOLDERS = ("figures", "tables")
 PAGES = ("writeup.md", "course.md", "report.html", "summary.json")
 FILES = (*PAGES, "figures/*.svg", "tables/*.csv", ARCHIVE)

@@ -9,7 +9,8 @@ import pytest
 
 from pipeline.errors import UserError
 from pipeline.registry import stages
-from pipeline.report.publish import ARCHIVE, publish
+from pipeline.snapshots.publish import publish
+from pipeline.snapshots.records import ARCHIVE
 
 from ..records import record, timed_row
 
