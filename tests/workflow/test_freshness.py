@@ -46,7 +46,7 @@ EDITS = {
     "what a worker imports": ("worker/child.py", "gc.collect()", "gc.collect(1)", {}),
     "the tabulator": ("cells/tabulate.py", "STATUSES.index(", "-1 * STATUSES.index(", TELLING),
     "a note": ("stages/timing/report.md", "synchronize", "sync", TOLD),
-    "what times are trusted by": ("report/trust.md", "A time", "One time", TOLD),
+    "what times are trusted by": ("report/writeup.md", "A time", "One time", TOLD),
     "the page's script": ("report/html/page.js", "const ROWS_MORE = 200", "const ROWS_MORE = 300", TOLD),
     "the page": ("report/html/page.py", "return ", "return 1 * ", TOLD),
     "how charts are drawn": ("report/drawing.py", "return ", "return 1 * ", TOLD),

@@ -8,17 +8,17 @@ import pandas as pd
 
 from pipeline.cells.fields import text as field_text
 from pipeline.cells.stage import Stage
-from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import number
 from pipeline.report.frame import alike, with_figures
 from pipeline.report.section import Part, Told
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.report.versus import versus
+from pipeline.report.words import Words
 
+WORDS = Words(__file__)
 PARTS = ("own", "own_chart")
 MOST_PANELS = 4
 RANKED = "problem median_ms place of best best_ms ratio:times verdict reason"
-HEADS = {"label": "your own", "place": "rank", "best": "fastest other", "best_ms": "its ms", "ratio": "speed-up"}
 
 
 def without_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
@@ -77,16 +77,13 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     found = ranked(rows, stage)
     if found.empty:
         return []
-    caption = "Your own beside the fastest of the others:"
-    own = found[found["own"]]
-    table = Table(PARTS[0], caption, own, named(own, f"label:code {RANKED}", **HEADS))
+    table = WORDS.table(PARTS[0], found[found["own"]], f"label:code {RANKED}", all_rows=False)
     shown = found[found["problem"].isin(found["problem"].unique()[:MOST_PANELS])]
     who = np.where(shown["own"], "your own", "others")
     shown = shown.assign(who=who, words=shown["median_ms"].map(number, na_action="ignore"))
     panel = "problem" if shown["problem"].nunique() > 1 else ""
-    axes = Axis("median_ms", "ms, median"), Axis("label")
-    title = "Your own beside the others"
-    return [table, Chart(PARTS[1], title, shown, "bar", *axes, label="words", panel=panel, hover={"whose": "who"})]
+    chart = WORDS.chart(PARTS[1], shown, "bar", "median_ms", "label", hover="who", label="words", panel=panel)
+    return [table, chart]
 
 
 def first_table(told: Sequence[Told]) -> Table:
@@ -95,5 +92,4 @@ def first_table(told: Sequence[Told]) -> Table:
     mine = [rows[rows["own"]] for rows in every if len(rows)]
     first = [rows[rows["problem"] == rows["problem"].iloc[0]].drop_duplicates("impl") for rows in mine]
     rows = pd.concat(first, ignore_index=True) if first else pd.DataFrame()
-    caption = "Your own, each at the first problem of its stage:"
-    return Table("own", caption, rows, named(rows, f"label:code stage {RANKED}", **HEADS))
+    return WORDS.table("first_own", rows, f"label:code stage {RANKED}", all_rows=False)

@@ -99,7 +99,7 @@ class Told:
         return {part.name: part for part in found if not part.is_empty}
 
 
-def say(template: str, **values: Any) -> Markdown:
+def say(template: str, /, **values: Any) -> Markdown:
     """Fill a sentence that is Markdown with values, which are escaped unless they are Markdown too.
 
     A field may name what writes it in pipeline.report.formats: `{step[median_ms]:ms}`.

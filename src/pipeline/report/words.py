@@ -31,7 +31,7 @@ class Words:
         self.note = Markdown(unwrapped(DEFINITION.sub("", text).strip()))
         self.defined = {name: " ".join(words.split()) for name, words in DEFINITION.findall(text)}
 
-    def say(self, name: str, **values: Any) -> Markdown:
+    def say(self, name: str, /, **values: Any) -> Markdown:
         """Return a sentence as Markdown; raises KeyError where it or a value is missing."""
         return say(self.defined[name], **values)
 
@@ -40,6 +40,7 @@ class Words:
         name: str,
         rows: pd.DataFrame,
         names: str,
+        /,
         *,
         across: str | None = None,
         all_rows: bool = True,

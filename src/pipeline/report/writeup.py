@@ -13,25 +13,21 @@ from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count
 from pipeline.report.frame import known, shares_a_cpu
-from pipeline.report.markup import Markdown, unwrapped
+from pipeline.report.markup import Markdown
 from pipeline.report.section import Part, Told, say
-from pipeline.report.table import Table, filled, named
+from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, UNDECIDED
+from pipeline.report.words import Words
 
 HERE = Path(__file__).parent
 TEMPLATE = "writeup.md.j2"
-# What words such as unstable and faster mean: written by hand, true of every run.
-RULES = HERE / "trust.md"
+# The note says what words such as unstable and faster mean: written by hand, true of every run.
+WORDS = Words(__file__)
 MOST_CHANGES = 8
 # An undecided change that seems to gain less is not shown.
 WORTH_A_LOOK = 1.05
 # Tables of a stage of whose times so large a share is unstable would show noise.
 MOST_UNSTABLE = 0.5
-WHAT_TO_CHANGE = (
-    "What to change. Each row is measured by itself, and gains do not multiply. With one repeat the interval is that "
-    "of a single process:"
-)
-BUSY = "Measured while other processes kept more than half of the cores busy. Do not trust these times:"
 
 
 def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown:
@@ -45,27 +41,24 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         machines=" and ".join(sorted(cells["machine"].unique())),
         told=told,
         shown=lambda parts, stage="": Markdown("\n\n".join(blocks(stage, parts))),
-        first_tables=[own.first_table(told), _changes_table(told), *_alarms(cells, told)],
+        first_tables=[
+            own.first_table(told),
+            WORDS.table("changes", changes(told), "change gain:text verdict from to where repeats"),
+            *_alarms(cells, told),
+        ],
         cells=len(cells),
         **by_stage[["with_figures", "times", "unstable"]].sum(),
         shares_a_cpu=lambda each: shares_a_cpu(each.rows),
         noise=_noise,
         own=lambda each: [part for part in each.parts if part.name in own.PARTS],
         row_links=row_links,
-        rules=Markdown(unwrapped(RULES.read_text(encoding="utf-8").strip())),
+        rules=WORDS.note,
         trust_tables=_trust_tables(asked, cells, by_stage),
         command=code(shlex.join(words)),
         commits=list(cells.sort_values("started_at")["commit"].dropna().astype(str).unique()),
         machine=facts.machine(cells),
     )
     return Markdown(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")
-
-
-def _changes_table(told: Sequence[Told]) -> Table:
-    rows = changes(told)
-    heads = {"where": "measured on", "from": "from: step, memory", "to": "to: step, memory"}
-    columns = named(rows, "change gain:text verdict from to where repeats", **heads)
-    return Table("changes", WHAT_TO_CHANGE, rows, columns)
 
 
 def changes(told: Sequence[Told]) -> pd.DataFrame:
@@ -118,10 +111,9 @@ def _alarms(cells: pd.DataFrame, told: Sequence[Told]) -> list[Table]:
     failed = cells[cells["status"] == "failed"]
     busy = cells[cells["host_busy"].astype(str) == "True"].groupby("stage", sort=False).size()
     busy = busy.rename("cells").reset_index()
-    ended = named(failed, "stage cell:code reason:code log:code", reason="how it ended", log="its log")
     return [
-        Table("failed", "Failed, so missing here. The same command tries again:", failed, ended),
-        Table("busy", BUSY, busy, named(busy, "stage cells")),
+        WORDS.table("failed", failed, "stage cell:code reason:code log:code", all_rows=False),
+        WORDS.table("busy", busy, "stage cells"),
         *(table for each in told for table in each.section.alarms),
     ]
 
@@ -130,14 +122,11 @@ def _trust_tables(asked: Asked, cells: pd.DataFrame, by_stage: pd.DataFrame) -> 
     older = by_stage["stage"].map(facts.changed_since(cells, asked.outdated))
     by_stage = by_stage.assign(by_code_changed_since=older)[(by_stage["most_repeats"] > 1) | older.notna()]
     apart = "std_between_repeats:percent furthest_two:percent"
-    heads = {"furthest_two": "largest difference of two repeats"}
-    names = named(by_stage, f"stage cells most_repeats {apart} by_code_changed_since", **heads)
+    names = f"stage cells most_repeats {apart} by_code_changed_since"
     lacking, missing = facts.without_figures(cells), facts.missing(asked.missing)
-    spread = "How far repeats lie apart, by their whole steps where there are any:"
-    absent = f"Not measured yet, although the scale {asked.scale} asks for it:"
-    of_lacking = named(lacking, "outcome stage cells reason example:code")
+    shared = "stage cells what_they_share:code command:code"
     return [
-        Table("stages", spread, by_stage, filled(by_stage, names), all_rows=True),
-        Table("lacking", "Cells without figures:", lacking, of_lacking),
-        Table("missing", absent, missing, named(missing, "stage cells what_they_share:code command:code")),
+        WORDS.table("stages", by_stage, names, only_filled=True),
+        WORDS.table("lacking", lacking, "outcome stage cells reason example:code", all_rows=False),
+        WORDS.table("missing", missing, shared, all_rows=False, scale=asked.scale),
     ]
