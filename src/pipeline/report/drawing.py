@@ -23,20 +23,9 @@ ROOM_PX = {"left": 30, "right": 30, "top": 5, "bottom": 5}
 FAINT, MOST_TICKS, MOST_POINTS = 0.45, 14, 60
 # Columns of data that marks add: words beside them, the place in a stack, what hover tells.
 WORDS, PLACE, TOLD = "_words", "_place", "_told"
-MUTED, LINE = "#5b6570", "#e2e6ea"
-LABELS = {"labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "titleColor": MUTED}
-CONFIG = {
-    "aria": False,  # the page names a chart as a whole
-    "font": "Arial, Liberation Sans, sans-serif",
-    "view": {"stroke": None},
-    "axis": {**LABELS, "labelColor": MUTED, "titlePadding": 8}
-    | dict.fromkeys(("gridColor", "domainColor", "tickColor"), LINE),
-    "axisY": {"labelLimit": 260},
-    "axisQuantitative": {"tickCount": 8},
-    "legend": {**LABELS, "orient": "top", "columns": 5, "columnPadding": 24, "labelLimit": 260, "symbolSize": 80},
-    "title": {"anchor": "start", "fontSize": 12, "fontWeight": "normal"},
-    "text": {"color": MUTED, "fontSize": 12},
-}
+MUTED = "#5b6570"
+# The theme of Vega-Lite. Not `aria`: the page names a chart as a whole.
+CONFIG = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 DARK = "<style>@media (prefers-color-scheme: dark) {svg {filter: invert(0.93) hue-rotate(180deg)}}</style>"
 TAG, LONG_NUMBER = re.compile(r"<[^>]+>"), re.compile(r"(\.\d\d)\d+")
 

@@ -1,49 +1,18 @@
 """Give every name one colour in all charts."""
 
+import json
 import zlib
 from collections.abc import Iterable
+from pathlib import Path
 
 # Okabe and Ito's colours; their yellow is too pale on white, so grey takes its place.
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#7F7F7F"
 COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY, BLACK)
 
-# One colour, one meaning.
-MEANINGS = {
-    BLUE: "ours|tuned|bucketed|naive|flat|overlap|ours, in PyTorch|ours, FSDP|measured|faster",
-    ORANGE: "torch|cuDNN|FlashAttention-2|efficient|SDPA|flex|torch, FSDP|torch, DDP",
-    GREEN: "FlashAttention-4|Liger|torchao|optimizer|optimizer_state|optimizer state",
-    "#BCC5CE": "same",
-    "#7F8FA6": "undecided",
-    GREY: "eager|as written|plain|none|one process|predicted",
-    "#3F3F3F": "compiled|plain, compiled",
-    BLACK: "fp32|total",
-    "#882255": "bf16",
-    "#B8860B": "tf32",
-    "#5E8C31": "fp16",
-    "#8A6FD1": "fp8",
-    "#332288": "computation|matmul",
-    "#AA4499": "communication",
-    VERMILION: "softmax|waiting|slower",
-    "#8C510A": "normalisation",
-    PURPLE: "elementwise",
-    "#661100": "reduction",
-    SKY: "copy",
-    "#117733": "attention",
-    "#64748B": "parameters",
-    "#E07A6E": "gradients",
-    "#DDCC77": "activations",
-    "#A6D8F0": "temporaries",
-    "#D0D0D0": "other",
-    # Of what has an order, the darker the more.
-    "#9BD1C5": "2 ranks|tiny|head_dim 16",
-    "#5FB3A3": "4 ranks|nano|small|head_dim 32",
-    "#2E8F7E": "micro|medium|head_dim 64",
-    "#1A6F60": "6 ranks|large",
-    "#0B4F44": "8 ranks|xl|head_dim 128",
-    "#06302A": "2.35B|2.7B|10B",
-}
-KNOWN = {name: colour for colour, names in MEANINGS.items() for name in names.split("|")}
+# One colour, one meaning; of what has an order, the darker the more.
+MEANINGS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+KNOWN = {name: colour for colour, names in MEANINGS.items() for name in names}
 
 
 def colour(name: str) -> str:
