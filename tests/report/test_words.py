@@ -1,0 +1,86 @@
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import pipeline
+from pipeline.report.chart import Axis
+from pipeline.report.words import Words
+
+PACKAGE = Path(pipeline.__file__).parent
+ROWS = pd.DataFrame({"size": ["small", "large"], "median_ms": [1.5, 30.0], "part": ["forward", "forward"]})
+TEXT = """\
+A *note* on
+two lines.
+
+[answer]: {row[size]} takes {row[median_ms]:ms},
+    which is {what}.
+[steps]: Steps of {size}, {where}:
+[steps.median_ms]: {where}, ms
+[other]: Others:
+[.size]: name
+[.part]:
+[.median_ms]: time
+"""
+
+
+@pytest.fixture
+def words(tmp_path):
+    (tmp_path / "report.md").write_text(TEXT)
+    return Words(str(tmp_path / "report.py"))
+
+
+def heads(table):
+    return [head for head, _, _ in table.columns]
+
+
+def test_the_note_is_what_stands_above_the_definitions(words):
+    assert words.note == "A *note* on two lines."
+
+
+def test_a_sentence_has_values_which_are_escaped(words):
+    assert words.say("answer", row=ROWS.iloc[0], what="*it*") == "small takes 1.50 ms, which is &#42;it&#42;."
+    with pytest.raises(KeyError):
+        words.say("answer", row=ROWS.iloc[0])
+    with pytest.raises(KeyError):
+        words.say("unknown")
+
+
+def test_a_caption_is_filled_from_the_first_row_unless_a_value_is_given(words):
+    assert words.table("steps", ROWS, "median_ms", where="here").caption == "Steps of small, here:"
+    assert words.table("steps", ROWS, "median_ms", where="here", size="all").caption == "Steps of all, here:"
+    assert words.table("steps", ROWS.head(0), "median_ms", where="here").is_empty
+
+
+def test_a_heading_is_that_of_the_table_then_of_the_column_then_by_its_name(words):
+    rows = ROWS.assign(mfu_pct=50.0)
+    assert heads(words.table("steps", rows, "size median_ms mfu_pct", where="here")) == ["name", "here, ms", "MFU"]
+    assert heads(words.table("other", rows, "size median_ms part")) == ["name", "time", ""]
+
+
+def test_values_of_a_column_become_headers(words):
+    table = words.table("other", ROWS.assign(part=["a", "b"]), "size part median_ms:number", across="part")
+    assert "| name | a | b |" in table.markdown()
+
+
+def test_a_column_without_values_is_left_out_only_where_asked(words):
+    rows = ROWS.assign(mfu_pct=None)
+    assert heads(words.table("other", rows, "size mfu_pct")) == ["name", "MFU"]
+    assert heads(words.table("other", rows, "size mfu_pct", only_filled=True)) == ["name"]
+
+
+def test_a_chart_has_titles_by_definition_and_its_hover_headings(words):
+    chart = words.chart("other", ROWS, "point", Axis("median_ms", log=True), "mfu_pct", hover="size mfu_pct")
+    assert (chart.title, chart.x.title, chart.x.log, chart.y.title) == ("Others:", "time", True, "")
+    assert chart.hover == {"name": "size", "MFU": "mfu_pct"}
+
+
+def test_every_definition_is_used_by_the_module_beside_it():
+    unused = {}
+    for file in PACKAGE.rglob("*.md"):
+        defined = Words(str(file)).defined
+        code = "\n".join(path.read_text() for path in file.parent.glob(f"{file.stem}*.py"))
+        named = {*re.findall(r"[\w.]+", code)}
+        unused |= {f"{file.parent.name}: {name}": name for name in defined if not {*name.split(".")} - {""} <= named}
+    assert not unused
