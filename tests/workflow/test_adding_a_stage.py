@@ -20,8 +20,8 @@ def project(tmp_path):
     project = copied_project(tmp_path / "project", SCALE)
     folder = project.root / "src/pipeline/stages/copy"
     folder.mkdir(parents=True)
-    blocks = re.findall(r"```python\n(.*?)```", GUIDE, flags=re.DOTALL)
-    for name, content in zip(FILES, [*blocks, "How it is measured.\n"], strict=True):
+    blocks = re.findall(r"```(?:python|markdown)\n(.*?)```", GUIDE, flags=re.DOTALL)
+    for name, content in zip(FILES, blocks, strict=True):
         (folder / name).write_text(content)
     (folder / "__init__.py").write_text("")
     registry = project.root / "src/pipeline/registry.py"

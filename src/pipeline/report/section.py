@@ -1,4 +1,4 @@
-"""Declare what a stage reports: an answer, tables, charts, changes to make; its note is in `report.md`."""
+"""Declare what a stage reports: an answer, tables, charts, changes to make; its words are in `report.md`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
