@@ -1,8 +1,10 @@
 """Write tables: a header, a column and a format each; an outcome stands in for a missing value."""
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -18,25 +20,7 @@ TO_THE_LEFT: tuple[Form, ...] = (text, code)
 Column = tuple[str, str, Form]
 Columns = list[Column]
 # Headings of columns, by how their names begin; others are headed by their names.
-HEADS = {
-    "size": "model",
-    "part": "",
-    "who": "",
-    "who_peer": "other",
-    "context_length": "context",
-    "batch_size": "batch",
-    "seq_len": "length",
-    "median_ms": "ms",
-    "median_ms_peer": "other, ms",
-    "gain": "times as fast (interval)",
-    "tokens_per_s": "tokens/s",
-    "tflops_per_s": "TFLOP/s",
-    "mfu_pct": "MFU",
-    "gpu_idle_pct": "GPU idle",
-    "gpus": "GPUs",
-    "repeats": "repeats",
-    "limited_by": "limited by",
-}
+HEADS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
