@@ -84,11 +84,12 @@ def test_modules_that_import_each_other_are_reached_once_and_one_that_is_not_the
     assert sources.module_digest("pipeline.gone") is sources.module_digest("pipeline.subject.model.f") is None
 
 
-def test_the_files_that_a_module_names_are_those_beside_it(package):
-    (package / "page.css").write_text("")
+def test_the_files_of_a_module_are_those_beside_it_that_it_names_or_that_have_its_name(package):
+    for name in ("page.css", "section.md", "sections.md"):
+        (package / name).write_text("")
     (package / "section.py").write_text("STYLE, NONE, TEXT = 'page.css', 'missing.css', 'words'\n")
     sources.forget()
-    assert [path.name for path in sources.data_files(["pipeline.section"])] == ["page.css"]
+    assert [path.name for path in sources.data_files(["pipeline.section"])] == ["page.css", "section.md"]
 
 
 def test_taking_a_digest_imports_nothing():

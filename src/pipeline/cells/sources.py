@@ -70,7 +70,7 @@ def reached_modules(*modules: str) -> set[str]:
 
 
 def data_files(modules: Iterable[str]) -> list[Path]:
-    """Return the files that modules name and read: a style sheet or a table beside them."""
+    """Return the files beside modules that they read: those that they name, and those of their own name."""
     return sorted({path for name in modules if (module := _module(name)) for path in module.files})
 
 
@@ -107,11 +107,11 @@ def _module(name: str) -> _Module | None:
     digest_of_code, nodes = digest_and_nodes(ast.parse(path.read_bytes(), filename=str(path)))
     imports = [name for node in (*nodes[ast.Import], *nodes[ast.ImportFrom]) for name in _imported_names(node)]
     words = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
-    files = {path.parent / word for word in words if FILE_NAME.fullmatch(word)}
+    files = {path.parent / word for word in words if FILE_NAME.fullmatch(word)} | {*path.parent.glob(f"{path.stem}.*")}
     return _Module(
         digest_of_code,
         tuple(name for name in imports if name.partition(".")[0] == PACKAGE and source_path(name)),
-        tuple(file for file in files if file.is_file()),
+        tuple(file for file in files if file.is_file() and file.suffix != ".py"),
         tuple(word for word in words if VARIABLE.fullmatch(word)),
     )
 
