@@ -1,36 +1,26 @@
-"""Report ways to train on several ranks, for ddp, sharding and fsdp: steps, memory, traffic, captured steps.
+"""Report ways to train on several ranks: steps, memory, traffic, captured steps.
 
 Rows name their `way` and their `case`, the cell in words.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from pipeline.report.chart import Axis, Chart
+from pipeline.report.chart import Chart
 from pipeline.report.formats import number, written
 from pipeline.report.frame import WHOLE_STEP, in_order, with_figures
-from pipeline.report.section import Change, say
-from pipeline.report.table import Table, filled, named
+from pipeline.report.section import Change
+from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, beside
+from pipeline.report.words import Words
 
+WORDS = Words(str(Path(__file__).parent / "ways.md"))  # named in full: so the workflow knows that pages are made of it
 CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} a rank, context {context_length}"
-NO_TIME = "No whole step has a time."
-MOSTLY = 0.5
-PHASES = ("forward", "backward", "communication", "optimizer")
 KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
-HEADS = {
-    "each_repeat": "each repeat, ms",
-    "rank_bytes": "memory a rank",
-    "sent_bytes": "sent a step",
-    "loss": "loss after the same steps",
-    "share_pct": "its share of the step",
-    "span_ms": "captured step, ms",
-    "hidden_ms": "both at once, ms",
-    "hidden_pct": "share hidden",
-    "exposed_pct": "share exposed",
-}
 PARTS = 80  # of a captured step, as drawn
 
 
@@ -45,9 +35,9 @@ def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataF
     Added also: `each_repeat`, their medians in ms.
     """
     steps = rows[(rows["phase"] == WHOLE_STEP) & (rows["clock"] == "host")]
-    steps = in_order(steps, ["case", "way"], {"case": list(dict.fromkeys(steps["case"])), "way": order})
-    medians = [each if isinstance(each, list) else [] for each in steps["medians_ms"]]
-    steps = steps.assign(each_repeat=[" / ".join(map(number, each)) if len(each) > 1 else None for each in medians])
+    steps = in_order(steps, ["case", "way"], {"case": steps["case"].unique(), "way": order})
+    repeated = steps["medians_ms"].where(steps["repeats"] > 1)
+    steps = steps.assign(each_repeat=repeated.map(lambda each: " / ".join(map(number, each)), na_action="ignore"))
     return beside(steps, ["case"], steps["way"] == base)
 
 
@@ -55,8 +45,8 @@ def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
     """Return the steps of each case with figures: first those that the host does not limit, with most repeats."""
 
     def doubt(steps: pd.DataFrame) -> tuple[bool, float, float]:
-        limited_by_host = steps["limited_by"].eq("host").mean()
-        return limited_by_host >= MOSTLY, -steps["repeats"].max(), steps["status"].ne("ok").mean()
+        is_by_host = steps["limited_by"].eq("host").mean() >= 0.5
+        return is_by_host, -steps["repeats"].max(), steps["status"].ne("ok").mean()
 
     return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_figures(own))), key=doubt)
 
@@ -66,14 +56,22 @@ def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = ""
 
     which: in words, what of the steps are told.
     """
-    cards = {card for cards in steps["cards"].dropna() for card in cards.split(", ")}
-    limits = list(steps["limited_by"].dropna().unique())
-    told = [f"repeats: {steps['repeats'].max():.0f}", f"groups of GPUs: {len(cards)}"]
-    told += [f"limited by: {limits[0]}"] if len(limits) == 1 else []
-    first = f"way median_ms each_repeat gain verdict {'limited_by' if len(limits) > 1 else ''} exposed_communication_ms"
-    columns = named(steps, f"{first} {names}", gain=f"times as fast as {base} (interval)", **HEADS)
-    caption = "; ".join([steps["case"].iloc[0], *told, *filter(None, [which])])
-    return Table(name, f"{caption}:", steps, filled(steps, columns))
+    limits = steps["limited_by"].dropna().unique()
+    values = {
+        "base": base,
+        "repeats": steps["repeats"].max(),
+        "groups": steps["cards"].str.split(", ").explode().nunique(),
+        "limit": f"; {WORDS.say('limit', limit=limits[0])}" if len(limits) == 1 else "",
+        "which": which and f"; {which}",
+    }
+    steps = steps if len(limits) > 1 else steps.drop(columns="limited_by")
+    names = f"way median_ms each_repeat gain verdict limited_by exposed_communication_ms {names}"
+    return replace(WORDS.table("ways", steps, names, only_filled=True, **values), name=name)
+
+
+def tables(cases: Sequence[pd.DataFrame], base: str, names: str, which: str = "") -> list[Table]:
+    """Write the tables of the first two cases."""
+    return [table(f"ways_{place}", steps, base, names, which) for place, steps in enumerate(cases[:2], start=1)]
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:
@@ -101,13 +99,11 @@ def with_bytes(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
 
 def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
     """Draw what the fullest rank holds at its peak, by kind."""
-    kinds = rows[rows["kind"].isin(KINDS)].assign(name=rows["kind"].map(KINDS), bytes=rows["measured_bytes"])
-    rest = steps.assign(name="other", bytes=steps["peak_bytes"] - steps["state_bytes"])
-    order = {name: list(dict.fromkeys(steps[name])) for name in ("case", "way")} | {"name": [*KINDS.values(), "other"]}
+    kinds = rows[rows["kind"].isin(KINDS)].assign(name=rows["kind"].map(KINDS), gb=rows["measured_bytes"] / 1e9)
+    rest = steps.assign(name="other", gb=(steps["peak_bytes"] - steps["state_bytes"]).clip(lower=0) / 1e9)
+    order = {"case": steps["case"].unique(), "way": steps["way"].unique(), "name": [*KINDS.values(), "other"]}
     drawn = in_order(pd.concat([kinds, rest]), [*order], order)
-    drawn = drawn.assign(gb=drawn["bytes"].clip(lower=0) / 1e9)
-    title = "Memory of the fullest rank at its peak, by what it holds; other: activations, temporaries"
-    return Chart("memory", title, drawn, "stack", Axis("gb", "GB"), Axis("way"), "name", panel="case")
+    return WORDS.chart("memory", drawn, "stack", "gb", "way", "name", panel="case")
 
 
 def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes") -> str:
@@ -116,18 +112,13 @@ def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes")
     if best.empty:
         return only(steps)
     new, old = best.iloc[0], steps.loc[best["base"].iloc[0]]
-    cost = Change.between("", "", old, new, memory)
-    return say(
-        "{new[case]}: a step takes {cost.after} with {new[way]}; {cost.before} with {old[way]}: {new[gain]} as fast "
-        "({new[verdict]}).",
-        **{"cost": cost, "old": old, "new": new},
-    )
+    return WORDS.say("answer", cost=Change.between("", "", old, new, memory), old=old, new=new)
 
 
 def only(steps: pd.DataFrame) -> str:
     """Say which ways have figures where one to compare with has none."""
     ways = ", ".join(with_figures(steps)["way"]) or "none"
-    return say("{case}: of {ways} alone there are figures.", case=steps["case"].iloc[0], ways=ways)
+    return WORDS.say("only", case=steps["case"].iloc[0], ways=ways)
 
 
 def changes(steps: pd.DataFrame, what: str, ways: Sequence[str], memory: str = "rank_bytes") -> list[Change]:
@@ -140,22 +131,15 @@ def changes(steps: pd.DataFrame, what: str, ways: Sequence[str], memory: str = "
 
 
 def phases(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the times of each way's phases, of one case, by the GPU's clock if there is one, with `share_pct`.
+    """Return the times of each way's phases, of one case, by the GPU's clock if there is one: `backward_phase_ms`.
 
     share_pct: of the wait for gradients after backward.
     """
     by_gpu = rows["clock"] == "cuda_events"
     own = rows[by_gpu if by_gpu.any() else rows["clock"] == "host"].dropna(subset="median_ms")
     wide = own.pivot_table(index="way", columns="phase", values="median_ms", sort=False)
-    wide = wide.reindex(columns=[*PHASES, WHOLE_STEP])
-    return wide.assign(share_pct=100 * wide["communication"] / wide[WHOLE_STEP])
-
-
-def captures(steps: pd.DataFrame, captured: pd.DataFrame, names: str) -> Table:
-    """Write one captured step a way beside the timed one; names: further columns."""
-    captured = captured.join(steps.set_index("way")["median_ms"].rename("timed_step_ms"), on="way")
-    columns = named(captured, f"way timed_step_ms span_ms computation_ms {names}", **HEADS)
-    return Table("captures", f"{steps['case'].iloc[0]}: one captured step each:", captured, columns)
+    wide = wide.reindex(columns=["backward", "communication", "optimizer", WHOLE_STEP])
+    return wide.add_suffix("_phase_ms").assign(share_pct=100 * wide["communication"] / wide[WHOLE_STEP])
 
 
 def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:
@@ -168,6 +152,5 @@ def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:
         for place, part in enumerate(np.array_split(busy, PARTS))
     ]
     rows = pd.DataFrame(drawn, columns=["way", "kind", "at_ms", "busy_pct"])
-    axes = Axis("at_ms", "ms of the step"), Axis("busy_pct", "busy (%)")
-    title = f"One captured step, when each lane is busy: {', '.join(dict.fromkeys(rows['kind']))}"
-    return Chart("capture", title, rows, "line", *axes, "kind", panel="way")
+    values = {"lanes": ", ".join(rows["kind"].unique())}
+    return WORDS.chart("capture", rows, "line", "at_ms", "busy_pct", "kind", panel="way", values=values)

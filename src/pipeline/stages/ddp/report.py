@@ -8,29 +8,19 @@ import pandas as pd
 from pipeline.formulas import buckets
 from pipeline.formulas.collectives import LinearCost, fit_linear_cost
 from pipeline.report import ways
-from pipeline.report.chart import Axis, Chart
+from pipeline.report.chart import Chart
 from pipeline.report.formats import number
 from pipeline.report.frame import alike, with_figures
-from pipeline.report.section import Section, say
+from pipeline.report.section import Section
 from pipeline.report.table import Table
-from pipeline.report.versus import judge
-from pipeline.stages.ddp.cell import CAPTURED, CAPTURED_STEP, VARIANTS
+from pipeline.report.versus import SAME, judge
+from pipeline.report.words import Words
+from pipeline.stages.ddp.cell import VARIANTS
 
+WORDS = Words(__file__)
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP, tuned"}
 NONE, NAIVE = NAMES["none"], "naive"
-MOST_TABLES = 2
-MB = 2**20
-# NCCL sends less in other ways, whose times lie on another line; gradients are larger.
-LEAST_BYTES = 100_000
-ITSELF = {"gain": "1.00×", "verdict": "same"}
 COLUMNS = "all_reduces peak_bytes weights_agree"
-# The columns of the table of bucket sizes, and the headings of those whose names do not say it.
-BEST = {
-    **{"case": "", "s_bytes": "", "o_us": "o, µs", "w_gb_per_s": "w, GB/s"},
-    **{"best_by_formula_mb": "best by formula, MiB", "its_overhead_ms": ""},
-    **{"measured_nearest_mb": "measured nearest, MiB", "overhead_there_ms": ""},
-    **{"fastest_mb": "fastest, MiB", "overhead_then_ms": "", "beside_the_nearest": ""},
-}
 
 
 def label(impl: str, bucket_size_mb: float | None) -> str:
@@ -50,23 +40,15 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     steps = _steps(rows, TORCH)
     cases = ways.by_trust(steps)
     if not cases:
-        return Section(ways.NO_TIME)
-    lead = cases[0]
-    own = rows[rows["case"] == lead["case"].iloc[0]]
-    tables = [
-        ways.table(
-            f"ways_{place}", _fewer(each), TORCH, COLUMNS, "each way at its fastest bucket size, and torch's default"
-        )
-        for place, each in enumerate(cases[:MOST_TABLES], start=1)
-    ]
-    captured = own[(own["phase"] == CAPTURED_STEP) & own["impl"].isin(CAPTURED)]
+        return Section(ways.WORDS.say("no_time"))
+    lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
     return Section(
         _answer(lead),
-        [*tables, _added(steps)],
-        ways.changes(lead[lead["impl"] == "torch"], "DDP's bucket_cap_mb={bucket_size_mb:.0f}", ORDER, "peak_bytes"),
+        [*ways.tables([_fewer(each) for each in cases], TORCH, COLUMNS, WORDS.say("fewer")), _added(steps)],
+        ways.changes(lead[lead["impl"] == "torch"], WORDS.defined["change"], ORDER, "peak_bytes"),
         for_course=[
             _beside_naive(own),
-            ways.lanes(captured, ("computation", "communication", "waiting")),
+            ways.lanes(own, ("computation", "communication", "waiting")),
             _best(steps, beside.get("collectives", pd.DataFrame())),
         ],
     )
@@ -83,10 +65,7 @@ def _steps(rows: pd.DataFrame, base: str) -> pd.DataFrame:
 
 
 def _fewer(steps: pd.DataFrame) -> pd.DataFrame:
-    """Keep of each implementation's bucket sizes the fastest, torch's default, and what has no figures.
-
-    The chart has all.
-    """
+    """Keep of an implementation's bucket sizes the fastest, torch's default, what has no figures; the chart has all."""
     timed = with_figures(steps)
     fastest = timed.sort_values("median_ms", kind="stable").drop_duplicates("impl")["way"]
     return steps[steps["way"].isin([*fastest, TORCH]) | ~steps.index.isin(timed.index)]
@@ -94,39 +73,26 @@ def _fewer(steps: pd.DataFrame) -> pd.DataFrame:
 
 def _answer(steps: pd.DataFrame) -> str:
     way = with_figures(steps).set_index("way", drop=False)
-    averaging = way[way["way"] != NONE]
-    if averaging.empty or not {NONE, TORCH} <= {*way.index}:
+    if not {NONE, TORCH} <= {*way.index}:
         return ways.only(way)
-    stable = averaging[averaging["status"] == "ok"]
-    best = (averaging if stable.empty else stable).nsmallest(1, "median_ms").iloc[0]
-    return say(
-        "{best[case]}: a step takes {none[median_ms]:ms} without communication, {torch[median_ms]:ms} with torch's "
-        "default DDP and {best[median_ms]:ms} with the fastest way, {best[way]}: {than[gain]} as fast as torch's "
-        "({than[verdict]}).",
-        best=best,
-        none=way.loc[NONE],
-        torch=way.loc[TORCH],
-        than=ITSELF if best["way"] == TORCH else best,
-    )
+    # An unstable one only where none is ok.
+    best = way[way["way"] != NONE].sort_values(["status", "median_ms"]).iloc[0]
+    than = {"gain": "1.00×", "verdict": SAME} if best["way"] == TORCH else best
+    return WORDS.say("answer", best=best, none=way.loc[NONE], torch=way.loc[TORCH], than=than)
 
 
 def _added(steps: pd.DataFrame) -> Chart:
-    """Draw what averaging adds to a step."""
     drawn = steps[steps["way"] != NONE]
-    title = "What averaging gradients adds to a step without communication"
-    axes = Axis("added_ms", "ms beyond a step without communication"), Axis("way")
-    words = drawn["added_ms"].map(number, na_action="ignore")
-    hover = {"step (ms)": "median_ms", "times as fast as torch DDP 25 MiB": "gain", "verdict": "verdict"}
-    return Chart("added", title, drawn.assign(words=words), "bar", *axes, label="words", panel="case", hover=hover)
+    drawn = drawn.assign(words=drawn["added_ms"].map(number, na_action="ignore"))
+    hover = "median_ms gain verdict"
+    return WORDS.chart("added", drawn, "bar", "added_ms", "way", label="words", panel="case", hover=hover)
 
 
 def _beside_naive(rows: pd.DataFrame) -> Table:
     """Write every way of one case beside the naive one, with its phases; of torch's DDP the default bucket size."""
-    phases = ways.phases(rows)[["backward", "communication", "share_pct"]]
-    phases.columns = ["backward_ms", "wait_after_backward_ms", "share_pct"]
-    steps = _steps(rows, NAIVE).join(phases, on="way")
+    steps = _steps(rows, NAIVE).join(ways.phases(rows), on="way")
     shown = steps[(steps["impl"] != "torch") | (steps["way"] == TORCH)]
-    return ways.table("beside_naive", shown, NAIVE, f"{' '.join(phases)} {COLUMNS}")
+    return ways.table("beside_naive", shown, NAIVE, f"backward_phase_ms communication_phase_ms share_pct {COLUMNS}")
 
 
 def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
@@ -136,15 +102,16 @@ def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
         cost, total = fitted_cost(own.iloc[0], collectives), own["gradient_bytes"].iloc[0]
         if cost is None or not cost.latency_s:
             continue
-        best_mb = min(total, buckets.best_bucket_bytes(total, cost)) / MB
+        best_mb = min(total, buckets.best_bucket_bytes(total, cost)) / 2**20
         near = own.loc[np.log(own["bucket_size_mb"] / best_mb).abs().idxmin()]
         fastest = own.loc[own["median_ms"].idxmin()]
-        formula = (total, 1e6 * cost.latency_s, cost.bytes_per_s / 1e9, best_mb)
-        overhead_ms = 1e3 * buckets.least_overhead_s(total, cost)
-        measured = [part for row in (near, fastest) for part in (row["bucket_size_mb"], row["added_ms"])]
-        found.append([case, *formula, overhead_ms, *measured, judge(near, fastest)["verdict"]])
-    best = pd.DataFrame(found, columns=list(BEST))
-    return Table.of("best_bucket", "", best, " ".join(best), heads={name: head for name, head in BEST.items() if head})
+        formula = {"s_bytes": total, "o_us": 1e6 * cost.latency_s, "w_gb_per_s": cost.bytes_per_s / 1e9}
+        formula |= {"best_by_formula_mb": best_mb, "its_overhead_ms": 1e3 * buckets.least_overhead_s(total, cost)}
+        measured = {"measured_nearest_mb": near["bucket_size_mb"], "overhead_there_ms": near["added_ms"]}
+        measured |= {"fastest_mb": fastest["bucket_size_mb"], "overhead_then_ms": fastest["added_ms"]}
+        found.append({"case": case, **formula, **measured, "beside_the_nearest": judge(near, fastest)["verdict"]})
+    best = pd.DataFrame(found)
+    return WORDS.table("best_bucket", best, " ".join(best))
 
 
 def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None:
@@ -153,7 +120,8 @@ def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None
         return None
     burst = {"collective": "all_reduce", "dtype": "fp32", "impl": "torch", "placement": "in_place", "timing": "burst"}
     own = alike(with_figures(collectives), burst | {"nodes": 1} | step[["backend", "world_size"]].to_dict())
-    own = own[own["size_bytes"] >= LEAST_BYTES]
+    # NCCL sends less in other ways, whose times lie on another line; gradients are larger.
+    own = own[own["size_bytes"] >= 100_000]
     try:
         return fit_linear_cost(own["size_bytes"].astype(float), own["median_ms"] / 1e3)
     except ValueError:

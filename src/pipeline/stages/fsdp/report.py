@@ -5,21 +5,16 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report import ways
-from pipeline.report.chart import Axis, Chart
+from pipeline.report.chart import Chart
 from pipeline.report.formats import significant
 from pipeline.report.section import Section
 from pipeline.report.table import Table
+from pipeline.report.words import Words
 
+WORDS = Words(__file__)
 DDP, DDP_SHARDED, OURS, TORCHS = "our DDP", "our DDP, sharded optimizer", "our FSDP", "torch fully_shard"
-NAMES = {
-    "none": "no communication",
-    "ddp": DDP,
-    "ddp_sharded": DDP_SHARDED,
-    "fsdp": OURS,
-    "fsdp_layers": "our FSDP by matrix",
-    "torch_fsdp": TORCHS,
-}
-MOST_TABLES = 2
+NAMES = {"none": "no communication", "ddp": DDP, "ddp_sharded": DDP_SHARDED, "fsdp": OURS}
+NAMES |= {"fsdp_layers": "our FSDP by matrix", "torch_fsdp": TORCHS}
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -29,21 +24,21 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     steps["loss"] = steps["loss"].map(lambda loss: significant(loss, 4), na_action="ignore")
     cases = ways.by_trust(steps)
     if not cases:
-        return Section(ways.NO_TIME)
-    lead = cases[0]
-    names = "sent_bytes rank_bytes loss"
-    tables = [ways.table(f"ways_{place}", own, DDP, names) for place, own in enumerate(cases[:MOST_TABLES], start=1)]
-    captured = rows[(rows["case"] == lead["case"].iloc[0]) & (rows["measures"] == "capture")]
-    captured = captured[captured["way"].isin([OURS, TORCHS])]
-    captured = captured.assign(exposed_pct=100 * captured["gather_exposed_ms"] / captured["gather_ms"])
-    gathered = "gather_ms gather_exposed_ms exposed_pct scatter_ms scatter_exposed_ms"
+        return Section(ways.WORDS.say("no_time"))
+    lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
+    captured = own[(own["measures"] == "capture") & own["way"].isin([OURS, TORCHS])]
+    captured = captured.assign(
+        timed_step_ms=captured["way"].map(lead.set_index("way")["median_ms"]),
+        exposed_pct=100 * captured["gather_exposed_ms"] / captured["gather_ms"],
+    )
+    times = "timed_step_ms span_ms computation_ms gather_ms gather_exposed_ms exposed_pct scatter_ms scatter_exposed_ms"
     return Section(
         ways.answer(lead, [OURS]),
-        [*tables, ways.memory(steps, rows)],
-        ways.changes(lead, "shard parameters, gradients and optimizer state ({way})", [OURS, TORCHS]),
+        [*ways.tables(cases, DDP, "sent_bytes rank_bytes loss"), ways.memory(steps, rows)],
+        ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
         for_course=[
             _saved(steps, rows),
-            ways.captures(lead, captured, gathered),
+            WORDS.table("captures", captured, f"way {times}"),
             ways.lanes(captured, ("computation", "gather", "scatter", "waiting")),
             _each_gather(captured),
         ],
@@ -55,21 +50,20 @@ def _each_gather(captured: pd.DataFrame) -> Chart:
     kinds = {"each_gather_ms": "gather", "each_gather_exposed_ms": "exposed"}
     each = captured.dropna(subset=[*kinds])[["way", *kinds]].melt("way", var_name="kind", value_name="ms").explode("ms")
     each = each.assign(number=each.groupby(["way", "kind"]).cumcount() + 1, kind=each["kind"].map(kinds))
-    title = "Each gather of the captured step, as they start: its time, and the part of it in which nothing computed"
-    return Chart("gathers", title, each, "line", Axis("number", "gather"), Axis("ms", "ms"), "kind", panel="way")
+    return WORDS.chart("gathers", each, "line", "number", "ms", "kind", panel="way")
 
 
 def _saved(steps: pd.DataFrame, rows: pd.DataFrame) -> Table:
     """Write the memory of each fully sharded way beside that with the optimizer's state alone sharded."""
-    before = steps[steps["way"] == DDP_SHARDED].set_index("case")["rank_bytes"].rename("state_alone_sharded_bytes")
-    whole = rows[(rows["way"] == DDP_SHARDED) & rows["kind"].isin(["parameters", "gradients"])].groupby("case")
-    of_ranks = whole["world_size"].first()
-    by_formula = whole["measured_bytes"].sum() * (of_ranks - 1) / of_ranks
-    after = steps[steps["way"].isin([OURS, TORCHS])].join(before, on="case")
-    after = after.join(by_formula.rename("saved_by_formula_bytes"), on="case")
+    after = steps[steps["way"].isin([OURS, TORCHS])]
+    before_bytes = after["case"].map(steps[steps["way"] == DDP_SHARDED].set_index("case")["rank_bytes"])
+    whole = rows[(rows["way"] == DDP_SHARDED) & rows["kind"].isin(["parameters", "gradients"])]
+    whole_bytes = after["case"].map(whole.groupby("case")["measured_bytes"].sum())
     after = after.assign(
-        saved_bytes=after[before.name] - after["rank_bytes"], less_times=after[before.name] / after["rank_bytes"]
+        state_alone_sharded_bytes=before_bytes,
+        saved_by_formula_bytes=whole_bytes * (after["world_size"] - 1) / after["world_size"],
+        saved_bytes=before_bytes - after["rank_bytes"],
+        less_times=before_bytes / after["rank_bytes"],
     )
-    names = f"case {before.name} saved_by_formula_bytes way rank_bytes saved_bytes less_times"
-    caption = "Peak memory of the fullest rank with everything sharded / saved / times less, by way:"
-    return Table.of("saved", caption, after, names, across="", heads={"way": ""})
+    names = "case state_alone_sharded_bytes saved_by_formula_bytes way rank_bytes saved_bytes less_times"
+    return WORDS.table("saved", after, names, across="way")

@@ -5,63 +5,51 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report import ways
-from pipeline.report.chart import Axis, Chart
+from pipeline.report.chart import Chart
 from pipeline.report.frame import in_order, with_figures
 from pipeline.report.section import Section
 from pipeline.report.table import Table
-from pipeline.stages.sharding.cell import MOMENTS
+from pipeline.report.words import Words
 
+WORDS = Words(__file__)
 PLAIN, OURS, TORCHS = "AdamW in full", "our ShardedOptimizer", "torch ZeroRedundancyOptimizer"
 NAMES = {"adamw": PLAIN, "sharded": OURS, "torch_zero": TORCHS}
-AFTER = "after_step"
-HELD = ("peak", "allocated", "parameters", "gradients", "optimizer_state")
 # Of a step as it goes on and on: the first one begins without optimizer state.
-TOLD = {"initialised": "initialised", "before_step": "before the optimizer's step", AFTER: "after it"}
+TOLD = {"initialised": "initialised", "before_step": "before the optimizer's step", "after_step": "after it"}
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the sharding stage."""
     rows = ways.of_cases(rows, rows["impl"].map(NAMES))
-    held = rows[(rows["moment"] == AFTER) | (rows["kind"] == "peak") | rows["sent_bytes"].notna()]
+    held = rows[(rows["moment"] == "after_step") | (rows["kind"] == "peak") | rows["sent_bytes"].notna()]
     steps = ways.with_bytes(ways.whole_steps(rows, list(NAMES.values()), PLAIN), held)
     steps = steps.assign(weights_agree=ways.agreement(steps, ["rank_difference", "weight_difference"]))
     cases = ways.by_trust(steps)
     if not cases:
-        return Section(ways.NO_TIME)
+        return Section(ways.WORDS.say("no_time"))
     lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
-    lead = lead.join(ways.phases(own)["optimizer"].rename("optimizer_phase_ms"), on="way")
+    lead = lead.join(ways.phases(own)["optimizer_phase_ms"], on="way")
     names = "optimizer_phase_ms sent_bytes rank_bytes weights_agree"
     return Section(
         ways.answer(lead, [OURS]),
         [ways.table("ways_1", lead, PLAIN, names), ways.memory(steps, held)],
-        ways.changes(lead, "shard the optimizer's state ({way})", [OURS, TORCHS]),
+        ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
         for_course=[_moments(own), _timeline(own)],
     )
 
 
 def _timeline(rows: pd.DataFrame) -> Chart:
     """Draw the memory of a warm step, a line an optimizer."""
-    drawn = with_figures(rows[rows["measures"] == "timeline"]).reindex(
-        columns=["case", "way", "events", "active_bytes"]
-    )
+    drawn = with_figures(rows[rows["measures"] == "timeline"])[["way", "events", "active_bytes"]]
     drawn = drawn.explode(["events", "active_bytes"]).astype({"events": float, "active_bytes": float})
-    drawn = drawn.assign(gb=drawn["active_bytes"] / 1e9)
-    title = "Memory of a rank over a warm step, with the optimizer's state in full and shared out"
-    return Chart(
-        "timeline", title, drawn, "line", Axis("events", "allocations and releases so far"), Axis("gb", "GB"), "way"
-    )
+    return WORDS.chart("timeline", drawn.assign(gb=drawn["active_bytes"] / 1e9), "line", "events", "gb", "way")
 
 
 def _moments(rows: pd.DataFrame) -> Table:
     """Write memory at three moments of a step, a row an optimizer and moment; torch's holds what ours does."""
     memory = rows[rows["moment"].isin(TOLD) & (rows["impl"] != "torch_zero")]
     wide = memory.pivot_table(index=["way", "moment"], columns="kind", values="measured_bytes", sort=False)
-    wide = wide.reindex(columns=HELD)
-    wide = in_order(wide.reset_index(), ["way", "moment"], {"way": list(NAMES.values()), "moment": MOMENTS})
-    caption = (
-        f"Memory of the fullest rank ({rows['case'].iloc[0]}): the peak since the last moment, what is allocated now, "
-        "and what of it is which:"
-    )
-    wide = wide.rename(columns={name: f"{name}_bytes" for name in HELD}).assign(told=wide["moment"].map(TOLD))
-    names = f"way told {' '.join(f'{name}_bytes' for name in HELD)}"
-    return Table.of("moments", caption, wide, names, heads={"told": "moment"})
+    orders = {"way": list(NAMES.values()), "moment": list(TOLD)}
+    wide = in_order(wide.add_suffix("_bytes").reset_index(), [*orders], orders)
+    names = "way told peak_bytes allocated_bytes parameters_bytes gradients_bytes optimizer_state_bytes"
+    return WORDS.table("moments", wide.assign(told=wide["moment"].map(TOLD)), names, case=rows["case"].iloc[0])

@@ -10,8 +10,10 @@ from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.section import Section
 from pipeline.report.table import Table
+from pipeline.report.words import Words
 from pipeline.stages.step8b.cell import FUSIONS, WHOLE_STEP
 
+WORDS = Words(__file__)
 CELL = ["size", "context_length", "world_size", "impls"]
 CASE = "{size}, bf16, {world_size} ranks, a sequence of {context_length:,} a rank"
 NAMES = {
@@ -23,19 +25,6 @@ NAMES = {
     "bf16_eager": "plain model in bf16",
 }
 PEERS, OURS = ("torch_eager", "torch_compiled", "torch_selective"), ("ours", "ours_fully_shard")
-FUSIONS_CAPTION = (
-    "The fused model, one fusion more a row, in one process. Few steps each: read only large differences. The first "
-    "row has PyTorch's fastest attention:"
-)
-FUSION_WORDS = {
-    "none": "our blocks and FSDP, torch's operations",
-    "attention": "our attention",
-    "rms_norm": "RMSNorm fused",
-    "rotary": "rotary positions fused",
-    "swiglu": "SwiGLU fused",
-    "loss": "head and loss fused",
-    "kept_products": "more kept for the backward pass",
-}
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -44,11 +33,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     steps = alike(rows, WHOLE_STEP).sort_values("median_ms", kind="stable")
     steps = versus.beside(steps, CELL, steps["impl"].isin(PEERS))
     ours = [NAMES[impl] for impl in OURS]
-    change = "our fused model and FSDP, free memory in place of checkpoints"
     return Section(
         ways.answer(steps, ours, "peak_bytes"),
         [_table(steps), _budget(rows, steps), _fusions(rows, steps)],
-        ways.changes(steps, change, ours, "peak_bytes"),
+        ways.changes(steps, WORDS.defined["change"], ours, "peak_bytes"),
         for_course=[_checks(rows), _losses(rows)],
     )
 
@@ -63,14 +51,7 @@ def _largest(rows: pd.DataFrame) -> pd.DataFrame:
 def _table(steps: pd.DataFrame) -> Table:
     base = next(iter(steps["base"].map(steps["way"]).dropna()), "torch")
     names = "way median_ms n gain verdict mfu_pct tokens_per_s gpu_idle_pct peak_bytes first_step_ms"
-    heads = {
-        "n": "steps timed",
-        "gain": f"times as fast as {base} (interval)",
-        "mfu_pct": "MFU without masked scores",
-        "tokens_per_s": "tokens/s of all ranks",
-    }
-    caption = f"{steps['case'].iloc[0]}; repeats: {steps['repeats'].max():.0f}:"
-    return Table.of("steps", caption, steps, names, only_filled=True, heads=heads)
+    return WORDS.table("steps", steps, names, only_filled=True, base=base, repeats=steps["repeats"].max())
 
 
 def _budget(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
@@ -78,40 +59,30 @@ def _budget(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
     items = known(rows[rows["measures"] == "budget"], "work_ms")
     longest = items.groupby("category")["work_ms"].sum().sort_values(ascending=False)
     items = in_order(items, ["way", "category"], {"way": list(steps["way"]), "category": list(longest.index)})
-    axes = Axis("work_ms", "ms of one profiled step"), Axis("way")
-    hover = {"launches": "launches"}
-    return Chart("budget", "Where the time of one profiled step goes", items, "stack", *axes, "category", hover=hover)
+    return WORDS.chart("budget", items, "stack", "work_ms", "way", "category", hover="launches")
 
 
 def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
     """Write the step with one fusion more a row: few steps each, so that a difference has no verdict."""
-    found = known(rows[rows["measures"] == "fusion"], "step_ms")
-    found = in_order(found, ["fusion"], {"fusion": FUSIONS})
+    found = in_order(known(rows[rows["measures"] == "fusion"], "step_ms"), ["fusion"], {"fusion": FUSIONS})
     timed = steps.loc[steps["impl"] == "ours", "n"].max()
     found = found.assign(
-        one_more_a_row=found["fusion"].map(FUSION_WORDS),
+        one_more_a_row=found["fusion"].map(lambda name: WORDS.say(f"fusion_{name}")),
         steps_timed=found["setting_fusion_steps"].where(found["fusion"] != FUSIONS[-1], timed),
         less_than_the_row_above_ms=-found["step_ms"].diff(),
     )
-    names = "one_more_a_row steps_timed step_ms less_than_the_row_above_ms peak_bytes"
-    return Table.of("fusions", FUSIONS_CAPTION, found, names)
+    return WORDS.table("fusions", found, "one_more_a_row steps_timed step_ms less_than_the_row_above_ms peak_bytes")
 
 
 def _checks(rows: pd.DataFrame) -> Table:
     """Write how far loss and gradients of few layers are from the plain model's in fp32."""
-    context = rows[["setting_checked_context", "context_length"]].min(axis=None)
     layers = rows["setting_checked_layers"].iloc[0]
-    caption = (
-        f"Outputs must not change: errors as shares, beside the plain model in fp32, {layers:.0f} layers at context "
-        f"{context:,.0f}. The plain model in bf16 has the error that bf16 itself makes:"
-    )
+    context = rows[["setting_checked_context", "context_length"]].min(axis=None)
     names = "way loss_error gradient_error worst_gradient_error"
-    return Table.of("checks", caption, known(rows, "loss_error"), names, heads={"way": "model"})
+    return WORDS.table("checks", known(rows, "loss_error"), names, layers=layers, context=context)
 
 
 def _losses(rows: pd.DataFrame) -> Chart:
-    """Draw the loss over steps."""
     long = known(rows, "losses").explode("losses").astype({"losses": float})
     long = long.assign(step=long.groupby("impl").cumcount() + 1)
-    axes = Axis("step", "step"), Axis("losses", "loss (nats)", zero=False)
-    return Chart("losses", "The loss over steps with one batch", long, "line", *axes, "way")
+    return WORDS.chart("losses", long, "line", "step", Axis("losses", zero=False), "way")

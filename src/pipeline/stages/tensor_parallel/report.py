@@ -7,11 +7,14 @@ import pandas as pd
 from pipeline.instruments.profilers.budget import ORDER
 from pipeline.instruments.profilers.kernel_categories import IDLE
 from pipeline.report import ways
-from pipeline.report.chart import Axis, Chart
+from pipeline.report.chart import Chart
+from pipeline.report.formats import written
 from pipeline.report.frame import in_order, with_figures
-from pipeline.report.section import Section, say
+from pipeline.report.section import Section
 from pipeline.report.table import Table
+from pipeline.report.words import Words
 
+WORDS = Words(__file__)
 ONE, BY_FORMULA = "one process", "by formula"
 NAMES = {
     "none": ONE,
@@ -27,58 +30,36 @@ CASE = "{named} of {size}, {precision}, {world_size} ranks, {batch_size} × {con
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the tensor_parallel stage."""
-    rows = rows.assign(
-        way=rows["impl"].map(NAMES),
-        case=[CASE.format(**row, named=WHATS[row["what"]]) for row in rows.to_dict("records")],
-    )
+    rows = rows.assign(way=rows["impl"].map(NAMES), named=rows["what"].map(WHATS))
+    rows = rows.assign(case=written(rows, CASE), of=written(rows, "{precision}, {world_size} ranks"))
     steps = ways.whole_steps(rows, list(NAMES.values()), ONE)
     cases = ways.by_trust(steps)
     if not cases:
-        return Section("No way to divide a step has a time.")
+        return Section(WORDS.say("no_time"))
     steps = pd.concat(cases)
-    steps = steps.assign(of=[f"{row['precision']}, {row['world_size']} ranks" for _, row in steps.iterrows()])
     blocks = steps[steps["what"] == "block"]
-    is_longest = blocks["context_length"] == blocks["context_length"].max()
-    several = blocks["context_length"].nunique() > 1
+    contexts = blocks["context_length"]
+    is_long = (contexts == contexts.max()) & (contexts.nunique() > 1)
     return Section(
         _answer(cases[0]),
-        [
-            _table("blocks", "One block, forward and backward", blocks[~is_longest] if several else blocks),
-            _table("steps", "A whole training step", steps[steps["what"] == "step"]),
-            _by_kind(rows, steps),
-        ],
-        for_course=[_table("long", "One block at the longest context", blocks[is_longest & several])],
+        [_table("blocks", blocks[~is_long]), _table("steps", steps[steps["what"] == "step"]), _by_kind(rows, steps)],
+        for_course=[_table("long", blocks[is_long])],
     )
 
 
 def _answer(steps: pd.DataFrame) -> str:
-    """Say what the fastest way takes, beside its formula and one process."""
     timed = with_figures(steps)
     one, divided = timed[timed["way"] == ONE], timed[timed["way"] != ONE]
-    case = timed["case"].iloc[0]
     if one.empty or divided.empty:
-        return say("{case}: of {ways} alone there are figures.", case=case, ways=", ".join(timed["way"]))
+        return ways.only(steps)
     best = divided.loc[divided["median_ms"].idxmin()]
-    return say(
-        "{case}: {way} takes {median_ms:ms}, {over_prediction:times} the {in_turn_ms:ms} of its formula, and one "
-        "process {alone_ms:ms}: {gain} as fast ({verdict}).",
-        **best,
-        alone_ms=one["median_ms"].iloc[0],
-    )
+    return WORDS.say("answer", best=best, alone_ms=one["median_ms"].iloc[0])
 
 
-def _table(name: str, what: str, steps: pd.DataFrame) -> Table:
-    """Write each way's time and bytes beside those of its formula."""
+def _table(name: str, steps: pd.DataFrame) -> Table:
     names = "of way median_ms in_turn_ms over_prediction:times overlapped_ms exposed_communication_ms sent_bytes:gb"
-    heads = {"of": "", "median_ms": "ms", "in_turn_ms": BY_FORMULA + " (ms)", "over_prediction": "measured over it"}
-    heads |= {"overlapped_ms": BY_FORMULA + ", overlapped (ms)", "exposed_communication_ms": "exposed (ms)"}
-    heads |= {"sent_bytes": "sent GB", "predicted_bytes": BY_FORMULA + " GB", "peak_bytes": "peak GB"}
-    told = [what]
-    if len(steps):
-        told += ["{size}, batch {batch_size}, context {context_length:,}".format(**steps.iloc[0])]
-        told += [f"repeats: {steps['repeats'].max():.0f}"]
-    caption, names = f"{'; '.join(told)}:", f"{names} predicted_bytes:gb peak_bytes:gb"
-    return Table.of(name, caption, steps, names, all_rows=False, only_filled=True, heads=heads)
+    names = f"{names} predicted_bytes:gb peak_bytes:gb"
+    return WORDS.table(name, steps, names, all_rows=False, only_filled=True, repeats=steps["repeats"].max())
 
 
 def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
@@ -89,11 +70,7 @@ def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
         known.assign(way=known["way"] + ", " + BY_FORMULA, category=category, work_ms=known[column])
         for category, column in (("matmul", "compute_ms"), ("communication", "communication_ms"))
     ]
-    order = [each for name in NAMES.values() for each in (name, f"{name}, {BY_FORMULA}")]
-    drawn = in_order(
-        pd.concat([measured, *counted]),
-        ["case", "way", "category"],
-        {"case": list(dict.fromkeys(steps["case"])), "way": order, "category": [*ORDER, IDLE]},
-    )
-    title = "Where the time of one profiled step goes, and what the formula counts"
-    return Chart("by_kind", title, drawn, "stack", Axis("work_ms", "ms"), Axis("way"), "category", panel="case")
+    ordered = [each for name in NAMES.values() for each in (name, f"{name}, {BY_FORMULA}")]
+    orders = {"case": steps["case"].unique(), "way": ordered, "category": [*ORDER, IDLE]}
+    drawn = in_order(pd.concat([measured, *counted]), [*orders], orders)
+    return WORDS.chart("by_kind", drawn, "stack", "work_ms", "way", "category", panel="case")
