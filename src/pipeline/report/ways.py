@@ -5,7 +5,6 @@ Rows name their `way` and their `case`, the cell in words.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,7 +17,7 @@ from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, beside
 from pipeline.report.words import Words
 
-WORDS = Words(str(Path(__file__).parent / "ways.md"))  # named in full: so the workflow knows that pages are made of it
+WORDS = Words(__file__)
 CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} a rank, context {context_length}"
 KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
 PARTS = 80  # of a captured step, as drawn
