@@ -43,7 +43,7 @@ def test_a_slow_gpu_is_named_by_index_and_uuid_with_what_it_does_and_should(sect
     rows = alarms(section(2, {1: 2.0}))
     assert {row["name"] for row in rows} == {"1 (1ace0123)"}
     assert len(rows) == 4
-    assert all(45 < row["below"] < 55 for row in rows)
+    assert all(45 < row["below_pct"] < 55 for row in rows)
 
 
 def test_a_slow_link_is_named_with_both_ends(section):

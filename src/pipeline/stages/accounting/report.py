@@ -6,17 +6,19 @@ import pandas as pd
 
 from pipeline.formulas.training_state import devices_to_hold
 from pipeline.formulas.units import BF16_BYTES, GB, GIB
-from pipeline.report.chart import Axis, Chart
+from pipeline.report.chart import Chart
 from pipeline.report.formats import count, written
 from pipeline.report.frame import in_order, known, with_figures
-from pipeline.report.section import Section, say
+from pipeline.report.section import Section
 from pipeline.report.table import Table
-from pipeline.stages.accounting.cell import QUESTIONS
+from pipeline.report.words import Words
+from pipeline.stages.accounting.cell import READS
 
+WORDS = Words(__file__)
 # The sequence length to answer with, where the question leaves it open.
 PREFERRED_SEQ_LEN = 4096
-ACROSS = {"ring": "devices", "parallel": "pass"}
-CASES = {"_": " ", "^shares$": "shares", "^whole$": "the whole tensor", "^split$": "another split"}
+ACROSS = {"ring": "num_devices", "parallel": "phase"}
+CASES = {"_": " ", "^whole$": "the whole tensor", "^split$": "another split"}
 # The mesh of the settings first, then tricks, then other splits of its devices.
 MESH_ORDER = {"given": 0, "split": 2}
 UNITS = {"GB": GB, "GiB": GIB}
@@ -31,44 +33,16 @@ MESH_TIMES = {
     "fsdp_ms": "gathering weights (FSDP)",
     "tensor_ms": "moving activations (tensor)",
 }
-CAPTIONS = {
-    "memory": "{size}, {parameters:count} parameters, {batch_size} × {seq_len:count} tokens; GPUs of "
-    "{setting_gpu_memory_gb:g} GB or GiB:",
-    "fsdp": "{size}: devices that hold (state + half of the activations) / N + the other half in less than "
-    "{setting_device_memory_gb:g} GB. From {most_tokens:count} tokens on none is enough.",
-    "mesh": "{size} on {num_devices:count} devices, C / W = {intensity_flops_per_byte:count} FLOPs a byte: the least "
-    "batch at which the forward pass of a block is compute bound:",
-    "buckets": "{gradient_bytes:gb} GB of gradients in fp32 ({size}) at w = {setting_allreduce_gbytes_per_s:g} GB/s "
-    "and o = {setting_call_overhead_us:g} µs a call:",
-    "ring": "All-reducing {gradient_bytes:gb} GB of gradients ({size}) around a ring that sends "
-    "{setting_egress_gbytes_per_s:g} GB/s, by what is sent at a time: bytes / ms:",
-    "parallel": "Most devices that stay compute bound: a feed-forward layer of {size} in 16 bits, "
-    "{setting_batch_tokens:count} tokens, C = {setting_peak_tflops_per_s:g} TFLOP/s, "
-    "W = {setting_egress_gbytes_per_s:g} GB/s. Limit, exact / whole: X × Y / TFLOP of a device / bytes that it sends "
-    "of weights + of activations / ms, at the exact limit:",
-    "activations": "What {size} keeps for the backward pass in fp32 at batch {batch_size}; total: with the state, not "
-    "with the update's temporaries:",
-    "attention": "One layer's attention in fp32, batch {batch_size}, heads: {num_heads:count}, {head_dim:count} wide:",
-}
 COLUMNS = {
     "memory": "bytes_of size_bytes GiB GPUs_of_GB GPUs_of_GiB",
     "fsdp": "seq_len state_bytes activation_bytes not_sharded_bytes devices on_each_bytes",
     "mesh": "case fsdp_size tensor_size tokens_per_device tokens_overall compute_ms fsdp_ms tensor_ms",
     "buckets": "case num_buckets bucket_bytes overhead_ms",
     "ring": "case num_devices sent_bytes ring_ms",
-    "parallel": "strategy pass most_devices whole_split tflop_each sent compute_ms",
+    "parallel": "strategy phase most_devices whole_split tflop_each sent compute_ms",
     "activations": "attention seq_len norms_bytes attention_bytes scores_bytes feed_forward_bytes head_bytes "
     "activation_bytes total_bytes",
     "attention": "attention seq_len inputs_bytes score_matrix_bytes kept_bytes most_bytes",
-}
-
-
-HEADS = {
-    "case": "",
-    "num_devices": "devices",
-    "seq_len": "tokens",
-    "size_bytes": "size",
-    "most_bytes": "most in forward",
 }
 
 
@@ -77,14 +51,12 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
     beside: ceilings and collectives, for what this machine's GPUs do and send.
     """
-    rows = with_figures(rows)
-    asked = {question: rows[rows["question"] == question] for question in QUESTIONS}
-    found = {question: each[each["size"] == each["size"].iloc[0]] for question, each in asked.items() if len(each)}
-    return Section(
-        _answer(found),
-        [*([_mesh_chart(found["mesh"])] if "mesh" in found else []), _here(beside)],
-        for_course=[table(question, _of_course(each)) for question, each in found.items() if question in IN_COURSE],
-    )
+    asked = with_figures(rows).groupby("question")
+    found = {str(question): each[each["size"] == each["size"].iloc[0]] for question, each in asked}
+    chart = [_mesh_chart(found["mesh"])] if "mesh" in found else []
+    here = [_here(**beside)] if {*READS} <= {*beside} else []
+    of_course = [table(question, _of_course(found[question])) for question in IN_COURSE if question in found]
+    return Section(_answer(found), [*chart, *here], for_course=of_course)
 
 
 def _of_course(rows: pd.DataFrame) -> pd.DataFrame:
@@ -97,56 +69,34 @@ def table(question: str, rows: pd.DataFrame) -> Table:
     """Return the table of a question; rows: its answers about one model, with the settings."""
     found = PREPARED.get(question, pd.DataFrame)(rows)
     found = found.replace({"case": CASES, "strategy": {"_": " "}}, regex=True)
-    [caption] = written(found.head(1), CAPTIONS[question])
-    across = ACROSS.get(question)
-    return Table.of(question, str(caption), found, COLUMNS[question], only_filled=True, across=across, heads=HEADS)
+    return WORDS.table(question, found, COLUMNS[question], only_filled=True, across=ACROSS.get(question))
 
 
 def _answer(found: Mapping[str, pd.DataFrame]) -> str:
     if not {"memory", "fsdp", "mesh"} <= set(found):
-        return say("{answered} questions are answered by formula.", answered=len(found))
-    memory = _main_row(found["memory"])
-    return say(
-        "{memory[size]}, with {billions:count}B parameters, has a training state of {state_gb:count} GB: "
-        "{memory[state_gpus]:count} GPUs of {memory[setting_gpu_memory_gb]:count} GB. FSDP with {fsdp[seq_len]:count} "
-        "tokens per device takes {fsdp[devices]} devices of {fsdp[setting_device_memory_gb]:count} GB. On "
-        "the assignment's mesh of {mesh[num_devices]:count} devices communication is hidden at "
-        "{mesh[tokens_per_device]} or more tokens per device.",
-        memory=memory,
-        billions=memory["parameters"] / 1e9,
-        state_gb=memory["state_bytes"] / GB,
-        fsdp=_main_row(_least_devices(found["fsdp"])),
-        mesh=_meshes(found["mesh"]).iloc[0],
-    )
+        return WORDS.say("answered", answered=len(found))
+    memory, fsdp = _main_row(found["memory"]), _main_row(_least_devices(found["fsdp"]))
+    sizes = {"billions": memory["parameters"] / 1e9, "state_gb": memory["state_bytes"] / GB}
+    return WORDS.say("answer", memory=memory, **sizes, fsdp=fsdp, mesh=_meshes(found["mesh"]).iloc[0])
 
 
 def _mesh_chart(rows: pd.DataFrame) -> Chart:
     line = rows[rows["case"] == "batch"].sort_values("tokens", kind="stable").rename(columns=MESH_TIMES)
     points = line.melt(["tokens_per_device", "status"], list(MESH_TIMES.values()), "what", "block_ms")
-    least = _meshes(rows)["tokens_per_device"].iloc[0]
-    title = f"Compute bound from {least} tokens per device on: a block's times"
-    axes = Axis("tokens_per_device", "tokens per device"), Axis("block_ms", "ms")
-    return Chart("mesh_times", title, points, "line", *axes, "what")
+    least = {"least": _meshes(rows)["tokens_per_device"].iloc[0]}
+    return WORDS.chart("mesh_times", points, "line", "tokens_per_device", "block_ms", "what", values=least)
 
 
-def _here(beside: Mapping[str, pd.DataFrame]) -> Table:
+def _here(ceilings: pd.DataFrame, collectives: pd.DataFrame) -> Table:
     """Write from how many tokens on FSDP is compute bound on this machine, by its measured C and W; bf16 weights."""
-    caption = "FSDP on this machine: the tokens per GPU above which computing hides the gathers of bf16 weights:"
-    products = known(beside.get("ceilings", pd.DataFrame()), "tflops_per_s", "dtype")
-    calls = known(beside.get("collectives", pd.DataFrame()), "busbw_gb_per_s", "collective")
-    if products.empty or calls.empty:
-        return Table("here", caption, pd.DataFrame(), [])
-    sent = with_figures(calls[(calls["backend"] == "nccl") & calls["collective"].isin(GATHERING)])
+    is_used = (collectives["backend"] == "nccl") & collectives["collective"].isin(GATHERING)
+    sent = known(with_figures(collectives[is_used]), "busbw_gb_per_s")
     sent = in_order(sent, ["collective", "busbw_gb_per_s"], {"collective": GATHERING[::-1]})
     sent = sent.drop_duplicates("world_size", keep="last").sort_values("world_size")
-    tflops_per_s = products.loc[products["dtype"] == "bf16", "tflops_per_s"].max()
-    intensity = 1e3 * tflops_per_s / sent["busbw_gb_per_s"]
-    found = sent.assign(C=tflops_per_s, tokens=(intensity * BF16_BYTES / 2).round())
-    found["collective"] = found["collective"].str.replace("_", "-")
-    heads = {"C": "C: bf16 products (TFLOP/s)", "busbw_gb_per_s": "W: bus bandwidth (GB/s)", "collective": "W is of"}
-    heads |= {"world_size": "GPUs", "tokens": "C / W: tokens per GPU"}
-    names = "world_size C busbw_gb_per_s collective tokens"
-    return Table.of("here", caption, known(found, "tokens"), names, heads=heads)
+    tflops_per_s = ceilings.loc[ceilings["dtype"] == "bf16", "tflops_per_s"].max()
+    tokens = (1e3 * tflops_per_s / sent["busbw_gb_per_s"] * BF16_BYTES / 2).round()
+    found = sent.assign(C=tflops_per_s, tokens=tokens, collective=sent["collective"].str.replace("_", "-"))
+    return WORDS.table("here", known(found, "tokens"), "world_size C busbw_gb_per_s collective tokens")
 
 
 def _main_row(rows: pd.DataFrame) -> pd.Series:
@@ -197,7 +147,7 @@ def _meshes(rows: pd.DataFrame) -> pd.DataFrame:
 def _parallel(rows: pd.DataFrame) -> pd.DataFrame:
     """Name strategies of two axes by how their transfers go, and devices by their split."""
     turns = rows["axes_overlap"].map({True: ", axes overlap", False: ", axes in turn"})
-    return rows.rename(columns={"phase": "pass"}).assign(
+    return rows.assign(
         strategy=rows["strategy"] + turns.where(rows["strategy"] == "fsdp_tensor", ""),
         whole_split=written(rows, "{whole_devices:count}: {whole_batch_shares:count} × {whole_width_shares:count}"),
         tflop_each=rows["device_flops"] / 1e12,

@@ -5,14 +5,16 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import ms, number, written
+from pipeline.report.formats import written
 from pipeline.report.frame import in_order, known, with_figures
-from pipeline.report.section import Compared, Section, say
+from pipeline.report.section import Compared, Section
 from pipeline.report.table import Table
+from pipeline.report.words import Words
 from pipeline.stages.ceilings.cell import DTYPES
 
+WORDS = Words(__file__)
 # All but products, in reading order.
-WORDS = {
+NAMES = {
     "copy": "copy in memory",
     "reduction": "sum over memory",
     "l2_copy": "copy in the L2 cache",
@@ -36,23 +38,23 @@ def products(rows: pd.DataFrame) -> pd.DataFrame:
     found = rows[(rows["what"] == "matmul") & (rows["status"] != "skipped")]
     best = found.sort_values("tflops_per_s", ascending=False, kind="stable").drop_duplicates("dtype")
     best = in_order(best, ["dtype"], {"dtype": DTYPES})
-    share_pct = 100 * best["tflops_per_s"].astype(float) / best["datasheet_tflops_per_s"].astype(float)
-    return best.assign(ceiling=written(best, "product in {dtype}"), share_pct=share_pct)
+    ceiling, at = (written(best, words) for words in ("product in {dtype}", "{side:count} × {side:count}"))
+    return best.assign(ceiling=ceiling, at=at, rate=best["tflops_per_s"], promised=best["datasheet_tflops_per_s"])
 
 
 def transfers(rows: pd.DataFrame) -> pd.DataFrame:
     """Return all but products, in reading order, without what the machine lacks."""
-    found = rows[rows["kind"].isin(list(WORDS)) & (rows["status"] != "skipped")]
-    found = in_order(found, ["kind"], {"kind": tuple(WORDS)})
-    share_pct = 100 * found["gb_per_s"].astype(float) / found["datasheet_gb_per_s"].astype(float)
-    return found.assign(ceiling=found["kind"].map(WORDS), share_pct=share_pct)
+    found = rows[rows["kind"].isin(list(NAMES)) & (rows["status"] != "skipped")]
+    found = in_order(found, ["kind"], {"kind": tuple(NAMES)})
+    ceiling, at = found["kind"].map(NAMES), written(found, "{tensor_bytes:data_size}")
+    return found.assign(ceiling=ceiling, at=at, rate=found["gb_per_s"], promised=found["datasheet_gb_per_s"])
 
 
 def _compared(best: pd.DataFrame, moved: pd.DataFrame) -> list[Compared]:
     """Return the rates by which machines are compared."""
     best, moved = (with_figures(rows).to_dict("records") for rows in (best, known(moved, "gb_per_s")))
-    rates = [(f"{row['dtype']} product", "TFLOP/s", row["tflops_per_s"], row["status"]) for row in best]
-    rates += [(row["ceiling"], "GB/s", row["gb_per_s"], row["status"]) for row in moved]
+    rates = [(f"{row['dtype']} product", "TFLOP/s", row["rate"], row["status"]) for row in best]
+    rates += [(row["ceiling"], "GB/s", row["rate"], row["status"]) for row in moved]
     return [Compared(*rate) for rate in rates]
 
 
@@ -60,37 +62,21 @@ def _answer(best: pd.DataFrame, moved: pd.DataFrame) -> str:
     trained = with_figures(best[best["dtype"].isin(TRAINED_IN)])
     timed = with_figures(moved).set_index("kind")
     if trained.empty or not {"copy", "operator"} <= {*timed.index}:
-        measured = len(with_figures(best)) + len(timed)
-        return say(
-            "{measured} ceilings were measured, of {all} asked for.", measured=measured, all=len(best) + len(moved)
-        )
-    fastest = trained.loc[trained["tflops_per_s"].idxmax()]
-    return say(
-        "Matrix products reach {tflops} TFLOP/s in {dtype}, copies within memory {gb} GB/s. An eager operator takes "
-        "{operator} of the host's time.",
-        dtype=fastest["dtype"],
-        tflops=number(fastest["tflops_per_s"]),
-        gb=number(timed.loc["copy", "gb_per_s"]),
-        operator=ms(timed.loc["operator", "median_ms"]),
-    )
+        return WORDS.say("measured", measured=len(with_figures(best)) + len(timed), all=len(best) + len(moved))
+    product = trained.loc[trained["tflops_per_s"].idxmax()]
+    return WORDS.say("answer", product=product, **timed.loc[["copy", "operator"]].to_dict("index"))
 
 
 def _chart(rows: pd.DataFrame) -> Chart:
     drawn = in_order(known(rows[rows["what"] == "matmul"], "side"), ["dtype", "side"], {"dtype": DTYPES})
     promised = known(drawn, "datasheet_tflops_per_s").groupby("datasheet_tflops_per_s", sort=False)["dtype"].unique()
     limits = [Limit(peak, f"data sheet, {' and '.join(dtypes)}") for peak, dtypes in promised.items()]
-    title, side = "Rate of a product of two square matrices, by their side", "rows and columns of each matrix"
-    axes = Axis("side", side, log=True), Axis("tflops_per_s", "TFLOP/s", log=True)
-    hover = {"SM clock (MHz)": "mean_sm_clock_mhz", "power limit": "power_capped", "one call (ms)": "median_ms"}
-    return Chart("rates", title, drawn, "line", *axes, "dtype", limits=limits, hover=hover)
+    axes, hover = (Axis("side", log=True), Axis("tflops_per_s", log=True)), "mean_sm_clock_mhz power_capped median_ms"
+    return WORDS.chart("rates", drawn, "line", *axes, "dtype", limits=limits, hover=hover)
 
 
 def _table(best: pd.DataFrame, moved: pd.DataFrame) -> Table:
-    best = best.assign(at=written(best, "{side:count} × {side:count}"), promised=best["datasheet_tflops_per_s"])
-    moved = moved.assign(at=written(moved, "{tensor_bytes:data_size}"), promised=moved["datasheet_gb_per_s"])
     found = pd.concat([best, moved], ignore_index=True)
+    found["share_pct"] = 100 * found["rate"].astype(float) / found["promised"].astype(float)
     names = "ceiling tflops_per_s gb_per_s promised:number share_pct at mean_sm_clock_mhz:count median_ms:ms"
-    heads = {"ceiling": "call", "promised": "data sheet", "at": "size", "mean_sm_clock_mhz": "SM clock (MHz)"}
-    heads |= {"gb_per_s": "GB/s", "share_pct": "share of the data sheet", "median_ms": "time of a call"}
-    caption = "The fastest product of two matrices in each data type, moving data, and an operator on one number:"
-    return Table.of("ceilings", caption, found, names, only_filled=True, heads=heads)
+    return WORDS.table("ceilings", found, names, only_filled=True)

@@ -5,17 +5,18 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import ms, number
 from pipeline.report.frame import alike, in_order, known, with_figures
 from pipeline.report.markup import Markdown
-from pipeline.report.section import Section, say
+from pipeline.report.section import Section
 from pipeline.report.table import Table
+from pipeline.report.words import Words
 from pipeline.stages.collectives.cell import COLLECTIVES
 
-BACKENDS = ("nccl", "gloo")
+WORDS = Words(__file__)
 CELL = ["backend", "nodes", "world_size", "dtype", "collective"]
+ORDERS = {"backend": ("nccl", "gloo"), "collective": COLLECTIVES, "dtype": ("fp32", "bf16")}
 BURST, SINGLE, GRAPH = HOW = "burst", "single", "graph"
-SIZE_AXIS = Axis("size_bytes", "size (bytes)", log=True)
+SIZE_AXIS = Axis("size_bytes", log=True)
 UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}
 # What the course asks for, and what training with one replica per rank sends.
 USUAL = {"collective": "all_reduce", "dtype": "fp32"}
@@ -25,16 +26,17 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the collectives stage; beside: ceilings, for the rate of a copy between GPUs."""
     calls = _calls(rows)
     bursts, groups, usual = calls[calls["timing"] == BURST], _groups(calls), alike(calls, USUAL)
-    links = known(beside.get("ceilings", pd.DataFrame()), "kind", "gb_per_s")
-    link = next((float(row["gb_per_s"]) for _, row in links.iterrows() if row["kind"] == "to_peer"), None)
+    copies = beside.get("ceilings", pd.DataFrame(columns=["kind", "gb_per_s"]))
+    link = copies.loc[copies["kind"] == "to_peer", "gb_per_s"].max()
+    times = usual[usual["timing"] == BURST], "line", SIZE_AXIS, Axis("median_ms", log=True), "ranks"
     return Section(
         _answer(groups),
         [_table(groups, link), _busbw(bursts, link)],
-        for_course=[_by_size(usual), _times(usual[usual["timing"] == BURST])],
+        for_course=[_by_size(usual), WORDS.chart("times", *times, panel="backend")],
     )
 
 
-def size_words(size_bytes: float) -> str:
+def _size(size_bytes: float) -> str:
     """Write a size in the decimal units of nccl-tests."""
     unit = next(unit for unit, least in UNITS.items() if size_bytes >= least)
     return f"{size_bytes / UNITS[unit]:g} {unit}"
@@ -44,16 +46,16 @@ def _calls(rows: pd.DataFrame) -> pd.DataFrame:
     """Return torch's repeated calls in reading order, most ranks first; single ones by the host's clock."""
     calls = rows[rows["timing"].isin(HOW) & (rows["impl"] == "torch")]
     calls = calls[(calls["timing"] != SINGLE) | (calls["clock"] != "cuda_events")]
+    ranks = calls["world_size"].astype(str)
     of_nodes = (" of " + calls["nodes"].astype(str) + " nodes").where(calls["nodes"] > 1, "")
     calls = calls.assign(
-        ranks=calls["world_size"].astype(str) + " ranks" + of_nodes,
-        of=calls["world_size"].astype(str) + of_nodes,
+        ranks=ranks + " ranks" + of_nodes,
+        of=ranks + of_nodes,
         fewer=-calls["world_size"],
         what=calls["collective"].str.replace("_", "-"),
-        size=calls["size_bytes"].map(size_words, na_action="ignore"),
+        size=calls["size_bytes"].map(_size, na_action="ignore"),
     )
-    orders = {"backend": BACKENDS, "collective": COLLECTIVES, "dtype": ("fp32", "bf16")}
-    return in_order(calls, ["backend", "fewer", "nodes", "dtype", "collective", "size_bytes"], orders)
+    return in_order(calls, ["backend", "fewer", "nodes", "dtype", "collective", "size_bytes"], ORDERS)
 
 
 def _groups(calls: pd.DataFrame) -> pd.DataFrame:
@@ -71,52 +73,26 @@ def _groups(calls: pd.DataFrame) -> pd.DataFrame:
 def _answer(groups: pd.DataFrame) -> str:
     timed = known(groups, "busbw_gb_per_s_best")
     if timed.empty:
-        return "No call back to back has a time."
+        return WORDS.say("no_times")
     best = timed.loc[timed["busbw_gb_per_s_best"].idxmax()]
-    told = {
-        "best": number(best["busbw_gb_per_s_best"]),
-        **{how: ms(best[f"median_ms_{how}"]) for how in (BURST, SINGLE)},
-    }
-    marks = {name: Markdown("~" if best[f"status_{name}"] == "unstable" else "") for name in told}
-    return say(
-        "Over {ranks} {what} of {backend} reaches {best} GB/s of bus bandwidth at {size_best}. Its smallest call, "
-        "{size}, takes {burst} back to back and {single} alone.",
-        **best[["what", "ranks", "backend", "size_best", "size"]],
-        **{name: marks[name] + words for name, words in told.items()},
-    )
+    marks = {name: Markdown("~" if best[f"status_{name}"] == "unstable" else "") for name in ("best", BURST, SINGLE)}
+    return WORDS.say("answer", best=best, marks=marks)
 
 
-def _table(groups: pd.DataFrame, link: float | None) -> Table:
-    of_link = (100 * groups["busbw_gb_per_s_best"] / (link or float("nan"))).where(groups["backend"] == "nccl")
-    least = "".join(groups["size"].dropna().head(1))
+def _table(groups: pd.DataFrame, link: float) -> Table:
+    of_link_pct = (100 * groups["busbw_gb_per_s_best"] / link).where(groups["backend"] == "nccl")
     names = "what backend of dtype median_ms_graph median_ms_burst median_ms_single busbw_gb_per_s_best:number"
-    heads = {"what": "collective", "of": "ranks", "busbw_gb_per_s_best": "best bus bandwidth (GB/s)"}
-    heads |= {"median_ms_graph": f"{least} in a graph, ms", "median_ms_burst": f"{least} back to back, ms"}
-    heads |= {"median_ms_single": f"{least} alone, ms by the host's clock", "of_link_pct": "of a copy between GPUs"}
-    caption, found = (
-        "Each collective by torch.distributed, median of the slowest rank:",
-        groups.assign(of_link_pct=of_link),
-    )
-    names, heads["size_best"] = f"{names} size_best of_link_pct", "reached at"
-    return Table.of("groups", caption, found, names, all_rows=False, only_filled=True, heads=heads)
+    names, least = f"{names} size_best of_link_pct", "".join(groups["size"].dropna().head(1))
+    shown = groups.assign(of_link_pct=of_link_pct)
+    return WORDS.table("groups", shown, names, all_rows=False, only_filled=True, least=least)
 
 
-def _busbw(bursts: pd.DataFrame, link: float | None) -> Chart:
+def _busbw(bursts: pd.DataFrame, link: float) -> Chart:
     """Draw bus bandwidth over size in one data type, of the first backend with figures on its most ranks."""
-    largest = with_figures(bursts).head(1)[["backend", "world_size", "nodes", "dtype"]]
-    drawn = bursts.merge(largest)
-    limits = [Limit(link, "copy from GPU to GPU")] if link and set(drawn["backend"]) == {"nccl"} else []
-    title, axes = (
-        "Bus bandwidth of calls back to back over their size",
-        (SIZE_AXIS, Axis("busbw_gb_per_s", "bus bandwidth (GB/s)")),
-    )
-    hover = {"ms": "median_ms", "algorithm bandwidth (GB/s)": "algbw_gb_per_s", "ranks": "ranks"}
-    return Chart("busbw", title, drawn, "line", *axes, "what", limits=limits, hover=hover)
-
-
-def _times(bursts: pd.DataFrame) -> Chart:
-    title, time = "Time of an all-reduce back to back over its size", Axis("median_ms", "ms a call", log=True)
-    return Chart("times", title, bursts, "line", SIZE_AXIS, time, "ranks", panel="backend")
+    drawn = bursts.merge(with_figures(bursts).head(1)[["backend", "world_size", "nodes", "dtype"]])
+    limits = [Limit(link, "copy from GPU to GPU")] if link > 0 and set(drawn["backend"]) == {"nccl"} else []
+    axes, hover = (SIZE_AXIS, "busbw_gb_per_s"), "median_ms algbw_gb_per_s ranks"
+    return WORDS.chart("busbw", drawn, "line", *axes, "what", hover=hover, limits=limits)
 
 
 def _by_size(usual: pd.DataFrame) -> Table:
@@ -125,9 +101,5 @@ def _by_size(usual: pd.DataFrame) -> Table:
     bursts, singles = (ran[ran["timing"] == how] for how in (BURST, SINGLE))
     on = [*CELL, "size_bytes"]
     both = bursts.merge(singles[[*on, "median_ms", "status"]], "left", on, suffixes=("", "_alone"))
-    both = both.assign(
-        ring_factor=2 * (both["world_size"] - 1) / both["world_size"], size=both["size_bytes"].map(size_words)
-    )
-    caption = "Time of an all-reduce of fp32 numbers back to back / alone, ms, median of the slowest rank:"
-    names, heads = "backend of ring_factor size median_ms median_ms_alone", {"of": "ranks", "size": ""}
-    return Table.of("by_size", caption, both, names, across="", heads=heads | {"ring_factor": "2·(n − 1)/n"})
+    both = both.assign(ring_factor=2 * (both["world_size"] - 1) / both["world_size"])
+    return WORDS.table("by_size", both, "backend of ring_factor size median_ms median_ms_alone", across="size")

@@ -5,132 +5,75 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.report.formats import number, percent
+from pipeline.report.formats import written
 from pipeline.report.frame import with_figures
-from pipeline.report.section import Section, say
+from pipeline.report.section import Section
 from pipeline.report.table import Table
+from pipeline.report.words import Words
 from pipeline.stages.health.rows import HARMLESS
 
-WORDS = {
-    ("matmul", "alone"): "products, alone",
-    ("matmul", "together"): "products, all GPUs at once",
-    ("copy", "alone"): "copies in memory, alone",
-    ("copy", "together"): "copies in memory, all GPUs at once",
-}
-RATES = {"matmul": ("tflops_per_s", "TFLOP/s"), "copy": ("gb_per_s", "GB/s")}
-GPU_HEADS = {
-    "name": "GPU (UUID)",
-    "matmul_alone": "products alone (TFLOP/s)",
-    "matmul_together": "all at once",
-    "copy_alone": "copies alone (GB/s)",
-    "copy_together": "all at once",
-    "mean_sm_clock_mhz": "SM clock (MHz)",
-    "mean_power_w": "power (W)",
-    "max_temperature_c": "hottest (°C)",
-    "nvlinks_up": "NVLinks up",
-    "errors": "ECC errors, not corrected of all",
-}
+WORDS = Words(__file__)
 WITHOUT_TIMES = ("oom", "wrong")
-Line = Mapping[Hashable, Any]
+# What is read of each finding.
+READ = {
+    "ecc": "ecc_uncorrected",
+    "row_remaps": "failed_row_remaps",
+    "pcie": "pcie_width",
+    "nvlinks": "nvlinks_up",
+    "nvlink_recoveries": "nvlink_recoveries",
+    "throttled": "throttle_reasons",
+    "in_use": "utilization_before_pct",
+}
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the health stage."""
-    rows = rows.assign(name=[_name(row, "gpu_index") for row in rows.to_dict("records")])
+    rows = rows.assign(uuid=rows["uuid"].str.removeprefix("GPU-").str[:8])
+    rate = rows["tflops_per_s"].fillna(rows["gb_per_s"])
+    rows = rows.assign(name=written(rows, "{gpu_index:.0f} ({uuid})"), rate=rate)
     states, rates, links = (rows[rows["kind"] == kind] for kind in ("gpu", "rate", "link"))
     states = states[states["status"] == "ok"]
-    out = pd.DataFrame([*_slow(rates, links), *_found(states)], columns=["name", "what", "here", "expected", "below"])
-    answer = say(
-        "GPUs measured: {gpus}, links between them: {links}. Slow beside others of their kind: {slow}. Other findings: "
-        "{others}.",
-        gpus=len(states),
-        links=len(with_figures(links)),
-        slow=int(out["below"].notna().sum()),
-        others=int(out["below"].isna().sum()),
-    )
-    return Section(answer, [_gpus(states, rates), _links(links)], alarms=[_alarms(out)], trust=answer)
+    lines = [*_slow(pd.concat([rates, links])), *_found(states)]
+    out = pd.DataFrame(lines, columns=["name", "what", "here", "expected", "below_pct"])
+    slow = int(out["below_pct"].notna().sum())
+    measured = {"gpus": len(states), "links": len(with_figures(links))}
+    answer = WORDS.say("answer", **measured, slow=slow, others=len(out) - slow)
+    sent = WORDS.table("links", links, "name peer_index gb_per_s:number", across="peer_index")
+    alarms = WORDS.table("standing_out", out, "name what here expected below_pct", all_rows=False)
+    return Section(answer, [_gpus(states, rates), sent], alarms=[alarms], trust=answer)
 
 
-def _name(row: Line, index: str) -> str:
-    """Name a GPU by its number and the first digits of its UUID."""
-    if pd.isna(row[index]):
-        return ""
-    return f"{row[index]:.0f} ({str(row['uuid']).removeprefix('GPU-')[:8]})"
-
-
-def _slow(rates: pd.DataFrame, links: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _slow(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield works and links that are slow, and those without times."""
-    for row in pd.concat([rates, links]).to_dict("records"):
-        is_link = row["kind"] == "link"
-        what = f"copies to GPU {row['peer_index']:.0f}" if is_link else WORDS[row["work"], row["load"]]
-        column, unit = RATES["copy" if is_link else row["work"]]
-        told = {"name": row["name"], "what": what}
+    for row in rows.to_dict("records"):
+        what = "link" if row["kind"] == "link" else f"{row['work']}_{row['load']}"
         if row["status"] in WITHOUT_TIMES:
-            yield told | {"here": f"{row['status']}: {row['reason']}", "expected": "times"}
+            yield _line(row, what, "without_times")
         elif row["verdict"] == "slow":
-            others = row[column] / (1 - row["below_pct"] / 100)
-            yield told | {
-                "here": f"{number(row[column])} {unit}",
-                "expected": f"{number(others)} {unit}, the others' median",
-                "below": row["below_pct"],
-            }
+            unit = "TFLOP/s" if row["work"] == "matmul" else "GB/s"
+            others = row["rate"] / (1 - row["below_pct"] / 100)
+            yield _line(row, what, "slow", unit=unit, others=others) | {"below_pct": row["below_pct"]}
 
 
 def _found(states: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield what NVML told that is not as it should be."""
-    for row in states.to_dict("records"):
-        for finding in row["findings"]:
-            what, here, expected = _words(row)[finding]
-            yield {"name": row["name"], "what": what, "here": here, "expected": expected}
+    for row in states.explode("findings").dropna(subset="findings").to_dict("records"):
+        read = row[READ[row["findings"]]]
+        told = ", ".join(sorted({*read} - {*HARMLESS})) if isinstance(read, list) else read
+        yield _line(row, row["findings"], row["findings"], read=told)
 
 
-def _words(row: Line) -> dict[str, tuple[str, str, str]]:
-    reasons = sorted(set(row["throttle_reasons"] or ()) - set(HARMLESS)) if _has(row, "throttle_reasons") else []
-    pcie = f"generation {row['pcie_generation']:.0f}, {row['pcie_width']:.0f} lanes" if _has(row, "pcie_width") else ""
-    return {
-        "ecc": ("memory errors not corrected", f"{row['ecc_uncorrected']:.0f}", "0"),
-        "row_remaps": ("bad rows of memory that could not be replaced", "yes", "no"),
-        "pcie": (
-            "PCIe link under load",
-            pcie,
-            f"generation {row['max_pcie_generation']:.0f}, {row['max_pcie_width']:.0f} lanes",
-        ),
-        "nvlinks": ("NVLinks up", f"{row['nvlinks_up']:.0f}", "as many as the others"),
-        "nvlink_recoveries": ("NVLinks lost and back meanwhile", f"{row['nvlink_recoveries']:.0f}", "0"),
-        "throttled": ("clock held down", ", ".join(reasons), "at most by the power limit"),
-        "in_use": ("busy before the measurement", percent(row["utilization_before_pct"]), "idle"),
-    }
-
-
-def _has(row: Line, name: str) -> bool:
-    return isinstance(row[name], list) or bool(pd.notna(row[name]))
-
-
-def _alarms(out: pd.DataFrame) -> Table:
-    caption = "GPUs that stand out. Look at these before you trust a time:"
-    names = "name what here expected below:percent"
-    return Table.of("standing_out", caption, out, names, all_rows=False, heads={"name": "GPU (UUID)"})
+def _line(row: Mapping[Hashable, Any], what: str, how: str, **values: Any) -> dict[str, Any]:
+    here, expected = (WORDS.say(f"{how}.{name}", row=row, **values) for name in ("here", "expected"))
+    return {"name": row["name"], "what": WORDS.say(what, row=row), "here": here, "expected": expected}
 
 
 def _gpus(states: pd.DataFrame, rates: pd.DataFrame) -> Table:
     """Write a row per GPU: its rates alone and at once, and its state under load."""
-    found = states.assign(errors=[_errors(row) for row in states.to_dict("records")])
-    for (work, load), own in rates.groupby(["work", "load"]):
-        value = own.drop_duplicates("gpu_index").set_index("gpu_index")[RATES[work][0]]
-        found[f"{work}_{load}"] = found["gpu_index"].map(value)
+    by_gpu = rates.pivot_table("rate", "gpu_index", ["work", "load"], "first")
+    found = states.join(by_gpu.set_axis(by_gpu.columns.map("_".join), axis="columns"), on="gpu_index")
+    found = found.assign(all_errors=found["ecc_uncorrected"] + found["ecc_corrected"])
+    found = found.assign(errors=written(found, "{ecc_uncorrected:.0f} of {all_errors:.0f}"))
     names = "name matmul_alone:number matmul_together:number copy_alone:number copy_together:number"
     names += " mean_sm_clock_mhz:count mean_power_w:count max_temperature_c:count nvlinks_up:count errors"
-    caption = "Each GPU; clock, power and heat are those under load:"
-    return Table.of("gpus", caption, found, names, all_rows=False, only_filled=True, heads=GPU_HEADS)
-
-
-def _errors(row: Line) -> str | None:
-    if not _has(row, "ecc_uncorrected") or not _has(row, "ecc_corrected"):
-        return None
-    return f"{row['ecc_uncorrected']:.0f} of {row['ecc_uncorrected'] + row['ecc_corrected']:.0f}"
-
-
-def _links(links: pd.DataFrame) -> Table:
-    caption = "Copies from GPU to GPU, one direction at a time, GB/s:"
-    heads = {"name": "from GPU", "peer_index": "to", "gb_per_s": "GB/s"}
-    return Table.of("links", caption, links, "name peer_index gb_per_s:number", across="to", heads=heads)
+    return WORDS.table("gpus", found, names, all_rows=False, only_filled=True)
