@@ -28,9 +28,9 @@ READ = {
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the health stage."""
-    rows = rows.assign(uuid=rows["uuid"].str.removeprefix("GPU-").str[:8])
+    uuids = rows["uuid"].astype("string").str.removeprefix("GPU-").str[:8].fillna("no UUID")
     rate = rows["tflops_per_s"].fillna(rows["gb_per_s"])
-    rows = rows.assign(name=written(rows, "{gpu_index:.0f} ({uuid})"), rate=rate)
+    rows = rows.assign(name=written(rows.assign(uuid=uuids), "{gpu_index:.0f} ({uuid})"), rate=rate)
     states, rates, links = (rows[rows["kind"] == kind] for kind in ("gpu", "rate", "link"))
     states = states[states["status"] == "ok"]
     lines = [*_slow(pd.concat([rates, links])), *_found(states)]
