@@ -1,7 +1,6 @@
 """The attention section: what plain attention takes, where memory ends, what compiling changes."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
@@ -9,21 +8,16 @@ from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
 from pipeline.formulas.units import FP32_BYTES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import written
 from pipeline.report.frame import in_order, known, with_figures
-from pipeline.report.section import Section, say
+from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.versus import side_by_side
+from pipeline.report.words import Words
 from pipeline.stages.attention.cell import PHASES
 
+WORDS = Words(__file__)
 ON = ["head_dim", "seq_len", "phase"]
 USUAL_HEAD_DIM = 64
-OF_LENGTH = {
-    "saved_bytes_peer_forward": "saved for backward",
-    "before_backward_bytes_peer_forward": "in use before backward",
-    "peak_bytes_peer_forward": "peak, eager",
-    "peak_bytes_forward": "peak, compiled",
-}
 COUNTED = ("before_backward_bytes", "peak_bytes")
 
 
@@ -47,44 +41,30 @@ def _answer(both: pd.DataFrame, limits: pd.DataFrame) -> str:
     judged = known(both, "ratio")
     whole = judged[judged.groupby("seq_len")["phase"].transform("nunique") == len(PHASES)]
     if whole.empty or limits.empty:
-        return say("At this width no length ran whole in both modes.")
+        return WORDS.say("no_whole_length")
     forward, backward = (row for _, row in whole[whole["seq_len"] == whole["seq_len"].max()].iterrows())
-    return say(
-        "Plain attention in fp32, batch {forward[setting_batch_size]}, one head of {forward[head_dim]}: by formula "
-        "forward and backward fit into {limit[memory_bytes]:data_size} up to length {limit[fits]:count}. At "
-        "{forward[seq_len]:count} forward takes {forward[median_ms_peer]:ms} and backward "
-        "{backward[median_ms_peer]:ms}. Compiled, forward is {forward[ratio]:times} as fast ({forward[verdict]}), "
-        "backward {backward[ratio]:times} ({backward[verdict]}).",
-        forward=forward,
-        backward=backward,
-        limit=limits.iloc[0],
-    )
+    return WORDS.say("answer", forward=forward, backward=backward, limit=limits.iloc[0])
 
 
 def _memory(rows: pd.DataFrame) -> Chart:
     """Draw the peak over length, of both modes and by formula; on a CPU, which counts no peak, what is saved."""
-    column, what = ("peak_bytes", "peak") if rows["peak_bytes"].notna().any() else ("saved_bytes", "saved for backward")
+    column = "peak_bytes" if rows["peak_bytes"].notna().any() else "saved_bytes"
     forward = rows[rows["phase"] == "forward"].sort_values("mode", ascending=False, kind="stable")
     counted = forward.assign(who=forward["mode"], gb=forward[column] / 1e9)
     formula = forward.drop_duplicates("seq_len").assign(who="predicted", gb=forward[f"model_{column}"] / 1e9)
     drawn = pd.concat([counted, formula.assign(status="ok")])
-    title = f"Plain attention, {what}: one head of {rows['head_dim'].iloc[0]}, fp32"
-    axes = Axis("seq_len", "sequence length", log=True), Axis("gb", f"GB, {what}", log=True)
+    axes = Axis("seq_len", log=True), Axis("gb", log=True)
     limits = [Limit(full / 1e9, "memory") for full in rows["memory_bytes"].dropna().nlargest(1)]
-    return Chart("memory", title, drawn, "line", *axes, "who", limits=limits)
+    return WORDS.chart("memory", drawn, "line", *axes, "who", limits=limits, values={"what": WORDS.say(column)})
 
 
 def _times(both: pd.DataFrame) -> Table:
     """Write what each length takes in memory and, a column a phase, in time, eager and compiled."""
     forward = both[both["phase"] == "forward"]
-    n = forward["n_peer"].max()
-    caption = (
-        f"Plain attention in eager mode and compiled, medians of {n:.0f} passes: eager, ms / compiled, ms / compiled: "
-        "times as fast (interval) / verdict:"
-    )
     shown = both.merge(forward, "left", ON[:2], suffixes=("", "_forward"))
-    names = f"head_dim seq_len {' '.join(OF_LENGTH)} phase median_ms_peer median_ms gain verdict"
-    return Table.of("times", caption, shown, names, across="", heads=OF_LENGTH | {"phase": ""})
+    of_length = "saved_bytes_peer_forward before_backward_bytes_peer_forward peak_bytes_peer_forward peak_bytes_forward"
+    names = f"head_dim seq_len {of_length} phase median_ms_peer median_ms gain verdict"
+    return WORDS.table("times", shown, names, across="phase", passes=forward["n_peer"].max())
 
 
 def _held(both: pd.DataFrame) -> Table:
@@ -92,29 +72,26 @@ def _held(both: pd.DataFrame) -> Table:
     ends = [both["head_dim"].min(), both["head_dim"].max()]
     forward = both[(both["phase"] == "forward") & both["head_dim"].isin(ends)]
     names = "head_dim seq_len saved_bytes_peer before_backward_bytes_peer peak_bytes_peer peak_bytes"
-    caption = "Memory: saved for backward / in use before backward / peak / peak, compiled:"
-    return Table.of("held", caption, forward, names, across="length")
+    return WORDS.table("held", forward, names, across="seq_len")
 
 
 def _grid(both: pd.DataFrame) -> Table:
     """Write the times of both modes, a row a width and phase and a column a length."""
     both = in_order(both, ["phase", "head_dim", "seq_len"], {"phase": PHASES})
-    names = "phase head_dim seq_len median_ms_peer median_ms gain verdict"
-    caption = "Times of a pass: eager, ms / compiled, ms / compiled: times as fast (interval) / verdict:"
-    return Table.of("grid", caption, both, names, across="length", heads={"phase": "pass"})
+    return WORDS.table("grid", both, "phase head_dim seq_len median_ms_peer median_ms gain verdict", across="seq_len")
 
 
 def _limits(rows: pd.DataFrame) -> pd.DataFrame:
     """Put the longest sequence that fits by formula beside the longest that ran and the shortest that ran out."""
-    found: list[dict[str, Any]] = []
-    for head_dim, said in known(rows, "device_type", "memory_bytes").groupby("head_dim"):
-        row = said.loc[said["memory_bytes"].idxmax()]
-        eager = rows[(rows["head_dim"] == head_dim) & (rows["mode"] == "eager")]
-        done = with_figures(eager[eager["phase"] == "backward"])["seq_len"].max()
-        out = eager.loc[eager["status"] == "oom", "seq_len"].min()
-        fits = attention.longest_that_fits(_shape(row, 1), FP32_BYTES, row["device_type"], int(row["memory_bytes"]))
-        found.append({**row.to_dict(), "fits": fits, "done": done, "out": out})
-    return pd.DataFrame(found, columns=[*rows.columns, "fits", "done", "out"])
+    eager = rows[rows["mode"] == "eager"]
+    done = with_figures(eager[eager["phase"] == "backward"]).groupby("head_dim")["seq_len"].max()
+    out = eager[eager["status"] == "oom"].groupby("head_dim")["seq_len"].min()
+    found = rows.loc[known(rows, "device_type", "memory_bytes").groupby("head_dim")["memory_bytes"].idxmax()]
+    fits = [
+        attention.longest_that_fits(_shape(row, 1), FP32_BYTES, row["device_type"], int(row["memory_bytes"]))
+        for _, row in found.iterrows()
+    ]
+    return found.assign(fits=fits, done=found["head_dim"].map(done), out=found["head_dim"].map(out))
 
 
 def _shape(row: pd.Series, seq_len: int) -> Shape:
@@ -129,13 +106,8 @@ def _tensors(limits: pd.DataFrame) -> Table:
     parts = [
         part for _, row in told.iterrows() for part in _parts(_shape(row, int(row["seq_len"])), row["device_type"])
     ]
-    at = written(told, "batch {setting_batch_size:count}, head_dim {head_dim}, length {seq_len:count}")
-    found = pd.DataFrame(parts, columns=["tensor", "elements", "size_bytes"])
-    caption = (
-        "The peak comes in softmax's backward pass, which needs several score matrices at once. By formula, for the "
-        f"smallest problem that runs out of memory, or the largest if none does ({', '.join(map(str, at))}):"
-    )
-    return Table.of("tensors", caption, found, "tensor elements size_bytes", heads={"size_bytes": "bytes"})
+    found = told.merge(pd.DataFrame(parts, columns=["tensor", "elements", "size_bytes"]), "cross")
+    return WORDS.table("tensors", found, "tensor elements size_bytes")
 
 
 def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:

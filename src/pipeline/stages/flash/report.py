@@ -10,15 +10,16 @@ from pipeline.formulas.attention import Shape, forward_flops
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, known, with_figures
-from pipeline.report.section import Section, say
+from pipeline.report.section import Section
 from pipeline.report.table import Table
-from pipeline.report.versus import FASTER, SLOWER, judge, shaded, side_by_side, versus
+from pipeline.report.versus import FASTER, SLOWER, judged, shaded, side_by_side, versus
+from pipeline.report.words import Words
 from pipeline.stages.flash.cell import DTYPES, FA4, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32, TILES, Cell
 
+WORDS = Words(__file__)
 PROBLEM = [item.name for item in fields(Cell) if item.name != "repeat"]
 FORWARD, _, BOTH = PHASES
-SHAPE_HEAD = "batch×heads×length×head_dim"
-WORDS = {
+NAMES = {
     "triton": "ours",
     **{impl: f"ours, tiles of {side}" for impl, side in TILES.items()},
     "tiled": "ours, in PyTorch",
@@ -42,12 +43,11 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     models, heads = rows[rows["num_heads"] > 1], rows[(rows["num_heads"] == 1) & rows["is_causal"]]
     torch_s, fa4_s, heads_s = _duel(models, ours, PEERS), _duel(models, ours, [FA4]), _duel(heads, ours, PEERS)
     plain_s = side_by_side(heads, [*PROBLEM, "phase"], "impl", ours, "eager")
-    queued = ", launches queued" if (rows["clock"] == "device").any() else ""
     errors = _errors(rows, ours)
     return Section(
-        _answer(torch_s, heads_s, queued) + _exact(errors.rows),
-        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, queued), _gains(plain_s), errors],
-        for_course=[_grid(plain_s, queued), _leaderboard(rows, ours, queued)],
+        _answer(torch_s, heads_s) + _exact(errors.rows),
+        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s), _gains(plain_s), errors],
+        for_course=[_grid(plain_s), _leaderboard(rows, ours)],
     )
 
 
@@ -59,12 +59,13 @@ def _named(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> pd.DataFra
     product = rows["dtype"].map(rates).mask(rows["peak_of"] == THREE_TF32, rates.get("tf32", math.nan) / 3)
     rows = rows.assign(
         shape=rows["dtype"] + [f" {_label(shape)}" for shape in shapes],
-        who=rows["impl"].map(WORDS),
+        who=rows["impl"].map(NAMES),
         work=[-forward_flops(shape) for shape in shapes],
         product_tflops_per_s=product,
         product_pct=100 * rows["tflops_per_s"] / product.astype(float),
+        queued=WORDS.say("queued") if (rows["clock"] == "device").any() else "",
     )
-    return in_order(rows, ["dtype", "work", "shape", "impl"], {"dtype": DTYPES, "impl": list(WORDS)})
+    return in_order(rows, ["dtype", "work", "shape", "impl"], {"dtype": DTYPES, "impl": list(NAMES)})
 
 
 def _label(shape: Shape) -> str:
@@ -79,59 +80,40 @@ def _duel(rows: pd.DataFrame, ours: str, peers: Sequence[str]) -> pd.DataFrame:
     both, forward = (versus(rows[rows["phase"] == phase], PROBLEM, "impl", ours, peers) for phase in (BOTH, FORWARD))
     forward = forward.assign(forward=written(forward, "{ratio:times}, {verdict}"))
     both = both.merge(forward[[*PROBLEM, "forward"]], "left", PROBLEM)
-    calls = known(both, "median_call_ms", "median_call_ms_peer")
-    alone = {place: judge(_call(row, "_peer"), _call(row, ""))["verdict"] for place, row in calls.iterrows()}
-    both = both.assign(alone=pd.Series(alone, dtype=object))
+    calls = known(both, "median_call_ms", "median_call_ms_peer").filter(regex=r"^(median|q1|q3)_call_ms")
+    calls = calls.rename(columns=lambda name: name.replace("_call", "")).assign(status="ok", status_peer="ok")
+    both = both.assign(alone=judged(calls, "_peer")["verdict"])
     return both.assign(lone_ms=written(both, "{median_call_ms:number} / {median_call_ms_peer:number}, {alone}"))
 
 
-def _call(row: pd.Series, suffix: str) -> dict[str, object]:
-    """Return the times of single calls with nothing queued, as `judge` takes them."""
-    return {"status": "ok", **{f"{name}_ms": row[f"{name}_call_ms{suffix}"] for name in ("median", "q1", "q3")}}
-
-
-def _answer(models: pd.DataFrame, heads: pd.DataFrame, queued: str) -> str:
-    if models.empty and heads.empty:
-        return say("Ours and PyTorch's were nowhere measured together.")
+def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
     if models.empty:
-        return say(
-            "{dtype}, one causal head of {head_dim}, length {seq_len:count}, forward + backward: {who} takes "
-            "{median_ms:ms} and {who_peer} {median_ms_peer:ms} ({gain}, {verdict}).",
-            **heads.iloc[0],
-        )
+        return WORDS.say("nowhere_together") if heads.empty else WORDS.say("one_head", **heads.iloc[0])
     here = models[models["dtype"] == models["dtype"].iloc[0]]
-    return say(
-        "{dtype}, forward + backward{queued}: ours is faster than the fastest of PyTorch's at {won} of {n} shapes of "
-        "real models ({ratios[0]:times} to {ratios[1]:times} as fast). Called alone, ours is faster at "
-        "{alone[faster]}, slower at {alone[slower]}, the same or undecided at {open}. It reaches {rate:number} "
-        "TFLOP/s.",
-        queued=queued,
-        dtype=here["dtype"].iloc[0],
+    alone = here["alone"].value_counts().reindex([FASTER, SLOWER], fill_value=0)
+    return WORDS.say(
+        "answer",
+        first=here.iloc[0],
         won=(here["verdict"] == FASTER).sum(),
         n=len(here),
-        ratios=(here["ratio"].min(), here["ratio"].max()),
-        alone={word: (here["alone"] == word).sum() for word in (FASTER, SLOWER)},
-        open=(here["alone"].notna() & ~here["alone"].isin([FASTER, SLOWER])).sum(),
+        ratio=here["ratio"].agg(["min", "max"]),
+        alone=alone,
+        open=here["alone"].count() - alone.sum(),
         rate=here["tflops_per_s"].max(),
     )
 
 
-def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, queued: str) -> Table:
-    duel = pd.concat([torch_s, fa4_s])
-    cards = {card for each in duel["cards"] for card in each.split(", ")}
-    caption = (
-        f"Forward + backward at shapes of real models ({SHAPE_HEAD}), ours beside the fastest of PyTorch's and "
-        f"FlashAttention-4{queued}; alone: one call until its work is done. GPUs used: {len(cards)}; both times of a "
-        "row or repeat are from one."
-    )
-    duel = in_order(duel, ["dtype", "work", "shape"], {"dtype": DTYPES})
+def _exact(errors: pd.DataFrame) -> str:
+    """Say how exact the output of ours is in the first dtype; nothing where it was not compared."""
+    output = errors[errors["part"] == "output"]
+    return "" if output.empty else " " + WORDS.say("exact", **output.iloc[0])
+
+
+def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame) -> Table:
+    duel = in_order(pd.concat([torch_s, fa4_s]), ["dtype", "work", "shape"], {"dtype": DTYPES})
+    gpus = duel["cards"].str.split(", ").explode().nunique()
     names = "shape median_ms who_peer median_ms_peer gain verdict lone_ms forward tflops_per_s product_pct"
-    heads = {
-        "median_ms": "ours, ms",
-        "lone_ms": "alone, ms: ours / other, verdict",
-        "forward": "forward pass: times as fast, verdict",
-    }
-    return Table.of("shapes", caption, duel, names, heads=heads | {"product_pct": "share of a matrix product's rate"})
+    return WORDS.table("shapes", duel, names, gpus=gpus)
 
 
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
@@ -141,59 +123,42 @@ def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
     best = (rows["shape"] + rows["impl"]).isin(here["shape"] + here["impl_peer"])
     rows = rows[best | rows["impl"].isin([ours, FA4])]
     rows = rows.assign(label=written(rows, "{tflops_per_s:number}"))
-    title = f"Attention forward + backward, {SHAPE_HEAD}: ours beside the fastest others"
     limits = [Limit(rate, "a matrix product alone") for rate in here["product_tflops_per_s"].dropna().unique()]
-    axes = Axis("tflops_per_s", "TFLOP/s"), Axis("shape")
-    hover = {"ms": "median_ms", "one call alone (ms)": "median_call_ms", "outcome": "status"}
-    return Chart("rates", title, rows, "bar", *axes, "who", label="label", limits=limits, hover=hover)
+    hover = "median_ms median_call_ms status"
+    return WORDS.chart("rates", rows, "bar", "tflops_per_s", "shape", "who", label="label", limits=limits, hover=hover)
 
 
-def _grid(duel: pd.DataFrame, queued: str) -> Table:
+def _grid(duel: pd.DataFrame) -> Table:
     """Write ours beside plain attention at a middle and the longest length that every data type and width has."""
     lanes = duel["dtype"] + " " + duel["head_dim"].astype(str)
     duel = duel[lanes.groupby(duel["seq_len"]).transform("nunique") == lanes.nunique()]
     lengths = sorted(duel["seq_len"].unique())
     duel = duel[duel["seq_len"].isin([*lengths[-1:], *lengths[: len(lengths) // 2][-1:]])]
     duel = in_order(duel, ["dtype", "seq_len", "phase", "head_dim"], {"dtype": DTYPES, "phase": PHASES})
-    caption = f"One causal head{queued}: ours, ms / plain, ms / times as fast (interval) / verdict:"
     duel = duel.assign(part=duel["phase"].replace({BOTH: "both"}))
     names = "dtype seq_len part head_dim median_ms median_ms_peer gain verdict"
-    return Table.of("grid", caption, duel, names, across="head dim", heads={"part": "pass"})
+    return WORDS.table("grid", duel, names, across="head_dim")
 
 
 def _gains(duel: pd.DataFrame) -> Chart:
     both = shaded(known(duel[duel["phase"] == BOTH], "ratio")).sort_values("head_dim", kind="stable")
     both = both.assign(width=written(both, "head_dim {head_dim}"))
-    title = "How many times as fast as plain attention ours is, forward + backward, one causal head"
-    axes = Axis("seq_len", "sequence length", log=True), Axis("ratio", "times as fast as plain", log=True)
-    hover = {"verdict": "verdict", "ours (ms)": "median_ms", "plain (ms)": "median_ms_peer"}
-    limits = [Limit(1.0, "as fast as plain")]
-    return Chart("gains", title, both, "line", *axes, "width", panel="dtype", limits=limits, hover=hover)
+    axes = Axis("seq_len", log=True), Axis("ratio", log=True)
+    limits, hover = [Limit(1.0, "as fast as plain")], "verdict median_ms median_ms_peer"
+    return WORDS.chart("gains", both, "line", *axes, "width", panel="dtype", limits=limits, hover=hover)
 
 
 def _errors(rows: pd.DataFrame, ours: str) -> Table:
     """Put the largest errors of ours beside plain attention's, over the problems at which both were checked."""
-    on = [*PROBLEM, "phase", "what"]
-    checked = rows.rename(columns=ERRORS).melt([*on[:-1], "impl"], ERRORS.values(), "what", "error").dropna()
+    on = [*PROBLEM, "phase"]
+    checked = rows.rename(columns=ERRORS).melt([*on, "impl"], ERRORS.values(), "part", "error").dropna()
     mine, plain = (checked[checked["impl"] == impl] for impl in (ours, "eager"))
-    both = mine.merge(plain, on=on, suffixes=("", "_peer")).groupby(["dtype", "what"], sort=False)
+    both = mine.merge(plain, on=[*on, "part"], suffixes=("", "_peer")).groupby(["dtype", "part"], sort=False)
     found = both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
-    caption = "Largest relative errors (L2) against float64, ours / plain / number of problems that both solved:"
-    return Table.of("errors", caption, found, "dtype what error error_peer problems", across="", heads={"what": ""})
+    return WORDS.table("errors", found, "dtype part error error_peer problems", across="part")
 
 
-def _exact(errors: pd.DataFrame) -> str:
-    """Say how exact the output of ours is in the first dtype; nothing where it was not compared."""
-    output = errors[errors["what"] == "output"].head(1)
-    words = (
-        " In {dtype} its output is off float64's by {error:number} at most, plain attention's by {error_peer:number}."
-    )
-    return say(words, **output.iloc[0]) if len(output) else ""
-
-
-def _leaderboard(rows: pd.DataFrame, ours: str, queued: str) -> Table:
+def _leaderboard(rows: pd.DataFrame, ours: str) -> Table:
     here = alike(rows, {**LEADERBOARD, "phase": BOTH})
-    caption = f"The leaderboard's shape, forward + backward{queued}, each beside ours:"
-    found = versus(here, PROBLEM, "impl", [impl for impl in WORDS if impl not in ("sdpa_efficient", "flex")], [ours])
-    names = "shape who median_ms median_call_ms tflops_per_s gain verdict"
-    return Table.of("leaderboard", caption, found, names, heads={"median_call_ms": "alone, ms"})
+    found = versus(here, PROBLEM, "impl", [impl for impl in NAMES if impl not in ("sdpa_efficient", "flex")], [ours])
+    return WORDS.table("leaderboard", found, "shape who median_ms median_call_ms tflops_per_s gain verdict")

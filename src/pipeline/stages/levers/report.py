@@ -1,6 +1,5 @@
 """The levers section, and the page's first screen: each model as written and tuned."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,25 +7,23 @@ import pandas as pd
 
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
-from pipeline.report.chart import Axis, Chart, Limit
+from pipeline.report.chart import Chart, Limit
 from pipeline.report.formats import data_size, written
 from pipeline.report.frame import alike, in_order, with_figures
-from pipeline.report.section import Change, FirstScreen, Section, say
+from pipeline.report.section import Change, FirstScreen, Section
 from pipeline.report.table import Table
 from pipeline.report.versus import COLUMNS, FASTER, peer_of, shaded, versus
+from pipeline.report.words import Words
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, PRECISION, UNPROVEN, names
 from pipeline.stages.levers.report_fp8 import predicted_ratios
 
-AT_MOST = (
-    "at most by formula: if the blocks' products took as long as the fastest product in fp8 needs for their FLOPs, "
-    "without casts and scales:"
-)
+WORDS = Words(__file__)
 ON = ["size", "context_length"]
 FIGURES = ["median_ms", "tokens_per_s", "mfu_pct", "peak_bytes", "gpu_idle_pct"]
 WHERE = "{size}, batch {setting_batch_size}, context {context_length}"
 # Two ways to the same end: of these the faster is a change to make.
 ALTERNATIVES = ("flash", "sdpa")
-WORDS = {
+NAMES = {
     "eager": "as written",
     "eager_again": "as written, once more",
     "fused": "fused AdamW",
@@ -46,22 +43,23 @@ WORDS = {
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the levers stage, with the first screen."""
-    parameters = [parameter_count(SIZES[row["size"]], row["setting_vocab_size"]) for _, row in rows.iterrows()]
+    parameters = pd.Series([*map(parameter_count, rows["size"].map(SIZES), rows["setting_vocab_size"])], rows.index)
+    counts = parameters.map(data_size)
     rows = rows.assign(
         parameters=parameters,
-        model=[f"{size} ({_billions(each)})" for size, each in zip(rows["size"], parameters, strict=True)],
-        name=rows["levers"].map(words),
+        model=rows["size"] + " (" + counts.replace({" GB": "B", " MB": "M", " kB": "k"}, regex=True) + ")",
+        name=rows["levers"].map(_in_words),
         where=written(rows, WHERE),
         is_alone=rows["levers"].isin(LEVERS),
-        is_tuned=rows["levers"].map(is_tuning).astype(bool),
-        predicted=predicted_ratios(rows, beside["ceilings"]) if "ceilings" in beside else math.nan,
+        is_tuned=[_is_tuning(levers) for levers in rows["levers"]],
+        predicted=predicted_ratios(rows, beside["ceilings"]) if "ceilings" in beside else None,
     ).sort_values("parameters", kind="stable", ignore_index=True)
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
     tuned = duel[duel["is_tuned"]]
     tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
-    combinations = with_figures(rows).groupby(["parameters", *ON]).size()
-    most_told = combinations[combinations == combinations.max()].index[-1]  # of several the largest model
-    here = dict(zip(ON, most_told[1:], strict=True))
+    # Of several with as many combinations the largest model.
+    _, *most_told = with_figures(rows).groupby(["parameters", *ON]).size()[::-1].idxmax()
+    here = dict(zip(ON, most_told, strict=True))
     duel_here, tuned_here = alike(duel, here), alike(tuned, here)
     return Section(
         _answer(duel_here, tuned_here),
@@ -71,31 +69,22 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     )
 
 
-def words(levers: str) -> str:
+def _in_words(levers: str) -> str:
     """Write a combination of levers in words: `SDPA + torch.compile`."""
-    return " + ".join(WORDS.get(name, name.replace("_", " ")) for name in (names(levers) or [levers]))
+    return " + ".join(NAMES.get(name, name.replace("_", " ")) for name in (names(levers) or [levers]))
 
 
-def is_tuning(levers: str) -> bool:
+def _is_tuning(levers: str) -> bool:
     """Tell whether a combination tunes a step: it does not change what is trained, or only make room."""
-    return levers not in (EAGER, EAGER_AGAIN) and not {*names(levers)} & {*UNPROVEN, "checkpointing"}
-
-
-def _billions(parameters: float) -> str:
-    return data_size(parameters).replace(" GB", "B").replace(" MB", "M").replace(" kB", "k")
+    return bool(names(levers)) and not {*names(levers)} & {*UNPROVEN, "checkpointing"}
 
 
 def _answer(duel: pd.DataFrame, tuned: pd.DataFrame) -> str:
     if tuned.empty:
-        return say("Beside the step as written nothing that trains the same was measured.")
-    best = say(
-        "{where}: with {name} a step takes {median_ms:ms} instead of {median_ms_peer:ms} ({gain}, {verdict}).",
-        **tuned.iloc[0],
-    )
+        return WORDS.say("nothing_tuned")
+    answer = WORDS.say("answer", best=tuned.iloc[0])
     alone = duel[duel["is_alone"] & duel["is_tuned"]].nlargest(1, "ratio")
-    if alone.empty:
-        return best
-    return best + say(" Of the levers alone {name} gains most ({gain}, {verdict}).", **alone.iloc[0])
+    return answer if alone.empty else answer + " " + WORDS.say("best_alone", best=alone.iloc[0])
 
 
 def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
@@ -105,29 +94,18 @@ def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
     shown = in_order(shaded(shown), ["levers"], {"levers": LEVERS})
     short = shown["levers"].str.replace("+", " + ", regex=False)
     shown = shown.assign(name=shown["name"].where(shown["is_alone"], short), text=written(shown, "{ratio:times}"))
-    title = (
-        "Times as fast as the step as written: each lever alone, and the fastest that train the same; pale: undecided"
-    )
-    axes, limits = (Axis("ratio", "times as fast as written"), Axis("name")), [Limit(1.0, "")]
-    hover = {"interval": "gain", "verdict": "verdict", "step (ms)": "median_ms"}
-    return Chart("gains", title, shown, "bar", *axes, "size", label="text", limits=limits, hover=hover)
+    hover, limits = "gain verdict median_ms", [Limit(1.0, "")]
+    return WORDS.chart("gains", shown, "bar", "ratio", "name", "size", label="text", limits=limits, hover=hover)
 
 
 def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Table:
     """Write the step as written, each lever alone, the fastest that trains the same and the fastest of all."""
     fastest = [*with_figures(rows).nsmallest(1, "median_ms")["levers"], *tuned["levers"]]
     is_told = rows["is_alone"] | rows["levers"].isin([EAGER, EAGER_AGAIN, *fastest]) | rows["predicted"].notna()
-    told = rows[is_told]
-    told = told.join(duel.set_index("levers")[list(COLUMNS)], on="levers").assign(peak_gb=told["peak_bytes"] / 1e9)
-    caption = (
-        f"A step of {rows['where'].iloc[0]}, in bf16: as written, with each lever alone, with the fastest combination "
-        "that trains the same, with the fastest of all:"
-    )
-    if told["predicted"].notna().any():
-        caption += " " + AT_MOST
-    shown = "name median_ms gain verdict gpu_idle_pct launches peak_gb mfu_pct repeats loss"
-    heads = {"name": "with", "peak_gb": "peak GB", "loss": "loss after 20 steps", "predicted": "at most by formula"}
-    return Table.of("ladder", caption, told, f"{shown} predicted:times", only_filled=True, heads=heads)
+    told = rows[is_told].join(duel.set_index("levers")[[*COLUMNS]], on="levers")
+    at_most = " " + WORDS.say("at_most") if told["predicted"].notna().any() else ""
+    shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes:gb mfu_pct repeats loss predicted:times"
+    return WORDS.table("ladder", told, shown, only_filled=True, at_most=at_most)
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
@@ -152,49 +130,29 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
         return None
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
-    ways = [*both["name_tuned"].dropna().unique()]
-    tuned_with = ways[0] if len(ways) == 1 else "the fastest combination that trains the same"
     both = both.assign(
         mfu_from_to=written(both, "{mfu_pct:percent} → {mfu_pct_tuned:percent}"),
         peak_gb=written(both, "{peak_bytes:gb} → {peak_bytes_tuned:gb}"),
-        tuned_with=both["name_tuned"] if len(ways) > 1 else None,
     )
-    first, contexts = plain.iloc[0], " and ".join(map(str, sorted(plain["context_length"].unique())))
-    caption = (
-        f"Training steps, bf16 autocast, batch {first['setting_batch_size']:.0f}, context {contexts}. As written: "
-        f"plain PyTorch. Tuned: {tuned_with}. MFU: of {first['peak_tflops_per_s']:,.3g} TFLOP/s "
-        f"({first['peak_source']}). Names are the course's, with the "
-        "parameters counted here in brackets. a → b: as written → tuned."
-    )
-    limit = "limited_by" if both["limited_by"].nunique() > 1 else ""
-    shown = f"model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb {limit} tuned_with"
-    heads = {"tokens_per_s": "as written: tokens/s", "tokens_per_s_tuned": "tuned: tokens/s", "mfu_from_to": "MFU"}
-    heads |= {"peak_gb": "peak GB", "limited_by": "as written, limited by"}
-    table = Table.of("models", caption, both, shown, only_filled=True, heads=heads)
+    ways = both["name_tuned"].dropna().unique()
+    tuned_with = ways[0] if len(ways) == 1 else WORDS.say("several_ways")
+    contexts = " and ".join(map(str, sorted(plain["context_length"].unique())))
+    limit, way = "limited_by" if both["limited_by"].nunique() > 1 else "", "name_tuned" if len(ways) > 1 else ""
+    shown = f"model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb {limit} {way}"
+    table = WORDS.table("trained", both, shown, only_filled=True, contexts=contexts, tuned_with=tuned_with)
     return FirstScreen(_line(both), _models(plain, tuned), table, [_summary(row) for _, row in both.iterrows()])
 
 
 def _line(both: pd.DataFrame) -> str:
     """Say what the largest model reaches whose two steps are stable and not limited by the host."""
     sure = both[(both["verdict"] == FASTER) & ~both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)]
-    if sure.empty:
-        return say(
-            "{size} as written trains {tokens_per_s:count} tokens/s. What tuning gains is uncertain, see the verdicts.",
-            **both.iloc[-1],
-        )
-    return say(
-        "Tuned, {size} trains {tokens_per_s_tuned:count} tokens/s ({mfu_pct_tuned:percent} MFU), {ratio:times} as fast "
-        "as in plain PyTorch.",
-        **sure.iloc[-1],
-    )
+    return WORDS.say("unsure_line", step=both.iloc[-1]) if sure.empty else WORDS.say("line", step=sure.iloc[-1])
 
 
 def _models(plain: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
     bars = pd.concat([plain.assign(kind="as written"), tuned.assign(kind="tuned")])
     bars = bars.assign(rate=written(bars, "{tokens_per_s:count} tokens/s"))
-    axes = Axis("mfu_pct", f"MFU in % of {plain['peak_tflops_per_s'].iloc[0]:,.3g} TFLOP/s"), Axis("size")
-    title, hover = "Training in bf16, as written and tuned", {"tokens/s": "rate", "with": "name"}
-    return Chart("models", title, bars, "bar", *axes, "kind", label="rate", hover=hover)
+    return WORDS.chart("models", bars, "bar", "mfu_pct", "size", "kind", label="rate", hover="rate name")
 
 
 def _summary(row: pd.Series) -> dict[str, Any]:
