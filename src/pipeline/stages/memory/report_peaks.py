@@ -1,11 +1,10 @@
 """Put recordings in words, and a cell's peak beside its formula and its step's time beside the first that fits."""
 
-from typing import Any
-
 import pandas as pd
 
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.peak_memory import predict_peaks
+from pipeline.formulas.sizes import SIZES
 from pipeline.report.formats import written
 from pipeline.report.frame import card_counts, in_order
 from pipeline.report.versus import JUDGED, beside
@@ -14,21 +13,21 @@ from pipeline.stages.memory.cell import Cell
 AXES = ["precision", "size", "context_length", "mode", "attention", "checkpointing", "checkpoint_every", "num_layers"]
 MODEL = ["precision", "size", "context_length", "num_layers"]
 STEP, OPTIMIZER = "train_step", "optimizer"
-WORDS = {
+NAMES = {
     "mode": {"inference": "forward, no gradients", "forward": "forward", STEP: "training step"},
     "attention": {"eager": "plain", "tiled": "tiled", "flash": "our flash", "sdpa": "SDPA"},
     "checkpointing": {"segments": "", "selective": ", attention kept", "recursive": ", recursive"},
 }
-ORDERS = {"precision": ("fp32", "bf16"), **{name: tuple(words) for name, words in WORDS.items()}}
+ORDERS = {"precision": ("fp32", "bf16"), **{name: tuple(words) for name, words in NAMES.items()}}
 
 
 def in_words(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort rows in reading order; add what of their axes is told in words, and the setting."""
+    """Sort rows in reading order; add what of their axes is told in words, the setting, and models' widths."""
     rows = in_order(rows, AXES, ORDERS)
     told = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
-    rows = rows.assign(**{name: rows[key].map(WORDS[key]) for name, key in told.items()})
-    words = "{what}, {precision}, context {context_length}, {with_attention} attention"
-    return rows.assign(setting=written(rows, words))
+    rows = rows.assign(**{name: rows[key].map(NAMES[key]) for name, key in told.items()})
+    setting = written(rows, "{what}, {precision}, context {context_length}, {with_attention} attention")
+    return rows.assign(setting=setting, d_model=[SIZES[size].d_model for size in rows["size"]])
 
 
 def highest(rows: pd.DataFrame) -> pd.DataFrame:
@@ -39,7 +38,7 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     peaks = rows[rows["kind"] == "peak"]
     last = peaks[peaks["step"].eq(peaks.groupby(AXES)["step"].transform("max")) | peaks["step"].isna()]
     before = last[last["phase"] != OPTIMIZER].groupby(AXES)[["peak_bytes", "activations_bytes"]].max()
-    before.columns = ["before_update_bytes", "most_activations_bytes"]
+    before = before.set_axis(["before_update_bytes", "most_activations_bytes"], axis="columns")
     found = last.sort_values("peak_bytes", kind="stable").drop_duplicates(AXES, keep="last").sort_index()
     timed = rows[rows["kind"] == "time"].set_index(AXES)[[*JUDGED, "cards"]]
     timed = timed.rename(columns={"status": "status_ms", "cards": "cards_ms"})
@@ -48,19 +47,17 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     found["device_type"] = found["device_type"].fillna(next(iter(rows["device_type"].dropna()), "cpu"))
     every = beside(found.assign(status=found["status_ms"]), MODEL, pd.Series(True, found.index))
     cards = card_counts(every.assign(base_cards=every["base"].map(every["cards_ms"])), "cards_ms", "base_cards")
-    moments = [predict_peaks(workload(row), row["mode"]).values() for _, row in found.iterrows()]
+    peaks_by_formula = [predict_peaks(workload(row), row["mode"]).values() for _, row in found.iterrows()]
     checkpoints = pd.Series(written(every, "every {checkpoint_every} blocks{kept}"), every.index)
     checkpoints = checkpoints.str.replace("every 1 blocks", "each block")
     return every.assign(
         status=found["status"],
         checkpoints=checkpoints.where(every["checkpoint_every"] > 0, "none"),
         gpus=pd.Series(cards, every.index).map(str).where(every["median_ms"].notna()),
-        by_formula_bytes=[max(moment.total_bytes for moment in each) for each in moments],
+        by_formula_bytes=[max(moment.total_bytes for moment in each) for each in peaks_by_formula],
     )
 
 
 def workload(row: pd.Series) -> Workload:
     """Return what the formulas take of a cell."""
-    axes: dict[str, Any] = {name: row[name] if isinstance(row[name], str) else int(row[name]) for name in AXES}
-    cell = Cell(**axes)
-    return cell.workload(int(row["setting_vocab_size"]), int(row["setting_batch_size"]), row["device_type"])
+    return Cell(**row[AXES]).workload(row["setting_vocab_size"], row["setting_batch_size"], row["device_type"])

@@ -7,23 +7,24 @@ import pandas as pd
 
 from pipeline.formulas.parameters import BY_SIZE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
-from pipeline.report.chart import Axis, Chart
+from pipeline.report.chart import Chart
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, with_figures
-from pipeline.report.section import Section, say
-from pipeline.report.table import Table, filled, named
+from pipeline.report.section import Section
+from pipeline.report.table import Table
+from pipeline.report.words import Words
 from pipeline.stages.profile.cell import ATTENTION_PHASES, BACKWARD_BY_PART, PASSES
 
+WORDS = Words(__file__)
 CELL = ["precision", "size", "context_length", "profiler"]
 ORDERS = {
     "precision": ("fp32", "bf16"),
     "size": BY_SIZE,
     "profiler": ("auto", "nsys", "torch"),
     "range": (*PASSES, BACKWARD_BY_PART),
-    "category": CATEGORIES,
 }
 FORWARD = PASSES[0]
-WORDS = dict(zip(PASSES, ("forward only", "forward and backward", "whole step"), strict=True))
+NAMES = dict(zip(PASSES, ("forward only", "forward and backward", "whole step"), strict=True))
 _, MASK, SOFTMAX, _ = ATTENTION_PHASES
 MATMUL, OTHER = "matmul", "other"
 TOLD_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
@@ -32,38 +33,33 @@ NAMED, MOST_KERNELS = 2, 3
 LONG_NAME = r"(?<=^.{55}).{5,}(?=.{12}$)"
 # What launches kernels of a layer under no name of its own: the sums of the residual stream.
 UNNAMED = "residual sums"
-MOST = "Kernels with the most time in a {part} of {size}, {precision}, context {context_length:,}:"
-FIRST = "The kernel with the most time / its kind / calls / ms / share:"
 WHAT = "size precision context_length part"
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the profile stage."""
     measured = in_order(with_figures(rows), [*CELL, "range", "rank"], ORDERS)
-    measured = measured.assign(part=measured["range"].map(WORDS))
+    measured = measured.assign(part=measured["range"].map(NAMES))
     kinds = measured[(measured["kind"] == "category") & measured["range"].isin(PASSES)]
     if kinds.empty:
-        return Section("The passes were timed, but none was captured.", for_course=[_forward_times(measured)])
+        return Section(WORDS.say("no_captures"), for_course=[_forward_times(measured)])
     lead = _lead(kinds)
-    of_capture, of_model, main = ({name: lead[name] for name in names} for names in (CELL, CELL[1:], CELL[2:]))
-    widest = kinds[kinds["range"] == lead["range"]]
+    of_capture, main = lead[CELL].to_dict(), lead[CELL[2:]].to_dict()
     kernels = measured[measured["kind"] == "kernel"]
-    most = alike(kernels, of_capture | {"range": lead["range"]}).head(MOST_KERNELS)
     leading = kernels[(kernels["rank"] == 1) & kernels["range"].isin(PASSES[:2])]
-    others = alike(kernels, of_model | {"range": FORWARD})
-    others = others[others["category"] != MATMUL].groupby(CELL, sort=False).head(NAMED)
+    others = alike(kernels[kernels["category"] != MATMUL], lead[CELL[1:]].to_dict() | {"range": FORWARD})
     ends = _ends(measured[measured["profiler"] == lead["profiler"]])
     return Section(
         _answer(alike(kinds, of_capture), lead),
         [
-            _by_model(alike(widest, main)),
+            _by_model(alike(kinds, main | {"range": lead["range"]})),
             _shares(ends[ends["size"] == lead["size"]]),
-            _kernels("kernels", most, MOST.format(**lead), ""),
+            _kernels("kernels", alike(kernels, of_capture | {"range": lead["range"]}).head(MOST_KERNELS), what=""),
         ],
         for_course=[
             _forward_times(ends),
-            _kernels("first_kernels", _ends(alike(leading, main)), FIRST, across="pass"),
-            _kernels("other_kernels", others, ""),
+            _kernels("first_kernels", _ends(alike(leading, main)), across="part"),
+            _kernels("other_kernels", others.groupby(CELL, sort=False).head(NAMED)),
             _attention(_ends(alike(measured, main | {"range": FORWARD}))),
             _layer(alike(measured, of_capture)),
         ],
@@ -72,9 +68,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 def _lead(kinds: pd.DataFrame) -> pd.Series:
     """Choose the widest pass of the largest model in the lowest precision, at the longest context of most models."""
-    for name, best in (("profiler", min), ("range", max)):
-        place = kinds[name].map(ORDERS[name].index)
-        kinds = kinds[place == best(place)]
+    for name, end in (("profiler", 0), ("range", -1)):
+        kinds = kinds[kinds[name] == in_order(kinds, [name], ORDERS)[name].iloc[end]]
     sizes = kinds.groupby("context_length")["size"].nunique()
     kinds = kinds[kinds["context_length"] == sizes[sizes == sizes.max()].index.max()]
     return in_order(kinds, ["size", "precision"], ORDERS).iloc[-1]
@@ -91,102 +86,72 @@ def _ends(rows: pd.DataFrame) -> pd.DataFrame:
 def _answer(kinds: pd.DataFrame, lead: pd.Series) -> str:
     products = kinds[kinds["category"] == MATMUL].set_index("range")["share_pct"]
     rest = kinds[(kinds["range"] == lead["range"]) & (kinds["category"] != MATMUL)]
-    return say(
-        "{lead[size]} in {lead[precision]} with context {lead[context_length]:count}: matrix products take "
-        "{products:percent} of a {lead[part]}'s time in kernels and {forward:percent} of the forward pass alone; of "
-        "the rest {next[category]} takes most, {next[share_pct]:percent}.",
-        lead=lead,
-        products=products.get(lead["range"], 0.0),
-        forward=products.get(FORWARD, 0.0),
-        next=rest.loc[rest["share_pct"].idxmax()],
-    )
+    most = rest.loc[rest["share_pct"].idxmax()]
+    of_pass, of_forward = (products.get(name, 0.0) for name in (lead["range"], FORWARD))
+    return WORDS.say("answer", lead=lead, products=of_pass, forward=of_forward, next=most)
 
 
 def _by_model(kinds: pd.DataFrame) -> Chart:
     kinds = kinds.assign(total_ms=kinds.groupby(CELL)["time_ms"].transform("sum"))
-    title = "Where the time of a {part} goes, at context {context_length}".format(**kinds.iloc[0])
-    axis = Axis("share_pct", "share of the time in kernels (%)")
-    return _stack("kinds", title, kinds.assign(label=written(kinds, "{size}, {precision} ({total_ms:ms})")), axis)
+    most = kinds.groupby("category")["share_pct"].transform("max")
+    kinds = kinds.assign(kind_of_work=kinds["category"].mask(most < RARE_PCT, OTHER))
+    kinds = kinds.assign(label=written(kinds, "{size}, {precision} ({total_ms:ms})"))
+    return _stack("kinds", kinds, "share_pct", "category time_ms")
 
 
 def _layer(rows: pd.DataFrame) -> Chart:
     """Stack the kernels of the middle layer's forward pass, a bar a part of the layer."""
     lines = [
-        (path.rpartition("/")[2].replace("_", " ") or UNNAMED, kernel, category, 100.0, microseconds / 1e3)
+        (path.rpartition("/")[2].replace("_", " ") or UNNAMED, category, microseconds / 1e3)
         for events in rows["events"].dropna()
-        for kernel, category, path, _stream, _start, microseconds in json.loads(events)
+        for _kernel, category, path, _stream, _start, microseconds in json.loads(events)
     ]
-    drawn = pd.DataFrame(lines, columns=["label", "kernel", "category", "share_pct", "time_ms"])
-    return _stack(
-        "layer",
-        "One layer's forward pass by its parts, of the largest model at the longest context",
-        drawn,
-        Axis("time_ms", "time in kernels (ms)"),
-    )
+    drawn = pd.DataFrame(lines, columns=["label", "kind_of_work", "time_ms"])
+    return _stack("layer", drawn, "time_ms")
 
 
-def _stack(name: str, title: str, kinds: pd.DataFrame, axis: Axis) -> Chart:
-    most = kinds.groupby("category")["share_pct"].transform("max")
-    drawn = kinds.assign(kind_of_work=kinds["category"].mask(most < RARE_PCT, OTHER))
-    orders = {"label": list(dict.fromkeys(drawn["label"])), "kind_of_work": (*CATEGORIES, OTHER)}
-    drawn = in_order(drawn, ["label", "kind_of_work"], orders)
-    hover = {"kind": "category", "share (%)": "share_pct", "ms": "time_ms"}
-    return Chart(name, title, drawn, "stack", axis, Axis("label"), "kind_of_work", hover=hover)
+def _stack(name: str, drawn: pd.DataFrame, x: str, hover: str = "") -> Chart:
+    orders = {"label": drawn["label"].unique(), "kind_of_work": (*CATEGORIES, OTHER)}
+    return WORDS.chart(name, in_order(drawn, [*orders], orders), "stack", x, "label", "kind_of_work", hover=hover)
 
 
-def _kernels(name: str, kernels: pd.DataFrame, caption: str, what: str = WHAT, across: str | None = None) -> Table:
+def _kernels(name: str, kernels: pd.DataFrame, what: str = WHAT, across: str | None = None) -> Table:
     # What tells kernels apart often stands at the end of their names.
     kernels = kernels.assign(short=kernels["kernel"].str.replace(LONG_NAME, "…", regex=True))
-    names, heads = f"{what} short:code category count time_ms share_pct", {"category": "kind", "count": "calls"}
-    return Table.of(name, caption, kernels, names, across=across, heads=heads | {"part": "pass", "short": "kernel"})
+    return WORDS.table(name, kernels, f"{what} short:code category count time_ms share_pct", across=across)
 
 
 def _forward_times(rows: pd.DataFrame) -> Table:
-    """Put the forward pass by the host clock, without a profiler, beside the capture's."""
-    timed = rows.loc[
-        (rows["kind"] == "time") & (rows["range"] == FORWARD), [*CELL, "clock", "median_ms", "status", "captured_by"]
-    ]
+    timed = rows[(rows["kind"] == "time") & (rows["range"] == FORWARD)]
     host, span, busy = (timed[timed["clock"] == clock] for clock in ("host", "span", "busy"))
     both = host.merge(span, "left", CELL, suffixes=("", "_span")).merge(busy, "left", CELL, suffixes=("", "_busy"))
     both = both.assign(off_pct=100 * (both["median_ms_span"] / both["median_ms"] - 1))
     names = "size precision captured_by context_length median_ms median_ms_span median_ms_busy off_pct"
-    caption = (
-        "A forward pass by the host's clock without a profiler, ms / captured, from the first kernel to the last, ms / "
-        "kernels run for, ms / the capture is longer by:"
-    )
-    return Table.of("forward_times", caption, both, names, across="context")
+    return WORDS.table("forward_times", both, names, across="context_length")
 
 
 def _shares(rows: pd.DataFrame) -> Table:
-    """Write the shares of the kinds of kernels that the course asks for, by pass."""
-    kinds = rows[(rows["kind"] == "category") & rows["range"].isin(PASSES) & rows["category"].isin(TOLD_KINDS)]
-    kinds = in_order(kinds, [*CELL, "range", "category"], ORDERS)
-    shares = kinds.pivot_table(index=[*CELL[:-1], "part"], columns="category", values="share_pct", sort=False)
+    kinds = rows[(rows["kind"] == "category") & rows["range"].isin(PASSES)]
+    shares = kinds.pivot_table(index=WHAT.split(), columns="category", values="share_pct", sort=False)
     shares = shares.reindex(columns=TOLD_KINDS).add_suffix("_share_pct").reset_index()
-    caption = f"Shares of the time in kernels, {' / '.join(TOLD_KINDS)}:"
-    return Table.of("shares", caption, shares, f"{WHAT} {' '.join(shares.columns[4:])}", across="", heads={"part": ""})
+    return WORDS.table("shares", shares, " ".join(shares), across="part", kinds=" / ".join(TOLD_KINDS))
 
 
 def _attention(rows: pd.DataFrame) -> Table:
     """Write the time of attention's products in a forward pass, of its mask, of its softmax, and of all else in it."""
-    phases = rows[rows["kind"] == "attention"]
-    phases = phases.assign(beside_ms=phases["time_ms"] - phases["matmul_ms"])
+    phases = rows[rows["kind"] == "attention"].set_index(CELL)
     softmax, mask = (phases[phases["phase"] == phase] for phase in (SOFTMAX, MASK))
-    products = phases[~phases["phase"].isin([SOFTMAX, MASK])].groupby(CELL, sort=False)
-    products = products[["matmul_ms", "beside_ms", "flops"]].sum().reset_index()
-    found = products.merge(softmax[[*CELL, "time_ms", "flops"]], on=CELL, suffixes=("", "_softmax"))
-    found = found.merge(mask[[*CELL, "time_ms"]].rename(columns={"time_ms": "mask_ms"}), "left", CELL)
-    found["times"] = found["time_ms"] / found["matmul_ms"]
-    found["flops_times"] = found["flops"] / found["flops_softmax"]
-    found["per_flop_times"] = found["times"] * found["flops_times"]
-    heads = {
-        "matmul_ms": "two products, ms",
-        "mask_ms": "mask, ms",
-        "beside_ms": "all else, ms",
-        "time_ms": "softmax, ms",
-        "times": "softmax's time over the products'",
-        "flops_times": "products' FLOPs over softmax's",
-        "per_flop_times": "softmax's time per FLOP over the products'",
-    }
-    columns = filled(found, named(found, f"size precision context_length {' '.join(heads)}", **heads))
-    return Table("attention", "", found, columns, all_rows=True)
+    found = phases[~phases["phase"].isin([SOFTMAX, MASK])].groupby(level=CELL, sort=False)
+    found = found[["time_ms", "matmul_ms", "flops"]].sum()
+    times, flops_times = softmax["time_ms"] / found["matmul_ms"], found["flops"] / softmax["flops"]
+    found = found.assign(
+        beside_ms=found["time_ms"] - found["matmul_ms"],
+        mask_ms=mask["time_ms"],
+        time_ms=softmax["time_ms"],
+        flops_softmax=softmax["flops"],
+        times=times,
+        flops_times=flops_times,
+        per_flop_times=times * flops_times,
+    )
+    names = "size precision context_length matmul_ms mask_ms beside_ms time_ms times flops_times per_flop_times"
+    return WORDS.table("attention", found.reset_index(), names, only_filled=True)
