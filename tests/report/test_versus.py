@@ -9,15 +9,15 @@ from pipeline.report.versus import (
     SAME,
     SLOWER,
     UNDECIDED,
-    RepeatSpread,
     compare_samples,
-    log_median_error,
     median_interval,
     shaded,
     versus,
 )
 from pipeline.report.versus import beside as beside_base
+from pipeline.statistics.medians import RepeatSpread
 
+from ..statistics.test_medians import process
 from .frames import failed, folded, repeated, timed
 
 QUIET = RepeatSpread(0.001, 20)
@@ -134,25 +134,6 @@ def test_repeats_of_a_side_narrow_the_interval():
 def test_the_ratio_is_that_of_the_medians_of_repeats_which_stand_beside_it():
     row = verdict(*repeated("ours", [285.0, 286.0, 287.0]), *repeated("torch", [324.0, 387.0, 324.0]))
     assert row["ratio"] == pytest.approx(row["median_ms_peer"] / row["median_ms"]) == pytest.approx(324 / 286)
-
-
-def process(generator, median_ms, *, noise, between, drift, count):
-    """Draw the samples of a process, each with lag-1 autocorrelation 0.5, around a median of the process's own."""
-    steps = generator.standard_normal(count) * noise
-    logs = [steps[0]]
-    for step in steps[1:]:
-        logs.append(0.5 * logs[-1] + math.sqrt(0.75) * step)
-    slope = 1 + drift * np.linspace(-0.5, 0.5, count)
-    return list(median_ms * np.exp(between * generator.standard_normal() + np.array(logs)) * slope)
-
-
-def test_dependent_samples_are_known_to_be_worth_less():
-    generator = np.random.default_rng(7)
-    processes = [process(generator, 1.0, noise=0.01, between=0.0, drift=0.0, count=50) for _ in range(300)]
-    true_error = np.std([math.log(np.median(samples)) for samples in processes])
-    told = [log_median_error(samples)[0] for samples in processes]
-    assert np.median(told) == pytest.approx(true_error, rel=0.15)
-    assert log_median_error(processes[0])[1] == 50 / 5 - 1  # in blocks of 5
 
 
 # Noise within a process, spread between repeats, drift within a process, samples.

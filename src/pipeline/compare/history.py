@@ -1,18 +1,8 @@
-"""Follow one row over runs in the order of their time, and name the runs at which its time changed by a step.
+"""Follow one row over runs in the order of their time, and name the runs at which its time changed by a step."""
 
-Steps are sought by a permutation test of the largest split. Values are the logs of the medians of processes: repeats
-count one by one, pooled over runs. Splits lie between runs; the largest difference of means on either side, weighted by
-√(n₁·n₂/n), stands against that of PERMUTATIONS random orders of the values. Of histories whose runs do not differ at
-most ALARM_RATE have a step. One of less than 1% is none. Beside a step others are sought on either side of it.
-"""
-
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.cells import fields
@@ -24,22 +14,13 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import times
 from pipeline.report.frame import known
 from pipeline.report.table import Table, named
-from pipeline.report.versus import FASTER, LEAST_DIFFERENCE, SLOWER, median_interval
+from pipeline.report.versus import FASTER, SLOWER, median_interval
+from pipeline.statistics.steps import ALARM_RATE, Step, steps
 
-ALARM_RATE, PERMUTATIONS, SEED = 0.01, 1999, 0
 CAPTION = (
     "Runs in the order of their time. Steps are by a permutation test of the largest split, repeats pooled; of "
     f"histories whose runs do not differ at most {ALARM_RATE:.0%} have one:"
 )
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step: the number of runs before it, the time from it to the next over that before, how likely chance is."""
-
-    place: int
-    ratio: float
-    p_value: float
 
 
 def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataFrame:
@@ -67,15 +48,6 @@ def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataF
     row = " ".join([stage.name, *(f"{name}={word}" for name, word in named.iloc[0].items())])
     told = rows.index.map({place: _told(step) for place, step in found.items()})
     return rows.assign(number=rows.index + 1, since="since " + first, step=told, row=row)
-
-
-def steps(medians_ms: Sequence[Sequence[float]]) -> list[Step]:
-    """Return the steps in the times of runs in order, each given as the medians of its repeats."""
-    logs = [np.log(each) for each in medians_ms]
-    found = dict(_splits(logs))
-    levels = [float(np.concatenate(logs[first:end]).mean()) for first, end in pairwise([0, *found, len(logs)])]
-    ratios = [math.exp(after - before) for before, after in pairwise(levels)]
-    return [Step(place, ratio, p_value) for (place, p_value), ratio in zip(found.items(), ratios, strict=True)]
 
 
 def table(rows: pd.DataFrame) -> Table:
@@ -113,30 +85,6 @@ def _is_of(record: Mapping[str, Any], stage: Stage, named: Mapping[str, str]) ->
     """Tell whether a record is of the axes of a row; one from before an axis was there has its default."""
     axes = fields.texts(stage.cell_type(**record["cell"]))
     return all(named[name] == word for name, word in axes.items() if name != "repeat")
-
-
-def _splits(logs: Sequence[np.ndarray], first: int = 0) -> Iterator[tuple[int, float]]:
-    """Yield the places of steps and their p-values; first: the place of the first of these runs."""
-    if len(logs) < 2:
-        return
-    values, borders = np.concatenate(logs), np.cumsum([len(each) for each in logs])[:-1]
-    behind = len(values) - borders
-
-    def differences(orders: np.ndarray) -> np.ndarray:
-        sums = orders.cumsum(axis=-1)
-        before, every = sums[..., borders - 1], sums[..., -1:]
-        return np.abs((every - before) / behind - before / borders)
-
-    weights = np.sqrt(borders * behind / len(values))
-    seen = differences(values)
-    split = int(np.argmax(seen * weights))
-    random = np.random.default_rng(SEED).permuted(np.tile(values, (PERMUTATIONS, 1)), axis=1)
-    as_large = (differences(random) * weights).max(axis=1) >= seen[split] * weights[split] * (1 - 1e-9)
-    p_value = (1 + int(as_large.sum())) / (1 + PERMUTATIONS)
-    if p_value <= ALARM_RATE and seen[split] >= math.log(LEAST_DIFFERENCE):
-        yield from _splits(logs[: split + 1], first)
-        yield first + split + 1, p_value
-        yield from _splits(logs[split + 1 :], first + split + 1)
 
 
 def _told(step: Step) -> str:

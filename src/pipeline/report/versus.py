@@ -3,40 +3,26 @@
 Beside the ratio stand its 95% interval and a verdict. Faster, slower: the interval excludes 1 and the ratio is off by
 1% or more. Same: the interval lies within 2% of 1. Undecided: anything else; always where a side is unstable.
 
-With repeats the interval combines two spreads. Within a process it comes from a block bootstrap, since a sample is like
-those just before it. Between processes, which differ by more than their samples show, it is the spread of repeats,
-pooled over rows of the same kind: two processes alone say too little about it. Without any of the kind it is the range
-that the quartiles allow, and only a ratio off by 5% or more is called.
+With repeats the interval is that of pipeline.statistics.medians. Without any of the kind it is the range that the
+quartiles allow, and only a ratio off by 5% or more is called.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.cells.rows import WITH_FIGURES
 from pipeline.report.formats import interval
+from pipeline.statistics.medians import LEAST_SAMPLES, Repeats, RepeatSpread, half_interval, log_median
 
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
-CONFIDENCE = 0.95
 LEAST_DIFFERENCE, LARGEST_SAMENESS, LEAST_WITHOUT_REPEATS = 1.01, 1.02, 1.05
-# Fewer samples of a process say nothing of its spread.
-LEAST_SAMPLES = 5
-RESAMPLES, SEED = 500, 0
 COLUMNS = ("ratio", "low", "high", "verdict", "gain")
 # What of a row decides.
 JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
 Row = Mapping[str, Any]
-Repeats = Sequence[Sequence[float]]
-
-
-class RepeatSpread(NamedTuple):
-    """How far repeats lie apart: the standard deviation of the logs of their medians, and its degrees of freedom."""
-
-    log_std: float
-    degrees: float
 
 
 def versus(
@@ -107,8 +93,8 @@ def median_interval(row: Row) -> tuple[float, float]:
     spread, repeats = _widest_spread(row), row.get("samples_of_repeats")
     if spread is None or not isinstance(repeats, list) or min(map(len, repeats)) < LEAST_SAMPLES:
         return row["q1_ms"], row["q3_ms"]
-    middle, margin = _log_median(repeats), _margin([repeats], spread)
-    return math.exp(middle - margin), math.exp(middle + margin)
+    middle, half = log_median(repeats), half_interval([repeats], spread)
+    return math.exp(middle - half), math.exp(middle + half)
 
 
 def compare_samples(base: Repeats, other: Repeats, spread: RepeatSpread) -> dict[str, Any] | None:
@@ -118,25 +104,9 @@ def compare_samples(base: Repeats, other: Repeats, spread: RepeatSpread) -> dict
     """
     if min(map(len, [*base, *other])) < LEAST_SAMPLES:
         return None
-    log_ratio, margin = _log_median(base) - _log_median(other), _margin([base, other], spread)
-    ratio, low, high = (math.exp(log_ratio + off) for off in (0.0, -margin, margin))
+    log_ratio, half = log_median(base) - log_median(other), half_interval([base, other], spread)
+    ratio, low, high = (math.exp(log_ratio + off) for off in (0.0, -half, half))
     return _verdict(ratio, low, high, LEAST_DIFFERENCE, LARGEST_SAMENESS)
-
-
-def log_median_error(samples: Sequence[float]) -> tuple[float, float]:
-    """Return the standard error of the log of a median, and its degrees of freedom, for samples that depend on others.
-
-    Circular block bootstrap (Politis and Romano 1992), with blocks as long as is best for a lag-1 autocorrelation of
-    0.5: (√6 · 0.5 / (1 − 0.5²))^⅔ · n^⅓ samples (Carlstein 1986). Seeded, so that a verdict never changes.
-    """
-    values, count = np.asarray(samples, dtype=float), len(samples)
-    block = min(round((math.sqrt(6) * 0.5 / 0.75) ** (2 / 3) * count ** (1 / 3)), count // 2)
-    blocks = -(-count // block)
-    starts = np.random.default_rng(SEED).integers(count, size=(RESAMPLES, blocks, 1))
-    chosen = ((starts + np.arange(block)) % count).reshape(RESAMPLES, -1)[:, :count]
-    log_medians = np.log(np.median(values[chosen], axis=1))
-    # As many independent parts as blocks fit, of which the mean takes one.
-    return float(log_medians.std() * math.sqrt(count / (count - block))), count / block - 1
 
 
 def _widest_spread(*rows: Row) -> RepeatSpread | None:
@@ -158,29 +128,3 @@ def _verdict(ratio: float, low: float, high: float, least: float, widest: float)
     else:
         word = SAME if apart <= LARGEST_SAMENESS and max(high, 1 / low) <= widest else UNDECIDED
     return {"ratio": ratio, "low": low, "high": high, "verdict": word}
-
-
-def _log_median(repeats: Repeats) -> float:
-    # The median of repeats, as a frame has it, so that a ratio is that of the times beside it.
-    return float(np.log(np.median([np.median(samples) for samples in repeats])))
-
-
-def _over_mean(repeats: Repeats) -> float:
-    """Return how many times a mean's variance the median's is at most; of two they are the same."""
-    return math.pi / 2 if len(repeats) > 2 else 1.0
-
-
-def _margin(sides: Sequence[Repeats], spread: RepeatSpread) -> float:
-    """Return half the interval of the log ratio, with the degrees of freedom of a sum of variances (Welch 1947)."""
-    counts = sum(_over_mean(side) / len(side) for side in sides)
-    variances = [(spread.log_std**2 * counts, float(spread.degrees))]
-    for side in sides:
-        share = _over_mean(side) / len(side) ** 2
-        variances += [(error**2 * share, degrees) for error, degrees in map(log_median_error, side)]
-    total = sum(variance for variance, _ in variances)
-    if total == 0:
-        return 0.0
-    from scipy.special import stdtrit  # its import takes a quarter of a second, and without repeats nothing asks for it
-
-    degrees = total**2 / sum(variance**2 / degrees for variance, degrees in variances)
-    return float(stdtrit(degrees, (1 + CONFIDENCE) / 2)) * math.sqrt(total)

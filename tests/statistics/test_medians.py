@@ -1,0 +1,25 @@
+import math
+
+import numpy as np
+import pytest
+
+from pipeline.statistics.medians import log_median_error
+
+
+def process(generator, median_ms, *, noise, between, drift, count):
+    """Draw the samples of a process, each with lag-1 autocorrelation 0.5, around a median of the process's own."""
+    steps = generator.standard_normal(count) * noise
+    logs = [steps[0]]
+    for step in steps[1:]:
+        logs.append(0.5 * logs[-1] + math.sqrt(0.75) * step)
+    slope = 1 + drift * np.linspace(-0.5, 0.5, count)
+    return list(median_ms * np.exp(between * generator.standard_normal() + np.array(logs)) * slope)
+
+
+def test_dependent_samples_are_known_to_be_worth_less():
+    generator = np.random.default_rng(7)
+    processes = [process(generator, 1.0, noise=0.01, between=0.0, drift=0.0, count=50) for _ in range(300)]
+    true_error = np.std([math.log(np.median(samples)) for samples in processes])
+    told = [log_median_error(samples)[0] for samples in processes]
+    assert np.median(told) == pytest.approx(true_error, rel=0.15)
+    assert log_median_error(processes[0])[1] == 50 / 5 - 1  # in blocks of 5
