@@ -13,14 +13,12 @@ from pipeline.errors import UserError
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import times
 from pipeline.report.frame import known
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, SLOWER, median_interval
+from pipeline.report.words import Words
 from pipeline.statistics.steps import ALARM_RATE, Step, steps
 
-CAPTION = (
-    "Runs in the order of their time. Steps are by a permutation test of the largest split, repeats pooled; of "
-    f"histories whose runs do not differ at most {ALARM_RATE:.0%} have one:"
-)
+WORDS = Words(__file__)
 
 
 def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataFrame:
@@ -53,17 +51,13 @@ def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataF
 def table(rows: pd.DataFrame) -> Table:
     """Write a history with one line for each run."""
     names = "run measured commit cards median_ms:ms low_ms:ms high_ms:ms repeats step:text"
-    columns = named(rows, names, median_ms="median", low_ms="from", high_ms="to")
-    return Table("history", CAPTION, rows, columns, all_rows=True)
+    return WORDS.table("runs", rows, names, alarm_rate=ALARM_RATE)
 
 
 def chart(rows: pd.DataFrame) -> Chart:
     """Draw a history with its intervals, in a colour of its own what lies between two steps."""
-    hover = {name: name for name in ("run", "measured", "commit", "cards", "step")}
-    axes = Axis("number", "run, in the order of their time"), Axis("median_ms", "ms, median", zero=False)
-    return Chart(
-        "history", rows["row"].iloc[0], rows, "line", *axes, "since", low="low_ms", high="high_ms", hover=hover
-    )
+    axes, told = ("number", Axis("median_ms", zero=False), "since"), "run measured commit cards step"
+    return WORDS.chart("history", rows, "line", *axes, low="low_ms", high="high_ms", hover=told)
 
 
 def _lines(run: Run, stage: Stage, said: Mapping[str, str]) -> Iterator[dict[str, Any]]:

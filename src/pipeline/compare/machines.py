@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -10,8 +11,10 @@ from pipeline.cells import fields
 from pipeline.compare.runs import Run
 from pipeline.errors import UserError
 from pipeline.report.formats import text
-from pipeline.report.table import Table, filled, named
+from pipeline.report.table import Table, named
+from pipeline.report.words import Words
 
+WORDS = Words(__file__)
 PRICE = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 STEPS = {"eager": "as written", "tuned": "tuned"}
 MACHINE = "–"
@@ -59,10 +62,9 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
     best = shown.loc[priced.idxmin()[priced.size() > 1]]
     shown = shown.merge(best[[*keys, "run"]].rename(columns={"run": "cheapest"}), "left", keys)
     names = "model way shape cheapest run tokens_per_s:count mfu_pct peak_bytes:gb usd:number"
-    heads = {"shape": "batch × context", "run": "", "peak_bytes": "GB", "usd": "USD per 1M tokens"}
-    columns = filled(shown, named(shown, names, **heads))
-    rates = [head for head, name, _ in columns if name not in (*keys, "cheapest", "run")]
-    return Table("models", f"Training steps ({' / '.join(rates)}):", shown, columns, all_rows=True, across="run")
+    table = WORDS.table("models", shown, names, across="run", only_filled=True)
+    rates = " / ".join(head for head, name, _ in table.columns if name not in (*keys, "cheapest", "run"))
+    return replace(table, caption=f"{table.caption} ({rates}):")
 
 
 def ceilings(runs: Sequence[Run]) -> Table:
@@ -73,9 +75,7 @@ def ceilings(runs: Sequence[Run]) -> Table:
         for section in run.sections
         for each in section.compared
     ]
-    rows = _by_run(lines, runs)
-    columns = named(rows, "rate_of unit run per_s:number", run="", per_s="")
-    return Table("ceilings", "Highest rates:", rows, columns, all_rows=True, across="run")
+    return WORDS.table("ceilings", _by_run(lines, runs), "rate_of unit run per_s:number", across="run")
 
 
 def differences(runs: Sequence[Run]) -> Table:

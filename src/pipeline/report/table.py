@@ -40,14 +40,6 @@ class Table:
     all_rows: bool = False
     across: str | None = None
 
-    @classmethod
-    def of(cls, name, caption, rows, names, *, across=None, all_rows=True, only_filled=False, heads=None):  # type: ignore
-        """Goes when all stages use Words."""
-        columns = named(rows, names, **(heads or {}))
-        if across is not None:
-            across = next(column for head, column, _ in columns if head == across)
-        return cls(name, caption, rows, filled(rows, columns) if only_filled else columns, all_rows, across)
-
     @property
     def is_empty(self) -> bool:
         """Whether nothing would be seen."""
@@ -75,17 +67,13 @@ class Table:
         return Markdown(f"{caption}{written}{rest}")
 
 
-def named(rows: pd.DataFrame, names: str, /, **heads: str) -> Columns:
+def named(rows: pd.DataFrame, names: str) -> Columns:
     """Return columns of rows, named in one string: `size median_ms reason:code`.
 
     How values are written stands behind a name, one of `formats.FORMS`, or follows of the unit that the name ends with.
-    heads: of some columns the heading in place of HEADS and of the name itself.
     """
     told = [name.partition(":")[::2] for name in names.split()]
-    return [
-        (heads.get(name, heading(name)), name, FORMS[form] if form else _form(name, rows.get(name, ())))
-        for name, form in told
-    ]
+    return [(heading(name), name, FORMS[form] if form else _form(name, rows.get(name, ()))) for name, form in told]
 
 
 def heading(name: str) -> str:

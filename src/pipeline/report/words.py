@@ -52,8 +52,7 @@ class Words:
         across: the column whose values become headers. only_filled: leave out columns without any value. The words are
         filled with `values`, else those of the first row.
         """
-        heads = {each: self._heading(name, each.partition(":")[0], rows, values) for each in names.split()}
-        columns = [(heads[each], *named(rows, each)[0][1:]) for each in names.split()]
+        columns = [(self._heading(name, column, rows, values), column, form) for _, column, form in named(rows, names)]
         shown = filled(rows, columns) if only_filled else columns
         return Table(name, self._fill(name, rows, values), rows, shown, all_rows, across)
 
@@ -76,19 +75,17 @@ class Words:
         """
 
         def titled(axis: Axis) -> Axis:
-            return replace(axis, title=self._own_heading(name, axis.column, rows, values) or "")
+            return replace(axis, title=self._heading(name, axis.column, rows, values, ""))
 
         x, y = (titled(Axis(axis) if isinstance(axis, str) else axis) for axis in (x, y))
         told = {self._heading(name, column, rows, values): column for column in hover.split()}
         return Chart(name, self._fill(name, rows, values), rows, mark, x, y, colour, hover=told, **looks)
 
-    def _heading(self, part: str, column: str, rows: pd.DataFrame, values: Mapping[str, Any]) -> str:
-        own = self._own_heading(part, column, rows, values)
-        return heading(column) if own is None else own
-
-    def _own_heading(self, part: str, column: str, rows: pd.DataFrame, values: Mapping[str, Any]) -> str | None:
+    def _heading(
+        self, part: str, column: str, rows: pd.DataFrame, values: Mapping[str, Any], otherwise: str | None = None
+    ) -> str:
         known = next((name for name in (f"{part}.{column}", f".{column}") if name in self.defined), None)
-        return None if known is None else self._fill(known, rows, values)
+        return self._fill(known, rows, values) if known else heading(column) if otherwise is None else otherwise
 
     def _fill(self, name: str, rows: pd.DataFrame, values: Mapping[str, Any]) -> str:
         """Return words with values in their fields; nothing where there is no row to tell of."""

@@ -46,11 +46,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     steps_here = here[here["phase"] == STEP]
     return Section(
         _answer(alike(steps, setting), where),
-        [
-            _steps(alike(eager, setting), where),
-            _achieved(steps, setting, beside),
-            _gain_by_width(gains),
-        ],
+        [_steps(alike(eager, setting), where), _achieved(steps, setting, beside), _gain_by_width(gains)],
         [
             Change.between(f"{row['precision']} instead of fp32", f"{row['size']}, {where}", peer_of(row), row)
             for _, row in in_order(steps_here[~steps_here["by_host"]], ["size"], ORDERS).tail(1).iterrows()
@@ -110,13 +106,12 @@ def _precisions(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
 
 def _gain_by_width(gains: pd.DataFrame) -> Chart:
     drawn = shaded(gains[gains["phase"] != "optimizer"])
-    status, context = drawn["status"].mask(drawn["by_host"], "unstable"), written(drawn, "context {context_length}")
-    drawn = drawn.assign(status=status, context=context)
+    status = drawn["status"].mask(drawn["by_host"], "unstable")
+    drawn = drawn.assign(status=status, context=written(drawn, "context {context_length}"))
     drawn = in_order(drawn, ["part", "context_length", "width"], {"part": ("whole step", *PASSES)})
-    limits, hover = [Limit(1.0, "as fast as fp32")], "size gain verdict limited_by_both"
-    return WORDS.chart(
-        "precision_gain", drawn, "line", "width", "ratio", "context", hover=hover, panel="part", limits=limits
-    )
+    as_fast, told = [Limit(1.0, "as fast as fp32")], "size gain verdict limited_by_both"
+    axes = ("width", "ratio", "context")
+    return WORDS.chart("precision_gain", drawn, "line", *axes, panel="part", limits=as_fast, hover=told)
 
 
 def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[str, pd.DataFrame]) -> Chart:
@@ -130,8 +125,8 @@ def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[s
     limits = [Limit(peak, f"{name} peak {number(peak)}{words.get(name, '')}") for name, peak in peaks.items()]
     drawn = steps.assign(work=work, name=steps["size"].where(is_main, ""))
     axes = Axis("work", log=True), Axis("model_tflops_per_s", log=True)
-    hover = "size context_length batch_size mfu_pct"
-    return WORDS.chart("achieved", drawn, "point", *axes, "precision", label="name", limits=limits, hover=hover)
+    told = "size context_length batch_size mfu_pct"
+    return WORDS.chart("achieved", drawn, "point", *axes, "precision", label="name", limits=limits, hover=told)
 
 
 def _phases(eager: pd.DataFrame) -> Table:
@@ -153,9 +148,9 @@ def _warm_up(host: pd.DataFrame) -> Table:
     parts = with_figures(host[(host["mode"] == "eager") & host["phase"].isin(PARTS)])
     parts = parts[parts.groupby(CELL)["warmup_steps"].transform("nunique") > 1]
     # One process: repeats have a first step each.
-    steps_ms = pd.DataFrame([repeats[0] for repeats in parts["samples_of_repeats"]], index=parts.index)
-    steps_ms = steps_ms.reindex(columns=range(ASKED_STEPS)).groupby([parts[name] for name in cell])
-    steps_ms = steps_ms.sum(min_count=len(PARTS))
+    samples = parts["samples_of_repeats"].str[0]
+    steps_ms = pd.DataFrame({step: samples.str[step] for step in range(ASKED_STEPS)}, dtype=float)
+    steps_ms = steps_ms.groupby([parts[name] for name in cell]).sum(min_count=len(PARTS))
     found = steps_ms.agg(["mean", "std", "count"], axis=1).add_suffix("_of_steps")
     found = found.assign(first_ms=steps_ms[0], later_ms=steps_ms.drop(columns=0).median(axis=1)).reset_index()
     found = in_order(found.assign(spread=written(found, MEAN_STD)), cell, ORDERS)
