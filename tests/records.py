@@ -26,7 +26,7 @@ CPU = {
 
 
 def timed_row(phase="forward", samples_ms=(1.99, 2.0, 2.01), mode="eager", **columns):
-    """Return a row of the timing stage that has figures, as a record holds it."""
+    """Return a row of the timing stage that has values, as a record holds it."""
     return {"mode": mode, "phase": phase, "clock": "host", "status": "ok", "samples_ms": list(samples_ms), **columns}
 
 
@@ -78,7 +78,7 @@ def as_read(row):
 
 
 def attention_row(impl="triton", samples_ms=(1.99, 2.0, 2.01), **columns):
-    """Return a row of the flash stage that has figures, as a GPU gives it."""
+    """Return a row of the flash stage that has values, as a GPU gives it."""
     named = {"impl": impl, "phase": "forward", "status": "ok", "clock": "device", "first_call_ms": 5.0}
     others = {"measured_peak_tflops_per_s": 2.0, "exposed_samples": 0, "samples_ms": list(samples_ms)}
     return {**named, **others, **columns}

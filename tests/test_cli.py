@@ -184,5 +184,5 @@ OFF = SKIPPED | {"impl": "mine", "status": "wrong", "reason": "output is off"}
         ([SKIPPED], ["status=skipped reason=needs a CUDA GPU"]),
     ],
 )
-def test_a_cell_prints_a_line_per_row_with_figures_and_one_per_reason_with_what_its_rows_share(rows, lines):
+def test_a_cell_prints_a_line_per_row_with_values_and_one_per_reason_with_what_its_rows_share(rows, lines):
     assert list(_row_lines("flash", rows)) == lines

@@ -11,7 +11,7 @@ from .records import failed_row, record, timed_row
 
 @pytest.fixture
 def results(tmp_path):
-    """A folder with one record: a row with all its figures, and one without."""
+    """A folder with one record: a row with all its values, and one without."""
     timed = timed_row("forward", samples_ms=[1.0, 2.0, 3.0], measured_peak_tflops_per_s=2)
     whole = record(rows=[timed, failed_row(phase="backward")])
     words = "/".join(f"{axis}={value}" for axis, value in whole["cell"].items())

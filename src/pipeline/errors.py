@@ -1,4 +1,4 @@
-"""Bad input and skipped measurements: the two expected ways to end without figures."""
+"""Bad input and skipped measurements: the two expected ways to end without values."""
 
 import functools
 import sys

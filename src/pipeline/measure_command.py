@@ -107,14 +107,14 @@ def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
-    """Yield one line per row with figures, then one per reason for which others have none, with what they share."""
-    from pipeline.cells.rows import WITH_FIGURES
+    """Yield one line per row with values, then one per reason for which others have none, with what they share."""
+    from pipeline.cells.rows import WITH_VALUES
     from pipeline.registry import stage
 
     keys = stage(name).row_types.key_columns()
     without: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for row in rows:
-        if row["status"] in WITH_FIGURES:
+        if row["status"] in WITH_VALUES:
             yield _line(row, [*keys, "status", "reason", "median_ms"])
         else:
             without.setdefault((row["status"], row.get("reason")), []).append(row)

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.cells.record import has_failed, read_record
-from pipeline.cells.rows import STATUSES, WITH_FIGURES
+from pipeline.cells.rows import STATUSES, WITH_VALUES
 from pipeline.cells.tabulate import outcome
 from pipeline.errors import UserError
 from pipeline.registry import stages
 
-# Reasons for cells without figures that the end of a run names; results/<stage>/cells.csv has all.
+# Reasons for cells without values that the end of a run names; results/<stage>/cells.csv has all.
 MOST_REASONS = 5
 
 
@@ -21,7 +21,7 @@ class Outcomes:
 
     def __init__(self) -> None:
         self._cells: Counter[str] = Counter()
-        self._without_figures: Counter[str] = Counter()
+        self._without_values: Counter[str] = Counter()
         self._own: Counter[str] = Counter()
         self._wrong: Counter[str] = Counter()
         self._on_busy_host = 0
@@ -39,12 +39,12 @@ class Outcomes:
         return []
 
     def summary(self) -> list[str]:
-        """Return how many cells came to what, why some have no figures, and which of the user's own are wrong."""
+        """Return how many cells came to what, why some have no values, and which of the user's own are wrong."""
         if not self._cells:
             return []
         counts = [f"{self._cells[status]} {status}" for status in STATUSES if self._cells[status]]
-        reasons = [f"{_cells(count)} {why}" for why, count in self._without_figures.most_common(MOST_REASONS)]
-        if (more := len(self._without_figures) - MOST_REASONS) > 0:
+        reasons = [f"{_cells(count)} {why}" for why, count in self._without_values.most_common(MOST_REASONS)]
+        if (more := len(self._without_values) - MOST_REASONS) > 0:
             reasons.append(f"{more} more {'reasons' if more > 1 else 'reason'}: results/<stage>/cells.csv")
         wrong = [f"your {name} is wrong in {count} of {_cells(self._own[name])}" for name, count in self._wrong.items()]
         busy = f"{_cells(self._on_busy_host)} measured on a busy host: host_busy in results/<stage>/cells.csv"
@@ -62,18 +62,18 @@ class Outcomes:
             yield f"[measured on a busy host: {used}]"
 
     def _outcome_of(self, record: Mapping[str, Any]) -> Iterator[str]:
-        """Count a cell, and say why it has no figures, if no other had none for that reason."""
+        """Count a cell, and say why it has no values, if no other had none for that reason."""
         found = outcome(record["rows"], stages()[record["stage"]].row_types)
         self._cells[found["status"]] += 1
-        if found["status"] in WITH_FIGURES:
+        if found["status"] in WITH_VALUES:
             return
         if has_failed(record):
             yield f"[failed: {found['reason']}, see {record['log']}]"
             return
         why = f"of {record['stage']} {found['status']}: {found['reason']}"
-        if why not in self._without_figures:
+        if why not in self._without_values:
             yield f"[nothing measured: {found['reason']}]"
-        self._without_figures[why] += 1
+        self._without_values[why] += 1
 
     def _wrong_of(self, record: Mapping[str, Any]) -> Iterator[str]:
         """Count those of the user's own in a cell, and say what is wrong with one that was not wrong before."""

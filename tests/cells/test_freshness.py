@@ -234,7 +234,7 @@ def test_a_cell_is_stale_where_a_peer_of_its_stage_came_or_has_another_version(r
     assert why_stale(record, Settings(), 2, NOW) is None
 
 
-def test_what_changes_figures_is_there_what_cells_set_or_only_names_a_place_is_not_and_no_path_tells_whose_it_is():
+def test_what_changes_values_is_there_what_cells_set_or_only_names_a_place_is_not_and_no_path_tells_whose_it_is():
     read = {"OMP_PROC_BIND": "true", "GLIBC_TUNABLES": "glibc.malloc.arena_max=1", "NCCL_ALGO": "Ring"}
     others = {
         "OMP_NUM_THREADS": "1",

@@ -31,7 +31,7 @@ def test_a_record_is_read_back_as_written(tmp_path, others_cores):
     assert read_record(tmp_path / "deep/cell.json", stages()) == with_derived(written, stages())
 
 
-def test_a_figure_that_is_no_number_is_refused(tmp_path):
+def test_a_value_that_is_no_number_is_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
         write_record(WholeFile(tmp_path / "cell.json"), {**RECORD, "rows": [{"median_ms": float("nan")}]})
     assert not (tmp_path / "cell.json").exists()

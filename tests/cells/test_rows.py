@@ -111,7 +111,7 @@ def test_an_axis_or_a_column_tells_which_kind_a_row_is_of(told_by_axis):
         types.check({"kind": "size"} if told_by_axis else {}, [{"kind": "size", "status": "ok"}])
 
 
-def test_columns_stand_as_keys_outcome_figures_lists_and_what_a_row_is_of_is_a_key_where_it_is_a_column():
+def test_columns_stand_as_keys_outcome_values_lists_and_what_a_row_is_of_is_a_key_where_it_is_a_column():
     @dataclass(frozen=True, kw_only=True)
     class Named(Time):
         """A time that says that it is one."""

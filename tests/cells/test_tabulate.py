@@ -8,7 +8,7 @@ import pytest
 from pipeline.cells import tabulate
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import write_record
-from pipeline.cells.rows import WITH_FIGURES
+from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.timed_rows import why_unstable
 from pipeline.errors import UserError
 from pipeline.registry import stages
@@ -37,14 +37,14 @@ def left(tmp_path):
     return leave
 
 
-def test_a_row_carries_its_cell_settings_machine_versions_and_figures_and_one_without_figures_none(left):
+def test_a_row_carries_its_cell_settings_machine_versions_and_values_and_one_without_values_none(left):
     both = left(rows=[timed_row(samples_ms=SAMPLES_MS), failed_row(phase="backward")])
     forward, backward = table("rows", both)
     assert list(forward) == [name for name in stages()["timing"].table_columns if name in forward]
     columns = ["size", "context_length", "setting_vocab_size", "phase", "machine", "torch"]
     assert [forward[name] for name in columns] == ["small", "256", "10000", "forward", "a CPU", "1.0"]
     assert json.loads(forward["samples_ms"]) == SAMPLES_MS
-    # No setting fills the place of a figure.
+    # No setting fills the place of a value.
     assert forward["setting_rel_error"] == backward["setting_rel_error"] == "0.005"
     assert float(forward["rel_error"]) != 0.005
     assert backward["status"] == "oom"
@@ -63,14 +63,14 @@ def test_records_of_two_stages_make_no_table(left):
         (["ok", "oom", "skipped"], ("ok", "")),
         (["unstable", "skipped"], ("unstable", WHY_UNSTABLE)),
         (["skipped", "oom"], ("oom", "why oom")),
-        (["ok", "unstable", "oom", "unstable"], ("unstable", f"2 of 3 figures, the first: {WHY_UNSTABLE}")),
-        (["unstable", "ok"], ("unstable", f"1 of 2 figures: {WHY_UNSTABLE}")),
+        (["ok", "unstable", "oom", "unstable"], ("unstable", f"2 of 3 values, the first: {WHY_UNSTABLE}")),
+        (["unstable", "ok"], ("unstable", f"1 of 2 values: {WHY_UNSTABLE}")),
     ],
 )
-def test_a_cell_is_as_the_worst_of_its_rows_that_have_a_figure(left, statuses, expected):
+def test_a_cell_is_as_the_worst_of_its_rows_that_have_a_value(left, statuses, expected):
     phases = ("forward", "backward", "optimizer", "train_step")
     rows = [
-        timed_row(phase, SAMPLES_OF[status]) if status in WITH_FIGURES else failed_row(status, f"why {status}", phase)
+        timed_row(phase, SAMPLES_OF[status]) if status in WITH_VALUES else failed_row(status, f"why {status}", phase)
         for status, phase in zip(statuses, phases, strict=False)
     ]
     (line,) = table("cells", left(rows=rows))
@@ -90,7 +90,7 @@ def test_a_cell_is_as_the_worst_of_its_rows_that_have_a_figure(left, statuses, e
 def test_no_cell_is_judged_by_a_reference_beside_others(left, statuses, clock, expected):
     rows = [
         attention_row(impl, SAMPLES_OF[status], clock=clock)
-        if status in WITH_FIGURES
+        if status in WITH_VALUES
         else {"impl": impl, **failed_row(status)}
         for impl, status in statuses.items()
     ]

@@ -77,7 +77,7 @@ TWO = {"turns": 2}
         ([10.0], {}, None),
         (NOISY, {}, "median known to "),
         (STEADY, {"slowdowns": ["hw_thermal_slowdown"]}, "GPU slowed down: hw_thermal_slowdown"),
-        # Turns that differ are no single figure, however many samples they have.
+        # Turns that differ are no single value, however many samples they have.
         ([230.0] * 50 + [292.0] * 50, TWO, "rounds lie 27% apart"),
         ([230.0] * 50 + [292.0] * 50, {}, "median known to "),
         ([100.0] * 50 + [105.0] * 50, TWO, None),

@@ -23,7 +23,7 @@ def cells(table):
     return {(*line[:2], head): cell for line in lines[2:] for head, cell in zip(lines[0][2:], line[2:], strict=True)}
 
 
-def test_each_model_stands_once_a_way_with_the_figures_of_every_run(both, make_run):
+def test_each_model_stands_once_a_way_with_the_values_of_every_run(both, make_run):
     found = cells(models([*both, make_run("third", FAST, size="xl")], {}))
     assert [key[:2] for key in found][:: len(found) // 4] == [
         ("medium", "as written"),

@@ -43,7 +43,7 @@ def test_slower_beyond_the_tolerance_fails_unless_it_is_unstable(make_run, statu
     assert bool(compare(a, b, tolerance).failure) is fails
 
 
-def test_a_row_that_lost_its_figures_fails_and_one_that_gained_some_does_not(both):
+def test_a_row_that_lost_its_values_fails_and_one_that_gained_some_does_not(both):
     whole, lacking = both
     lacking.records[0]["rows"][1] = {"levers": "sdpa", "status": "oom", "reason": "full"}
     [line] = compare(whole, lacking, 0.05).outcomes.to_dict("records")
@@ -65,7 +65,7 @@ def test_peaks_of_memory_differ_beyond_the_tolerance_in_either_direction_the_sam
     assert list(compare(*both, 0.21).memory["ratio"]) == pytest.approx([0.8])
 
 
-def test_the_gpu_s_work_is_a_figure_of_its_own(both):
+def test_the_gpu_s_work_is_a_value_of_its_own(both):
     for run, busy_ms in zip(both, (50.0, 70.0), strict=True):
         run.records[0]["rows"][0]["gpu_busy_ms"] = busy_ms
     found = compare(*both, 0.05).times

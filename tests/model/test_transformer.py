@@ -130,7 +130,7 @@ def test_any_function_can_stand_in_for_attention():
 
 def test_model_is_one_graph_for_the_compiler():
     model, tokens = build_model(), random_tokens()
-    # Tracing alone is at stake here: the compiled code's figures are compared in test_step.py.
+    # Tracing alone is at stake here: the compiled code's values are compared in test_step.py.
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(tokens), model(tokens))
 

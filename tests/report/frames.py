@@ -31,7 +31,7 @@ def timed(name, median_ms, **columns):
 
 
 def failed(name, status="oom", reason="CUDA out of memory", **columns):
-    """Return a row without figures."""
+    """Return a row without values."""
     return {"name": name, "phase": "train_step", "status": status, "reason": reason, "cards": "a GPU", **columns}
 
 

@@ -30,7 +30,7 @@ def test_a_stage_counts_cells_times_and_those_that_are_unstable():
     records = [levers_record(ROWS[0], wild, ROWS[-1]), gone("oom", "full", size="xl")]
     frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
     [line] = facts.by_stage(cells(*records), frames).to_dict("records")
-    assert (line["cells"], line["with_figures"], line["times"], line["unstable"]) == (2, 1, 3, 1)
+    assert (line["cells"], line["with_values"], line["times"], line["unstable"]) == (2, 1, 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -44,9 +44,9 @@ def test_a_stage_counts_cells_times_and_those_that_are_unstable():
         ("failed", ["ended", "ended"], None),
     ],
 )
-def test_cells_without_figures_share_a_line_by_outcome_and_reason_but_for_its_own_numbers(status, reasons, told):
+def test_cells_without_values_share_a_line_by_outcome_and_reason_but_for_its_own_numbers(status, reasons, told):
     records = [gone(status, reason, size=size) for reason, size in zip(reasons, ("xl", "2.7B"), strict=True)]
-    lines = facts.without_figures(cells(*records, levers_record(*ROWS))).to_dict("records")
+    lines = facts.without_values(cells(*records, levers_record(*ROWS))).to_dict("records")
     expected = [("levers", status, told, 2)] if told else []
     assert [(line["stage"], line["outcome"], line["reason"], line["cells"]) for line in lines] == expected
 
@@ -65,5 +65,5 @@ def test_cells_of_code_that_has_changed_since_are_counted(outdated, count):
 
 def test_what_the_machine_lacks_shares_a_line_and_failed_cells_are_left_to_the_first_screen():
     lacking = [gone("skipped", "needs 2 GPUs"), gone("skipped", "no CUDA GPU", size="xl")]
-    [line] = facts.without_figures(cells(*lacking, gone("failed", "killed", size="2.7B"))).to_dict("records")
+    [line] = facts.without_values(cells(*lacking, gone("failed", "killed", size="2.7B"))).to_dict("records")
     assert (line["outcome"], line["cells"], line["reason"]) == ("skipped", 2, "needs 2 GPUs; no CUDA GPU")

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.frame import brief, build, card, in_order, known, shares_a_cpu
+from pipeline.report.frame import brief, build, card, having, in_order, shares_a_cpu
 
 from ..records import CPU, record, timed_row
 from .frames import failed, folded, repeated, timed
@@ -33,7 +33,7 @@ def test_a_phase_may_contradict_itself_where_its_whole_step_would_not_notice():
     assert set(frame["status"]) == {"ok"}
 
 
-def test_a_repeat_without_figures_leaves_the_others_theirs_and_a_row_without_any_its_outcome():
+def test_a_repeat_without_values_leaves_the_others_theirs_and_a_row_without_any_its_outcome():
     lost = [failed("a", repeat=number, error=0.5) for number in (1, 2)]
     frame = folded(*lost, timed("b", 1.0), failed("c", repeat=1), *repeated("c", [10.0, 10.1])).set_index("name")
     assert frame["status"].to_dict() == {"a": "oom", "b": "ok", "c": "ok"}
@@ -52,7 +52,7 @@ def test_the_spread_of_repeats_is_pooled_by_kind_unstable_ones_too_if_it_is_of_t
     assert list(spread) == pytest.approx([np.std(np.log(medians_ms), ddof=1)] * len(spread))
 
 
-def test_the_spread_of_repeats_is_pooled_over_figures_of_any_size():
+def test_the_spread_of_repeats_is_pooled_over_values_of_any_size():
     up, down = math.exp(0.01), math.exp(-0.01)
     rows = [*repeated("a", [5 * up, 5 * down]), *repeated("b", [700 * up, 700, 700 * down]), timed("c", 1.0)]
     [row] = folded(*rows)[["spread_log_std", "spread_degrees"]].dropna().drop_duplicates().to_numpy()
@@ -109,8 +109,8 @@ def test_the_faster_of_two_steps_has_the_higher_mfu_where_each_process_measured_
 
 def test_known_keeps_rows_that_have_all_columns():
     rows = pd.DataFrame({"a": [1, None], "b": [1, 2]})
-    assert len(known(rows, "a", "b")) == 1
-    assert known(rows, "c").empty
+    assert len(having(rows, "a", "b")) == 1
+    assert having(rows, "c").empty
 
 
 def test_rows_are_sorted_as_listed_unknown_names_last():

@@ -26,7 +26,7 @@ def writeup(folder, *records, **asked):
 
 
 def lost(status, reason, **parts):
-    """Return a record none of whose rows has figures."""
+    """Return a record none of whose rows has values."""
     return levers_record(*({"levers": row["levers"], "status": status, "reason": reason} for row in ROWS), **parts)
 
 
@@ -73,8 +73,8 @@ def test_what_failed_and_what_was_measured_beside_other_work_is_named_on_the_fir
     assert all(words in text for words in ("ended by SIGKILL", "a.log", "other processes"))
 
 
-def test_a_stage_without_figures_says_why(tmp_path):
-    assert "No figures: 4 oom. out of memory" in writeup(tmp_path, lost("oom", "out of memory"))
+def test_a_stage_without_values_says_why(tmp_path):
+    assert "No values: 4 oom. out of memory" in writeup(tmp_path, lost("oom", "out of memory"))
 
 
 def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_path):

@@ -64,7 +64,7 @@ def test_repeats_that_contradict_each_other_decide_nothing_nor_a_single_process_
     assert found["y"] == UNDECIDED
 
 
-def test_the_fastest_peer_with_figures_is_the_peer_and_problems_without_one_are_left_out():
+def test_the_fastest_peer_with_values_is_the_peer_and_problems_without_one_are_left_out():
     rows = [timed("ours", 10.0), timed("torch", 30.0), timed("cuDNN", 20.0), failed("flex")]
     found = beside(*(row | {"shape": "x"} for row in rows), peers=("torch", "cuDNN", "flex"))
     assert list(found["name_peer"]) == ["cuDNN"]
@@ -80,7 +80,7 @@ def test_an_unstable_side_leaves_the_ratio_and_takes_the_verdict_and_a_chart_dra
     assert found["status"].tolist() == ["ok", "unstable"]
 
 
-def test_each_row_stands_beside_the_first_base_of_its_own_group_that_has_figures():
+def test_each_row_stands_beside_the_first_base_of_its_own_group_that_has_values():
     rows = folded(
         failed("a", case="x"),
         timed("a", 100.0, case="y"),
@@ -149,7 +149,7 @@ TRIALS = 100
 
 
 def verdicts(machine, factor):
-    """Judge pairs of processes of a machine, given three repeats of eight figures of its kind; count the words."""
+    """Judge pairs of processes of a machine, given three repeats of eight values of its kind; count the words."""
     noise, between, drift, count = MACHINES[machine]
     generator = np.random.default_rng(list(MACHINES).index(machine))
 

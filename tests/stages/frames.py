@@ -22,7 +22,7 @@ def timed(median_ms, spread=0.004, **columns):
 
 
 def failed(status="oom", **columns):
-    """Return a row without figures."""
+    """Return a row without values."""
     return {"status": status, "reason": "why", "cards": "a GPU", **columns}
 
 

@@ -55,6 +55,6 @@ def test_a_stage_s_declarations_are_whole(name):
         *((name, {}, False, False) for name in ("timing", "profile", "collectives", "ddp", "sharding", "fsdp")),
     ],
 )
-def test_cells_share_the_host_where_company_changes_no_figure(name, axes, on_cpu, on_gpu):
+def test_cells_share_the_host_where_company_changes_no_value(name, axes, on_cpu, on_gpu):
     cell = stage(name).cell_type(**axes)
     assert (shares_host(cell, on_gpu=False), shares_host(cell, on_gpu=True)) == (on_cpu, on_gpu)

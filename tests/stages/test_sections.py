@@ -66,7 +66,7 @@ def words(section):
 def of_parts(name, run):
     """Return sections of parts of a run: of one cell with nothing beside, and where all cells but one failed."""
     rows, axes = frames(run)[name], [axis for axis in stages()[name].axes if axis != "repeat"]
-    cells = [cell for _, cell in rows.groupby(axes, sort=False, dropna=False) if len(frame.with_figures(cell))]
+    cells = [cell for _, cell in rows.groupby(axes, sort=False, dropna=False) if len(frame.with_values(cell))]
     read = [each for each in rows.select_dtypes("number") if each not in axes and "setting_" not in each]
     for cell in cells[:: max(1, len(cells) // MOST_PARTS)]:
         yield built(name, run, cell.reset_index(drop=True), beside=False)

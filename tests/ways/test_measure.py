@@ -24,7 +24,7 @@ def rows(way, result, cell=CELL):
     return rows_of(fake, way, result, cell, "gloo")
 
 
-def test_what_has_an_outcome_or_weights_that_come_apart_has_no_figures():
+def test_what_has_an_outcome_or_weights_that_come_apart_has_no_values():
     whole = {"impl": "naive", "phase": "train_step", "clock": "host"}
     oom = {"status": "oom", "reason": "CUDA out of memory"}
     assert rows(TOGETHER, oom) == [whole | oom]

@@ -96,7 +96,7 @@ def subject_facts(subjects: Sequence[Subject], before: Sequence[dict[str, str]])
 def why_stale(
     record: Mapping[str, Any], settings: Any, gpus: int, present: Present, subjects: Sequence[dict[str, str]] = ()
 ) -> str | None:
-    """Say in a few words what has changed since a cell was measured; None where its figures would be the same.
+    """Say in a few words what has changed since a cell was measured; None where its values would be the same.
 
     gpus: how many GPUs the cell asks for; subjects: the facts of the user's own implementations that it is to measure.
     """

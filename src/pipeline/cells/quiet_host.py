@@ -1,6 +1,6 @@
 """The host of a cell: for it alone or shared with other cells, and how busy processes that are no cells keep it.
 
-A cell whose figures company would change has the host to itself: no other cell runs beside it, whoever started that.
+A cell whose values company would change has the host to itself: no other cell runs beside it, whoever started that.
 What else runs there is sampled before it. Where that keeps more than half of the cores busy, the cell waits for it to
 end, once a run and a minute at most, is measured all the same, and its record says so.
 """

@@ -30,7 +30,7 @@ _heads: dict[tuple[Path, int, int], dict[str, Any]] = {}
 
 
 def write_record(file: WholeFile, record: dict[str, Any]) -> None:
-    """Write a record as JSON; a non-finite figure is a bug, not a value, and raises ValueError."""
+    """Write a record as JSON; a non-finite value is a bug, not a value, and raises ValueError."""
     file.write(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 

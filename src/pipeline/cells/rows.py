@@ -16,7 +16,7 @@ from pipeline.subjects.naming import NAME
 
 # From the best outcome of a row to the worst.
 STATUSES = ("ok", "unstable", "skipped", "oom", "wrong", "failed")
-WITH_FIGURES = ("ok", "unstable")
+WITH_VALUES = ("ok", "unstable")
 # That a time is unstable is derived from its samples.
 RECORDED_STATUSES = tuple(status for status in STATUSES if status != "unstable")
 
@@ -24,7 +24,7 @@ RECORDED_STATUSES = tuple(status for status in STATUSES if status != "unstable")
 def column(meaning: str, **limits: Any) -> Any:
     """Declare a column: what it means, in words that stand behind its name, and the values it may take.
 
-    The name carries the unit. Only a column of type `X | None` may be missing from a row that has figures. limits:
+    The name carries the unit. Only a column of type `X | None` may be missing from a row that has values. limits:
     `allowed`, `minimum`, `positive` or `or_subject`, as in Column.
     """
     return field(default=None, metadata={"meaning": meaning, **limits})
@@ -56,7 +56,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One row per measurement: what it is of, what came of it, and its figures."""
+    """One row per measurement: what it is of, what came of it, and its values."""
 
     # The columns that tell the rows of a cell apart.
     KEYS: ClassVar[tuple[str, ...]] = ()
@@ -64,7 +64,7 @@ class Row:
     REFERENCE: ClassVar[Mapping[str, Any]] = {}
 
     status: str = column("what came of it", allowed=STATUSES)
-    reason: str | None = column("why there is no figure, or an unstable one")
+    reason: str | None = column("why there is no value, or an unstable one")
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
@@ -81,7 +81,7 @@ OUTCOME = tuple(item.name for item in fields(Row))
 
 
 def outcome_rows(cell: Any, status: str, reason: str) -> list[dict[str, Any]]:
-    """Return the rows of a cell without figures, as its record holds them."""
+    """Return the rows of a cell without values, as its record holds them."""
     return [{**key, "status": status, "reason": reason} for key in cell.row_keys()]
 
 
@@ -136,7 +136,7 @@ class Column:
 
 
 def columns(row_type: type[Row]) -> Mapping[str, Column]:
-    """Return the columns of a kind of row by name: its keys, the outcome, the figures as declared, lists at the end.
+    """Return the columns of a kind of row by name: its keys, the outcome, the values as declared, lists at the end.
 
     Raises TypeError for a field that is no column, or of a type that tables cannot hold.
     """
@@ -187,7 +187,7 @@ class RowTypes:
         return tuple(dict.fromkeys([*own, *(key for each in self.types.values() for key in each.KEYS)]))
 
     def column_names(self) -> tuple[str, ...]:
-        """Return the columns of all kinds of rows: the keys, the outcome, the figures."""
+        """Return the columns of all kinds of rows: the keys, the outcome, the values."""
         names = [name for each in self.types.values() for name in columns(each)]
         return tuple(dict.fromkeys([*self.key_columns(), *OUTCOME, *names]))
 
@@ -264,10 +264,10 @@ def _row_complaints(row: Mapping[str, Any], recorded: Mapping[str, Column]) -> I
 
 
 def _value_complaints(row: Mapping[str, Any], known: Mapping[str, Column]) -> Iterator[str]:
-    """Yield what is off in these columns of a row, and which of them a row with figures lacks."""
+    """Yield what is off in these columns of a row, and which of them a row with values lacks."""
     for name, item in known.items():
         if row.get(name) is None:
-            if not item.optional and row["status"] in WITH_FIGURES:
+            if not item.optional and row["status"] in WITH_VALUES:
                 yield f"{name} is missing: must be {_one_of(item)}"
         elif not item.accepts(row[name]):
             yield f"{name} must be {_one_of(item)}, got {reprlib.repr(row[name])}"

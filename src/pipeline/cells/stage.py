@@ -179,7 +179,7 @@ def taken_names(stages: Stages) -> dict[str, set[str]]:
 
 
 def shares_host(cell: Any, on_gpu: bool) -> bool:
-    """Tell whether other cells may run beside a cell: whether company on the host changes none of its figures.
+    """Tell whether other cells may run beside a cell: whether company on the host changes none of its values.
 
     Only a cell that says so does. The others take times by the host's clock, which is the time of whatever else runs
     there too: of a step, a launch, a collective or, on a CPU, of anything.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cells import fields
 from pipeline.cells.record import HOST_PARTS, SCHEDULER_PARTS, read_record
-from pipeline.cells.rows import STATUSES, WITH_FIGURES, RowTypes
+from pipeline.cells.rows import STATUSES, WITH_VALUES, RowTypes
 from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
@@ -102,19 +102,19 @@ def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
 
 
 def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
-    """Return the status of the cell, with the reason: the worst of its rows that have a figure.
+    """Return the status of the cell, with the reason: the worst of its rows that have a value.
 
-    Implementations of which one cannot do what the others can are rows of one cell: only where no row has a figure is
-    the cell without one. Where some figures alone are unstable, the reason says how many. A reference counts only where
-    nothing else has a figure.
+    Implementations of which one cannot do what the others can are rows of one cell: only where no row has a value is
+    the cell without one. Where some values alone are unstable, the reason says how many. A reference counts only where
+    nothing else has a value.
     """
-    timed = [row for row in rows if row["status"] in WITH_FIGURES]
-    with_figure = [row for row in timed if not row_types.is_reference(row)] or timed
-    worst = max(with_figure or rows, key=lambda row: STATUSES.index(row["status"]))
+    timed = [row for row in rows if row["status"] in WITH_VALUES]
+    with_value = [row for row in timed if not row_types.is_reference(row)] or timed
+    worst = max(with_value or rows, key=lambda row: STATUSES.index(row["status"]))
     status, reason = worst["status"], worst.get("reason", "")
-    like_it = sum(row["status"] == status for row in with_figure)
-    if status == "unstable" and like_it < len(with_figure):
-        reason = f"{like_it} of {len(with_figure)} figures{', the first' if like_it > 1 else ''}: {reason}"
+    like_it = sum(row["status"] == status for row in with_value)
+    if status == "unstable" and like_it < len(with_value):
+        reason = f"{like_it} of {len(with_value)} values{', the first' if like_it > 1 else ''}: {reason}"
     return {"status": status, "reason": reason}
 
 

@@ -12,7 +12,7 @@ from pipeline.compare.runs import Run
 from pipeline.errors import UserError
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import times
-from pipeline.report.frame import known
+from pipeline.report.frame import having
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, SLOWER, median_interval
 from pipeline.report.words import Words
@@ -62,7 +62,7 @@ def chart(rows: pd.DataFrame) -> Chart:
 
 def _lines(run: Run, stage: Stage, said: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a run that have a time and these words among those that name them."""
-    for row in known(run.frames[stage.name], "median_ms").to_dict("records"):
+    for row in having(run.frames[stage.name], "median_ms").to_dict("records"):
         named = words(row, stage)
         if said.items() <= named.items():
             own = [record for record in run.records if record["stage"] == stage.name and _is_of(record, stage, named)]

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.cells import fields
-from pipeline.cells.rows import WITH_FIGURES
+from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import Stage
 from pipeline.compare.runs import Run
 from pipeline.report.versus import FASTER, JUDGED, SAME, SLOWER, UNDECIDED, judged
@@ -27,10 +27,10 @@ GPU_BUSY = "gpu_busy_ms"
 class Pair:
     """What differs between run A and run B, as tables; `_a` and `_b` end the columns of either.
 
-    times: of rows with figures in both: KEYS, medians, repeats, COLUMNS of `versus` (ratio: how many times as fast B
+    times: of rows with values in both: KEYS, medians, repeats, COLUMNS of `versus` (ratio: how many times as fast B
     is), worse (slower by more than the tolerance). memory: peaks that differ by more than it, with their ratio B to A.
     outcomes: rows whose outcome changed, of `both`, and those of one alone, `left_only` and `right_only` in the column
-    `of`; lost: whether B has not the figures of A. tolerance: a fraction.
+    `of`; lost: whether B has not the values of A. tolerance: a fraction.
     """
 
     times: pd.DataFrame
@@ -44,7 +44,7 @@ class Pair:
         slower, lost = int(self.times["worse"].sum()), int(self.outcomes["lost"].sum())
         reasons = {
             f"{slower} times are slower by more than {100 * self.tolerance:g}%": slower,
-            f"{lost} rows lost their figures": lost,
+            f"{lost} rows lost their values": lost,
             "no time is in both": self.times.empty,
         }
         return ", ".join(reason for reason, holds in reasons.items() if holds)
@@ -52,12 +52,12 @@ class Pair:
 
 def compare(a: Run, b: Run, tolerance: float) -> Pair:
     """Compare the rows of two runs; differences below the fraction `tolerance` fail nothing."""
-    figures = [pd.DataFrame(_figures(run), columns=COLUMNS) for run in (a, b)]
-    both = figures[0].merge(figures[1], on=KEYS, suffixes=("_a", "_b"))
-    each = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in figures]
+    values = [pd.DataFrame(_values(run), columns=COLUMNS) for run in (a, b)]
+    both = values[0].merge(values[1], on=KEYS, suffixes=("_a", "_b"))
+    each = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in values]
     rows = each[0].merge(each[1], "outer", ROW, suffixes=("_a", "_b"), indicator="of")
     rows = rows[(rows["of"] != "both") | (rows["status_a"] != rows["status_b"])]
-    lost = rows["of"].eq("both") & rows["status_a"].isin(WITH_FIGURES) & ~rows["status_b"].isin(WITH_FIGURES)
+    lost = rows["of"].eq("both") & rows["status_a"].isin(WITH_VALUES) & ~rows["status_b"].isin(WITH_VALUES)
     return Pair(
         _times(both.dropna(subset=["median_ms_a", "median_ms_b"]), tolerance),
         _memory(both.dropna(subset=["bytes_a", "bytes_b"]), tolerance),
@@ -84,17 +84,17 @@ def _word(value: Any) -> str:
     return fields.text(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
-def _figures(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield COLUMNS of each figure: a time has its median and quartiles, a peak of memory `bytes`.
+def _values(run: Run) -> Iterator[dict[str, Any]]:
+    """Yield COLUMNS of each value: a time has its median and quartiles, a peak of memory `bytes`.
 
-    A row without figures has one line, of quantity ``.
+    A row without values has one line, of quantity ``.
     """
     for name, rows in run.frames.items():
         for row in rows.to_dict("records"):
             line = {column: row[column] for column in ("status", "reason", "repeats", "cards")}
-            found = _quantities(row) if row["status"] in WITH_FIGURES else {}
-            for quantity, figure in (found or {"": {}}).items():
-                yield {**named(row, run.stages[name]), **line, "quantity": quantity, **figure}
+            found = _quantities(row) if row["status"] in WITH_VALUES else {}
+            for quantity, value in (found or {"": {}}).items():
+                yield {**named(row, run.stages[name]), **line, "quantity": quantity, **value}
 
 
 def _quantities(row: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Literal
 
 import pandas as pd
 
-from pipeline.cells.rows import WITH_FIGURES
+from pipeline.cells.rows import WITH_VALUES
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Chart:
     @property
     def drawn(self) -> pd.DataFrame:
         """The rows that have a place: with a value, or bars without one, which tell their outcome."""
-        tells_outcome = self.mark == "bar" and "status" in self.rows and ~self.rows["status"].isin(WITH_FIGURES)
+        tells_outcome = self.mark == "bar" and "status" in self.rows and ~self.rows["status"].isin(WITH_VALUES)
         return self.rows[self.has_value | tells_outcome]
 
     @property

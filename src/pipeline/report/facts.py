@@ -6,11 +6,11 @@ from typing import Any
 import pandas as pd
 
 from pipeline.cells import fields
-from pipeline.cells.rows import WITH_FIGURES
+from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import Stages
 from pipeline.cells.tabulate import cell_line
 from pipeline.instruments.machine.identity import SOFTWARE
-from pipeline.report.frame import WHOLE_STEP, known, readable
+from pipeline.report.frame import WHOLE_STEP, having, readable
 
 # What differs from row to row in reasons that are otherwise the same.
 OWN_NUMBERS = r"[\d.]+(?= s, above)|(?<=known to )[\d.]+%"
@@ -29,10 +29,10 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
     seconds = cells[["start_up_s", "set_up_s", "measuring_s"]].sum()
     share = 100 * seconds["measuring_s"] / (seconds.sum() or 1.0)  # all may have failed
     software = {name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in SOFTWARE}
-    uuids = sorted({uuid[:12] for uuid in " ".join(known(cells, "gpus").get("gpus", [])).split()})
+    uuids = sorted({uuid[:12] for uuid in " ".join(having(cells, "gpus").get("gpus", [])).split()})
     told = {
         "machine": _listed(cells["machine"]),
-        "GPU memory": _sizes(known(cells, "gpu_memory_bytes").get("gpu_memory_bytes", pd.Series(dtype=float))),
+        "GPU memory": _sizes(having(cells, "gpu_memory_bytes").get("gpu_memory_bytes", pd.Series(dtype=float))),
         # Many are hard to read.
         "GPUs used": " / ".join(uuids) if len(uuids) <= MOST_GPUS_NAMED else f"{len(uuids)}, named in the cells' table",
         "host": f"{_listed(cells['cpu'])}; {_sizes(cells['memory_bytes'])}",
@@ -52,7 +52,7 @@ def _sizes(bytes_: pd.Series) -> str:
 
 
 def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return one row per stage: cells, those with figures, times, unstable ones, repeats, and how far these lie apart.
+    """Return one row per stage: cells, those with values, times, unstable ones, repeats, and how far these lie apart.
 
     std between repeats: of their medians, pooled over its whole steps, or all times where it has none; furthest two: of
     one such time.
@@ -61,14 +61,14 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
 
 
 def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
-    times = known(frame, "median_ms")
+    times = having(frame, "median_ms")
     steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
-    repeated = known(steps if len(steps) else times, "spread_pct")
+    repeated = having(steps if len(steps) else times, "spread_pct")
     repeated = repeated[repeated["repeats"] > 1] if len(repeated) else repeated
     return {
         "stage": cells["stage"].iloc[0],
         "cells": len(cells),
-        "with_figures": int(cells["status"].isin(WITH_FIGURES).sum()),
+        "with_values": int(cells["status"].isin(WITH_VALUES).sum()),
         "times": len(times),
         "unstable": int((times["status"] == "unstable").sum()),
         "most_repeats": int(frame["repeats"].max()),
@@ -77,12 +77,12 @@ def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def without_figures(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells without figures but failed ones, which the first screen names: `cells`, `example`.
+def without_values(cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the cells without values but failed ones, which the first screen names: `cells`, `example`.
 
     Those of one stage, outcome and reason share a row; all that the machine lacks what it takes share one.
     """
-    lacking = cells[~cells["status"].isin([*WITH_FIGURES, "failed"])].rename(columns={"status": "outcome"})
+    lacking = cells[~cells["status"].isin([*WITH_VALUES, "failed"])].rename(columns={"status": "outcome"})
     reasons = lacking["reason"].astype("string").str.replace(OWN_NUMBERS, "…", regex=True).fillna("")
     lacking = lacking.assign(reason=reasons)
     is_skipped = lacking["outcome"] == "skipped"

@@ -2,7 +2,7 @@
 
 A row holds the median of its repeats in every column of numbers, and beside it:
 
-- `repeats`: how many of them have figures; `medians_ms`: the median of each; `spread_pct`: how far the furthest two
+- `repeats`: how many of them have values; `medians_ms`: the median of each; `spread_pct`: how far the furthest two
   lie apart;
 - `samples_of_repeats`: for each repeat its samples, which `versus` compares;
 - `spread_log_std`, `spread_degrees`: how far repeats of such rows lie apart, pooled over all of the stage;
@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.cells.rows import WITH_FIGURES
+from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.cells.timed_rows import NEGLIGIBLE_SHARE, idle_columns
@@ -88,22 +88,22 @@ def brief(reason: str) -> str:
 def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     """Fold rows that are the same in `keys`, the repeats of each other, into one; see the head of this module."""
     of = _groups(rows, keys)
-    has_figures = rows["status"].isin(WITH_FIGURES)
-    # A repeat with figures speaks for those without; the order of rows stays.
-    spoken = pd.concat([rows[has_figures], rows[~has_figures]])
+    has_values = rows["status"].isin(WITH_VALUES)
+    # A repeat with values speaks for those without; the order of rows stays.
+    spoken = pd.concat([rows[has_values], rows[~has_values]])
     first = spoken[~of[spoken.index].duplicated()].sort_index()
     first.index = pd.Index(of[first.index])
-    measured, own = rows[has_figures], [*keys, "repeat", *rows.filter(like=SETTING)]
+    measured, own = rows[has_values], [*keys, "repeat", *rows.filter(like=SETTING)]
     numbers = measured.select_dtypes("number").columns.difference(own)
     repeats = measured.groupby(of)
-    # What else was read of a row without figures stays.
+    # What else was read of a row without values stays.
     first[numbers] = repeats[list(numbers)].median().reindex(first.index).fillna(first[numbers])
     first = _with_limit(first)
     first["cards"] = repeats["cards"].agg(lambda cards: ", ".join(dict.fromkeys(cards)))
     first["repeats"] = repeats.size().reindex(first.index, fill_value=0)
     first = first.drop(columns="repeat", errors="ignore")
     if "samples_ms" in rows:
-        first = _with_spread(first, known(measured, "samples_ms").groupby(of))
+        first = _with_spread(first, having(measured, "samples_ms").groupby(of))
     return first.reset_index(drop=True).copy()  # as few blocks, of which sections take rows again and again
 
 
@@ -192,12 +192,12 @@ def _one_line(value: Any) -> Any:
 # What sections ask of frames
 
 
-def with_figures(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep rows that carry figures."""
-    return rows[rows["status"].isin(WITH_FIGURES)]
+def with_values(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep rows that carry values."""
+    return rows[rows["status"].isin(WITH_VALUES)]
 
 
-def known(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
+def having(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """Keep rows that have something in each of these columns; none where there is no such column."""
     if not set(columns) <= set(rows):
         return rows.head(0)

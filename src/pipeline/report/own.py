@@ -9,7 +9,7 @@ import pandas as pd
 from pipeline.cells.fields import text as field_text
 from pipeline.cells.stage import Stage
 from pipeline.report.formats import number
-from pipeline.report.frame import alike, with_figures
+from pipeline.report.frame import alike, with_values
 from pipeline.report.section import Part, Told
 from pipeline.report.table import Table
 from pipeline.report.versus import versus
@@ -32,7 +32,7 @@ def without_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
 def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     """Return the rows that rank implementations, of problems that the user's own were measured at.
 
-    Added columns: `problem` (the axes and keys that differ, as text), `own`, `place` among those with figures, `of` how
+    Added columns: `problem` (the axes and keys that differ, as text), `own`, `place` among those with values, `of` how
     many, and `best`, `best_ms`, `ratio`, `verdict` beside the fastest of the others. The stage's first problem leads.
     """
     measured = stage.subjects
@@ -55,7 +55,7 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
         first=whole.index.isin(alike(whole, measured.first).index),
     )
     whole = whole[whole["problem"].isin(whole.loc[whole["own"], "problem"])]
-    timed = with_figures(whole).groupby("problem")["median_ms"]
+    timed = with_values(whole).groupby("problem")["median_ms"]
     whole = _beside_best(whole.assign(place=timed.rank(method="min"), of=timed.transform("size")))
     return whole.sort_values(["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable")
 

@@ -64,8 +64,8 @@ def told(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> To
     shown = own.without_own(rows, stage)
     beside = {name: own.without_own(frames[name], stages[name]) for name in stage.reads if name in frames}
     own_parts = own.parts(rows, stage)
-    if frame.with_figures(shown).empty:
-        return Told(stage, Section(_no_figures(rows)), own_parts, Markdown(), rows)
+    if frame.with_values(shown).empty:
+        return Told(stage, Section(_no_values(rows)), own_parts, Markdown(), rows)
     section = stage.report()(shown, beside)
     if frame.shares_a_cpu(rows):
         section = replace(section, changes=())  # what ranks on one CPU gain is no advice
@@ -100,10 +100,10 @@ def summary(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> str:
     return json.dumps(found, indent=1, allow_nan=False) + "\n"
 
 
-def _no_figures(rows: pd.DataFrame) -> str:
+def _no_values(rows: pd.DataFrame) -> str:
     outcomes = ", ".join(f"{count(number)} {outcome}" for outcome, number in rows["status"].value_counts().items())
     reason = next(iter(rows["reason"].dropna()), "")
-    return say("No figures: {outcomes}. {reason}", outcomes=outcomes, reason=reason)
+    return say("No values: {outcomes}. {reason}", outcomes=outcomes, reason=reason)
 
 
 def _all_rows(stage: Stage, records: frame.Records) -> Mapping:

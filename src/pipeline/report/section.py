@@ -19,7 +19,7 @@ Part = Table | Chart
 class Change:
     """A change to make on this machine, with its evidence: a row of the first screen.
 
-    what: in a few words; where: what it was measured on; before, after: the figures; judged: a row of `versus` with
+    what: in a few words; where: what it was measured on; before, after: the values; judged: a row of `versus` with
     ratio, low, high, verdict and repeats.
     """
 
@@ -43,7 +43,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Compared:
-    """A figure by which machines are compared: what it is of, its unit, its value and outcome."""
+    """A value by which machines are compared: what it is of, its unit, its value and outcome."""
 
     what: str
     unit: str
@@ -66,7 +66,7 @@ class Section:
     """A stage's section; its title is the stage's question.
 
     answer: one sentence or two, a template filled with values (`say`). parts: tables and charts in reading order; those
-    without rows are left out. for_course: further ones, which only the course's page shows. compared: a few figures by
+    without rows are left out. for_course: further ones, which only the course's page shows. compared: a few values by
     which machines are compared. alarms: tables that the first screen shows where they have rows; trust: a line for its
     end.
     """

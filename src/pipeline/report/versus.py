@@ -13,7 +13,7 @@ from typing import Any
 
 import pandas as pd
 
-from pipeline.cells.rows import WITH_FIGURES
+from pipeline.cells.rows import WITH_VALUES
 from pipeline.report.formats import interval
 from pipeline.statistics.medians import LEAST_SAMPLES, Repeats, RepeatSpread, half_interval, log_median
 
@@ -28,12 +28,12 @@ Row = Mapping[str, Any]
 def versus(
     frame: pd.DataFrame, on: Sequence[str], who: str, ours: str | Sequence[str], peers: Sequence[str]
 ) -> pd.DataFrame:
-    """Put `ours` beside the fastest of `peers`: one row per `on` and name in `ours`, where both have figures.
+    """Put `ours` beside the fastest of `peers`: one row per `on` and name in `ours`, where both have values.
 
     who: the column that names them. Columns are those of ours, with `_peer` those of the other, and COLUMNS: ratio is
     the peer's time over ours, so above 1 ours is faster; gain is the ratio with its interval, as text.
     """
-    timed = frame[frame["status"].isin(WITH_FIGURES)]
+    timed = frame[frame["status"].isin(WITH_VALUES)]
     mine, theirs = (timed[timed[who].isin([names] if isinstance(names, str) else names)] for names in (ours, peers))
     fastest = theirs.groupby(list(on), sort=False, dropna=False)["median_ms"].idxmin()
     return judged(mine.merge(theirs.loc[fastest], on=list(on), suffixes=("", "_peer")), "_peer")
@@ -46,25 +46,25 @@ def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, pe
 
 
 def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.DataFrame:
-    """Put each row beside the first of its `on` that is a base and has figures.
+    """Put each row beside the first of its `on` that is a base and has values.
 
-    Added: COLUMNS, empty for that row itself and where a side has no figures; `base`, that row's index.
+    Added: COLUMNS, empty for that row itself and where a side has no values; `base`, that row's index.
     """
     groups = rows.groupby(list(on), sort=False, dropna=False).ngroup()
-    first = groups[is_base & rows["status"].isin(WITH_FIGURES)].drop_duplicates()
+    first = groups[is_base & rows["status"].isin(WITH_VALUES)].drop_duplicates()
     bases = groups.map(pd.Series(first.index, first))
     others = rows.reindex(bases.mask(bases == rows.index)).set_axis(rows.index).add_suffix("_base")
     return judged(rows.join(others), "_base").drop(columns=others.columns).assign(base=bases)
 
 
 def judged(both: pd.DataFrame, base: str, other: str = "") -> pd.DataFrame:
-    """Add COLUMNS to rows of two sides, told by the suffixes of their columns; empty where one has no figures."""
+    """Add COLUMNS to rows of two sides, told by the suffixes of their columns; empty where one has no values."""
     sides = (
         both.reindex(columns=[f"{name}{suffix}" for name in JUDGED]).set_axis([*JUDGED], axis="columns")
         for suffix in (base, other)
     )
     pairs = zip(*(rows.to_dict("records") for rows in sides), strict=True)
-    found = [judge(a, b) if {a["status"], b["status"]} <= {*WITH_FIGURES} else {} for a, b in pairs]
+    found = [judge(a, b) if {a["status"], b["status"]} <= {*WITH_VALUES} else {} for a, b in pairs]
     columns = pd.DataFrame(found, both.index, COLUMNS)
     return pd.concat([both.drop(columns=[*COLUMNS], errors="ignore"), columns], axis="columns")
 
@@ -100,7 +100,7 @@ def median_interval(row: Row) -> tuple[float, float]:
 def compare_samples(base: Repeats, other: Repeats, spread: RepeatSpread) -> dict[str, Any] | None:
     """Return COLUMNS for two sides, each given as the samples of its repeats in the order taken.
 
-    spread: that of repeats of such figures. None with fewer than LEAST_SAMPLES in a repeat.
+    spread: that of repeats of such values. None with fewer than LEAST_SAMPLES in a repeat.
     """
     if min(map(len, [*base, *other])) < LEAST_SAMPLES:
         return None

@@ -11,7 +11,7 @@ import pandas as pd
 
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number, written
-from pipeline.report.frame import WHOLE_STEP, in_order, with_figures
+from pipeline.report.frame import WHOLE_STEP, in_order, with_values
 from pipeline.report.section import Change
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, beside
@@ -41,13 +41,13 @@ def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataF
 
 
 def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the steps of each case with figures: first those that the host does not limit, with most repeats."""
+    """Return the steps of each case with values: first those that the host does not limit, with most repeats."""
 
     def doubt(steps: pd.DataFrame) -> tuple[bool, float, float]:
         is_by_host = steps["limited_by"].eq("host").mean() >= 0.5
         return is_by_host, -steps["repeats"].max(), steps["status"].ne("ok").mean()
 
-    return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_figures(own))), key=doubt)
+    return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_values(own))), key=doubt)
 
 
 def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = "") -> Table:
@@ -115,8 +115,8 @@ def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes")
 
 
 def only(steps: pd.DataFrame) -> str:
-    """Say which ways have figures where one to compare with has none."""
-    ways = ", ".join(with_figures(steps)["way"]) or "none"
+    """Say which ways have values where one to compare with has none."""
+    ways = ", ".join(with_values(steps)["way"]) or "none"
     return WORDS.say("only", case=steps["case"].iloc[0], ways=ways)
 
 

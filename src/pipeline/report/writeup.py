@@ -12,7 +12,7 @@ from pipeline.report import facts, own
 from pipeline.report.asked import Asked
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count
-from pipeline.report.frame import known, shares_a_cpu
+from pipeline.report.frame import having, shares_a_cpu
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Part, Told, say
 from pipeline.report.table import Table
@@ -47,7 +47,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
             *_alarms(cells, told),
         ],
         cells=len(cells),
-        **by_stage[["with_figures", "times", "unstable"]].sum(),
+        **by_stage[["with_values", "times", "unstable"]].sum(),
         shares_a_cpu=lambda each: shares_a_cpu(each.rows),
         noise=_noise,
         own=lambda each: [part for part in each.parts if part.name in own.PARTS],
@@ -82,7 +82,7 @@ def changes(told: Sequence[Told]) -> pd.DataFrame:
 
 def _noise(told: Told) -> tuple[int, int] | None:
     """Return how many of how many times of a stage are unstable, where most are."""
-    times = known(told.rows, "median_ms")
+    times = having(told.rows, "median_ms")
     unstable = int((times["status"] == "unstable").sum())
     return (unstable, len(times)) if len(times) and unstable >= MOST_UNSTABLE * len(times) else None
 
@@ -123,7 +123,7 @@ def _trust_tables(asked: Asked, cells: pd.DataFrame, by_stage: pd.DataFrame) -> 
     by_stage = by_stage.assign(by_code_changed_since=older)[(by_stage["most_repeats"] > 1) | older.notna()]
     apart = "std_between_repeats:percent furthest_two:percent"
     names = f"stage cells most_repeats {apart} by_code_changed_since"
-    lacking, missing = facts.without_figures(cells), facts.missing(asked.missing)
+    lacking, missing = facts.without_values(cells), facts.missing(asked.missing)
     shared = "stage cells what_they_share:code command:code"
     return [
         WORDS.table("stages", by_stage, names, only_filled=True),

@@ -75,7 +75,7 @@ class Verdict:
 
     @property
     def outcome(self) -> dict[str, str]:
-        """Return the columns of a row without figures."""
+        """Return the columns of a row without values."""
         return {"status": self.status, "reason": self.reason}
 
 

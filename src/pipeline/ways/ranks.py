@@ -37,7 +37,7 @@ def run_on_ranks(function: Callable[..., Result], cell: Any, settings: Any, *arg
 
 
 def outcome(end: Exception) -> Row:
-    """Return the columns of a row without figures; raises what is no outcome."""
+    """Return the columns of a row without values; raises what is no outcome."""
     if isinstance(end, Skipped):
         return {"status": "skipped", "reason": str(end)}
     if not is_out_of_memory(end):

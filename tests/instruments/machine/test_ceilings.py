@@ -87,7 +87,7 @@ def test_an_operator_among_many_costs_its_share(monkeypatch):
     ],
     ids=str,
 )
-def test_a_gpu_has_figures_of_the_right_order(ceiling):
+def test_a_gpu_has_values_of_the_right_order(ceiling):
     try:
         taken = measure_ceiling(ceiling, CUDA, THREE).taken[ceiling.kind]
     except Skipped as skipped:

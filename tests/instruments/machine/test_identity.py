@@ -213,7 +213,7 @@ def test_what_nvml_does_not_support_is_none(install):
         (0x40 | 0x2, ["applications_clocks", "hw_thermal_slowdown"], ["hw_thermal_slowdown"]),
     ],
 )
-def test_only_heat_and_failing_power_spoil_figures_under_both_names_of_the_query(
+def test_only_heat_and_failing_power_spoil_values_under_both_names_of_the_query(
     install, query, bits, throttled, slowed
 ):
     install(FakeGpu(0), FakeGpu(1, answers={f"nvmlDeviceGet{query}": bits}))

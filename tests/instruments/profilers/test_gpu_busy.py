@@ -31,7 +31,7 @@ def work(*events):
         # A collective is exposed where nothing else runs.
         ([[(MATMUL, 0, 3000), (ALL_REDUCE, 1000, 4000), (MATMUL, 4500, 1500)]], GpuBusy(6.0, 3, 1.5, 8.0)),
         ([[(ALL_REDUCE, 0, 4000)]], GpuBusy(4.0, 1, 4.0, 8.0)),
-        # One slow step does not move the figures.
+        # One slow step does not move the values.
         ([[(MATMUL, 0, duration_us)] for duration_us in (1000, 9000, 1000)], GpuBusy(1.0, 1, 0.0, 8.0)),
     ],
 )

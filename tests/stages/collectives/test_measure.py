@@ -229,7 +229,7 @@ def test_bus_bandwidth_counts_what_a_rank_of_a_ring_sends_and_more_ranks_than_co
         ([report(1.0, 9.0)], "median known to"),
     ],
 )
-def test_a_throttled_or_noisy_row_is_unstable_and_keeps_its_figures(reports, reason):
+def test_a_throttled_or_noisy_row_is_unstable_and_keeps_its_values(reports, reason):
     row = merged(reports, Cell("nccl", 2))[0]
     assert (row["status"], row["median_ms"] > 0) == ("unstable", True)
     assert row["reason"].startswith(reason)

@@ -37,7 +37,7 @@ def steps(rows):
     return {(row["impl"], row["bucket_size_mb"]): row for row in rows if row["phase"] == "train_step"}
 
 
-def test_every_variant_has_a_figure(steps):
+def test_every_variant_has_a_value(steps):
     assert list(steps) == [(variant.impl, variant.bucket_size_mb) for variant in VARIANTS]
     assert {row["status"] for row in steps.values()} <= {"ok", "unstable"}
     assert {row["tokens"] for row in steps.values()} == {2 * 1 * 16}  # ranks, batch, context

@@ -90,7 +90,7 @@ def test_a_gpu_too_old_for_the_kernels_is_the_reason_for_which_they_are_skipped(
     assert {rows["eager", phase]["status"] for phase in PHASES} <= {"ok", "unstable"}
 
 
-def test_errors_are_figures_where_there_is_one_key_and_gradients_vanish(measured):
+def test_errors_are_values_where_there_is_one_key_and_gradients_vanish(measured):
     def off(q, k, v, is_causal):
         return eager_attention(q, k, v, is_causal) + 1e-3 * (q + k)
 

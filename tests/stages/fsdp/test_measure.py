@@ -41,7 +41,7 @@ def bytes_as_predicted(rows):
     return memory, traffic
 
 
-def test_every_way_has_a_figure_and_all_but_the_first_the_same_loss(rows):
+def test_every_way_has_a_value_and_all_but_the_first_the_same_loss(rows):
     steps = whole_steps(rows)
     assert list(steps) == list(IMPLS)
     assert all(row["n"] == 5 and math.isfinite(row["median_ms"]) for row in steps.values())

@@ -1,4 +1,4 @@
-"""A snapshot as CUDA's allocator leaves it, made of a recording on a CPU, gives the figures of that recording."""
+"""A snapshot as CUDA's allocator leaves it, made of a recording on a CPU, gives the values of that recording."""
 
 import pickle
 from dataclasses import replace
@@ -44,7 +44,7 @@ def as_cuda_leaves_it(entries):
     return {"segments": [{"address": ON_DEVICE, "device": 0, "blocks": blocks}], "device_traces": [trace]}
 
 
-def test_what_else_cudas_allocator_notes_changes_no_figure(on_cpu, tmp_path):
+def test_what_else_cudas_allocator_notes_changes_no_value(on_cpu, tmp_path):
     recording, entries = on_cpu
     path = tmp_path / "snapshot.pickle"
     path.write_bytes(pickle.dumps(as_cuda_leaves_it(entries)))

@@ -127,7 +127,7 @@ def test_a_recording_that_lost_a_release_is_taken_again(lost, tmp_path, monkeypa
     assert active_bytes == [held, held + 3 * MIB, held]
 
 
-def test_only_the_timeline_has_no_figures_where_no_recording_is_complete(tmp_path, monkeypatch):
+def test_only_the_timeline_has_no_values_where_no_recording_is_complete(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda values, device: values)
     turn = turn_of(Step(lost=1000), tmp_path)
     note_timeline(turn)

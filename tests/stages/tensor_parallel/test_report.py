@@ -85,7 +85,7 @@ def test_blocks_steps_and_the_longest_context_have_tables_of_their_own():
 
 
 @pytest.mark.parametrize("failing", [("none",), ("tensor", "fsdp"), [impl for impl in MS if impl != "none"], [*MS]])
-def test_ways_without_figures_show_their_outcome(failing):
+def test_ways_without_values_show_their_outcome(failing):
     section = section_of(Cell(), failing=failing)
     assert gaps(section) == []
     assert "OOM" in written(section) or len(failing) == len(MS)

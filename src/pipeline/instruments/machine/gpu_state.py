@@ -1,4 +1,4 @@
-"""What the GPUs are doing at this moment, and whether figures taken now can be trusted."""
+"""What the GPUs are doing at this moment, and whether values taken now can be trusted."""
 
 from collections.abc import Collection
 from typing import Any
@@ -32,12 +32,12 @@ def gpu_state() -> list[dict[str, Any]]:
 
 
 def slowdown_reasons(state: list[dict[str, Any]]) -> list[str]:
-    """Name the throttle reasons in a `gpu_state` that make figures untrustworthy: heat, or failing power."""
+    """Name the throttle reasons in a `gpu_state` that make values untrustworthy: heat, or failing power."""
     return slowdowns_among({reason for gpu in state for reason in gpu["throttle_reasons"] or ()})
 
 
 def slowdowns_among(reasons: Collection[str]) -> list[str]:
-    """Select the throttle reasons that make figures untrustworthy."""
+    """Select the throttle reasons that make values untrustworthy."""
     return [reason for reason in _SLOWDOWNS if reason in reasons]
 
 

@@ -17,7 +17,7 @@ import psutil
 from pipeline.instruments.machine.cgroups import cpu_limit, memory_limit_bytes
 from pipeline.instruments.machine.gpus import ask, gpu_facts, nvml, torch_build, visible_gpus
 
-# What changes figures, by the names of `software_versions`.
+# What changes values, by the names of `software_versions`.
 SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
 
 
@@ -43,7 +43,7 @@ def cpu_model() -> str:
 
 
 def software_versions() -> dict[str, str]:
-    """Give the versions of what changes figures: python, torch, triton, cuda (ROCm: HIP) and driver."""
+    """Give the versions of what changes values: python, torch, triton, cuda (ROCm: HIP) and driver."""
     build, library = torch_build(), nvml()
     return {
         "python": platform.python_version(),

@@ -17,7 +17,7 @@ DATASHEET_DTYPES = (*PRECISIONS, "fp8")
 # Dense rates in TFLOP/s, never the doubled ones of structured sparsity, by the name that the driver prints.
 # fp32 is the rate without tensor cores. GB/s: of memory, in 10^9 bytes/s, reads and writes together. Sources: NVIDIA's
 # datasheets of the V100, A100, L4, L40S and H200, the whitepaper of the H100 and the datasheet of HGX B200 (an eighth
-# of its figures); AMD's datasheet of the MI300X.
+# of its values); AMD's datasheet of the MI300X.
 _V100_SXM2 = {"fp32": 15.7, "fp16": 125.0, "GB/s": 900.0}
 _A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
 _H100_SXM = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9}

@@ -28,7 +28,7 @@ class Power:
 
     energy_j: of a step, all GPUs together, idle moments between steps included; None for less than a second of steps.
     sm_clock_mhz: the mean over the stretch, of the slowest GPU. power_capped: whether the power limit held a clock down
-    for 1% of the stretch or more. slowdowns: the throttle reasons seen that make figures untrustworthy.
+    for 1% of the stretch or more. slowdowns: the throttle reasons seen that make values untrustworthy.
     """
 
     energy_j: float | None = None

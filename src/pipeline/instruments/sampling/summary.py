@@ -1,4 +1,4 @@
-"""Summaries of samples: order statistics first, for a few slow samples must not move the figure."""
+"""Summaries of samples: order statistics first, for a few slow samples must not move the value."""
 
 import statistics
 from collections.abc import Sequence

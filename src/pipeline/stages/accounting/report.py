@@ -8,7 +8,7 @@ from pipeline.formulas.training_state import devices_to_hold
 from pipeline.formulas.units import BF16_BYTES, GB, GIB
 from pipeline.report.chart import Chart
 from pipeline.report.formats import count, written
-from pipeline.report.frame import in_order, known, with_figures
+from pipeline.report.frame import having, in_order, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -51,7 +51,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
     beside: ceilings and collectives, for what this machine's GPUs do and send.
     """
-    asked = with_figures(rows).groupby("question")
+    asked = with_values(rows).groupby("question")
     found = {str(question): each[each["size"] == each["size"].iloc[0]] for question, each in asked}
     chart = [_mesh_chart(found["mesh"])] if "mesh" in found else []
     here = [_here(**beside)] if {*READS} <= {*beside} else []
@@ -90,13 +90,13 @@ def _mesh_chart(rows: pd.DataFrame) -> Chart:
 def _here(ceilings: pd.DataFrame, collectives: pd.DataFrame) -> Table:
     """Write from how many tokens on FSDP is compute bound on this machine, by its measured C and W; bf16 weights."""
     is_used = (collectives["backend"] == "nccl") & collectives["collective"].isin(GATHERING)
-    sent = known(with_figures(collectives[is_used]), "busbw_gb_per_s")
+    sent = having(with_values(collectives[is_used]), "busbw_gb_per_s")
     sent = in_order(sent, ["collective", "busbw_gb_per_s"], {"collective": GATHERING[::-1]})
     sent = sent.drop_duplicates("world_size", keep="last").sort_values("world_size")
     tflops_per_s = ceilings.loc[ceilings["dtype"] == "bf16", "tflops_per_s"].max()
     tokens = (1e3 * tflops_per_s / sent["busbw_gb_per_s"] * BF16_BYTES / 2).round()
     found = sent.assign(C=tflops_per_s, tokens=tokens, collective=sent["collective"].str.replace("_", "-"))
-    return WORDS.table("here", known(found, "tokens"), "world_size C busbw_gb_per_s collective tokens")
+    return WORDS.table("here", having(found, "tokens"), "world_size C busbw_gb_per_s collective tokens")
 
 
 def _main_row(rows: pd.DataFrame) -> pd.Series:

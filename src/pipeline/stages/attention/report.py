@@ -8,7 +8,7 @@ from pipeline.formulas import attention
 from pipeline.formulas.attention import Shape
 from pipeline.formulas.units import FP32_BYTES
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.frame import in_order, known, with_figures
+from pipeline.report.frame import having, in_order, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.versus import side_by_side
@@ -27,7 +27,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     # The libraries' workspaces are no part of attention, nor of the formula.
     rows = rows.assign(**{name: rows[name] - rows["workspace_bytes"].fillna(0) for name in COUNTED})
     both = side_by_side(rows, ON, "mode", "compiled", "eager")
-    measured = set(with_figures(rows)["head_dim"])
+    measured = set(with_values(rows)["head_dim"])
     usual = USUAL_HEAD_DIM if USUAL_HEAD_DIM in measured else int(max(measured))
     here, limits = both[both["head_dim"] == usual], _limits(rows)
     return Section(
@@ -38,7 +38,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 
 def _answer(both: pd.DataFrame, limits: pd.DataFrame) -> str:
-    judged = known(both, "ratio")
+    judged = having(both, "ratio")
     whole = judged[judged.groupby("seq_len")["phase"].transform("nunique") == len(PHASES)]
     if whole.empty or limits.empty:
         return WORDS.say("no_whole_length")
@@ -84,9 +84,9 @@ def _grid(both: pd.DataFrame) -> Table:
 def _limits(rows: pd.DataFrame) -> pd.DataFrame:
     """Put the longest sequence that fits by formula beside the longest that ran and the shortest that ran out."""
     eager = rows[rows["mode"] == "eager"]
-    done = with_figures(eager[eager["phase"] == "backward"]).groupby("head_dim")["seq_len"].max()
+    done = with_values(eager[eager["phase"] == "backward"]).groupby("head_dim")["seq_len"].max()
     out = eager[eager["status"] == "oom"].groupby("head_dim")["seq_len"].min()
-    found = rows.loc[known(rows, "device_type", "memory_bytes").groupby("head_dim")["memory_bytes"].idxmax()]
+    found = rows.loc[having(rows, "device_type", "memory_bytes").groupby("head_dim")["memory_bytes"].idxmax()]
     fits = [
         attention.longest_that_fits(_shape(row, 1), FP32_BYTES, row["device_type"], int(row["memory_bytes"]))
         for _, row in found.iterrows()
@@ -100,8 +100,8 @@ def _shape(row: pd.Series, seq_len: int) -> Shape:
 
 def _tensors(limits: pd.DataFrame) -> Table:
     """Account for the peak of the smallest problem that does not fit, or the largest that does, tensor by tensor."""
-    ran = known(limits, "done").sort_values("done", ascending=False, kind="stable")
-    told = pd.concat([known(limits, "out").sort_values("out", kind="stable"), ran]).head(1)
+    ran = having(limits, "done").sort_values("done", ascending=False, kind="stable")
+    told = pd.concat([having(limits, "out").sort_values("out", kind="stable"), ran]).head(1)
     told = told.assign(seq_len=told["out"].fillna(told["done"]))
     parts = [
         part for _, row in told.iterrows() for part in _parts(_shape(row, int(row["seq_len"])), row["device_type"])

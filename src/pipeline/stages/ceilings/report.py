@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
-from pipeline.report.frame import in_order, known, with_figures
+from pipeline.report.frame import having, in_order, with_values
 from pipeline.report.section import Compared, Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -52,24 +52,24 @@ def transfers(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _compared(best: pd.DataFrame, moved: pd.DataFrame) -> list[Compared]:
     """Return the rates by which machines are compared."""
-    best, moved = (with_figures(rows).to_dict("records") for rows in (best, known(moved, "gb_per_s")))
+    best, moved = (with_values(rows).to_dict("records") for rows in (best, having(moved, "gb_per_s")))
     rates = [(f"{row['dtype']} product", "TFLOP/s", row["rate"], row["status"]) for row in best]
     rates += [(row["ceiling"], "GB/s", row["rate"], row["status"]) for row in moved]
     return [Compared(*rate) for rate in rates]
 
 
 def _answer(best: pd.DataFrame, moved: pd.DataFrame) -> str:
-    trained = with_figures(best[best["dtype"].isin(TRAINED_IN)])
-    timed = with_figures(moved).set_index("kind")
+    trained = with_values(best[best["dtype"].isin(TRAINED_IN)])
+    timed = with_values(moved).set_index("kind")
     if trained.empty or not {"copy", "operator"} <= {*timed.index}:
-        return WORDS.say("measured", measured=len(with_figures(best)) + len(timed), all=len(best) + len(moved))
+        return WORDS.say("measured", measured=len(with_values(best)) + len(timed), all=len(best) + len(moved))
     product = trained.loc[trained["tflops_per_s"].idxmax()]
     return WORDS.say("answer", product=product, **timed.loc[["copy", "operator"]].to_dict("index"))
 
 
 def _chart(rows: pd.DataFrame) -> Chart:
-    drawn = in_order(known(rows[rows["what"] == "matmul"], "side"), ["dtype", "side"], {"dtype": DTYPES})
-    promised = known(drawn, "datasheet_tflops_per_s").groupby("datasheet_tflops_per_s", sort=False)["dtype"].unique()
+    drawn = in_order(having(rows[rows["what"] == "matmul"], "side"), ["dtype", "side"], {"dtype": DTYPES})
+    promised = having(drawn, "datasheet_tflops_per_s").groupby("datasheet_tflops_per_s", sort=False)["dtype"].unique()
     limits = [Limit(peak, f"data sheet, {' and '.join(dtypes)}") for peak, dtypes in promised.items()]
     axes, hover = (Axis("side", log=True), Axis("tflops_per_s", log=True)), "mean_sm_clock_mhz power_capped median_ms"
     return WORDS.chart("rates", drawn, "line", *axes, "dtype", limits=limits, hover=hover)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.frame import alike, in_order, known, with_figures
+from pipeline.report.frame import alike, having, in_order, with_values
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Section
 from pipeline.report.table import Table
@@ -61,7 +61,7 @@ def _calls(rows: pd.DataFrame) -> pd.DataFrame:
 def _groups(calls: pd.DataFrame) -> pd.DataFrame:
     """Return a row per cell: its smallest call timed in each way, as `_burst` and so on, and its `_best` bandwidth."""
     bursts = calls[calls["timing"] == BURST]
-    best = with_figures(bursts).sort_values("busbw_gb_per_s", ascending=False, kind="stable")
+    best = with_values(bursts).sort_values("busbw_gb_per_s", ascending=False, kind="stable")
     found = bursts.drop_duplicates(CELL)
     for name, own in {"best": best, **{how: calls[calls["timing"] == how] for how in HOW}}.items():
         own = own.drop_duplicates(CELL).set_index(CELL)[["busbw_gb_per_s", "size", "median_ms", "status"]]
@@ -71,7 +71,7 @@ def _groups(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _answer(groups: pd.DataFrame) -> str:
-    timed = known(groups, "busbw_gb_per_s_best")
+    timed = having(groups, "busbw_gb_per_s_best")
     if timed.empty:
         return WORDS.say("no_times")
     best = timed.loc[timed["busbw_gb_per_s_best"].idxmax()]
@@ -88,8 +88,8 @@ def _table(groups: pd.DataFrame, link: float) -> Table:
 
 
 def _busbw(bursts: pd.DataFrame, link: float) -> Chart:
-    """Draw bus bandwidth over size in one data type, of the first backend with figures on its most ranks."""
-    drawn = bursts.merge(with_figures(bursts).head(1)[["backend", "world_size", "nodes", "dtype"]])
+    """Draw bus bandwidth over size in one data type, of the first backend with values on its most ranks."""
+    drawn = bursts.merge(with_values(bursts).head(1)[["backend", "world_size", "nodes", "dtype"]])
     limits = [Limit(link, "copy from GPU to GPU")] if link > 0 and set(drawn["backend"]) == {"nccl"} else []
     axes, hover = (SIZE_AXIS, "busbw_gb_per_s"), "median_ms algbw_gb_per_s ranks"
     return WORDS.chart("busbw", drawn, "line", *axes, "what", hover=hover, limits=limits)
@@ -97,7 +97,7 @@ def _busbw(bursts: pd.DataFrame, link: float) -> Chart:
 
 def _by_size(usual: pd.DataFrame) -> Table:
     """Write the time of an all-reduce of each size back to back and alone, a row per backend and ranks that ran."""
-    ran = usual.merge(with_figures(usual)[CELL].drop_duplicates(), on=CELL)
+    ran = usual.merge(with_values(usual)[CELL].drop_duplicates(), on=CELL)
     bursts, singles = (ran[ran["timing"] == how] for how in (BURST, SINGLE))
     on = [*CELL, "size_bytes"]
     both = bursts.merge(singles[[*on, "median_ms", "status"]], "left", on, suffixes=("", "_alone"))

@@ -10,7 +10,7 @@ from pipeline.formulas.collectives import LinearCost, fit_linear_cost
 from pipeline.report import ways
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number
-from pipeline.report.frame import alike, with_figures
+from pipeline.report.frame import alike, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.versus import SAME, judge
@@ -57,7 +57,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 def _steps(rows: pd.DataFrame, base: str) -> pd.DataFrame:
     """Return the whole steps, with what each takes beyond one of its case without communication."""
     steps = ways.whole_steps(rows, ORDER, base)
-    without_ms = with_figures(steps[steps["way"] == NONE]).set_index("case")["median_ms"]
+    without_ms = with_values(steps[steps["way"] == NONE]).set_index("case")["median_ms"]
     return steps.assign(
         weights_agree=ways.agreement(steps, ["rank_difference", "variant_difference"]),
         added_ms=steps["median_ms"] - steps["case"].map(without_ms),
@@ -65,14 +65,14 @@ def _steps(rows: pd.DataFrame, base: str) -> pd.DataFrame:
 
 
 def _fewer(steps: pd.DataFrame) -> pd.DataFrame:
-    """Keep of an implementation's bucket sizes the fastest, torch's default, what has no figures; the chart has all."""
-    timed = with_figures(steps)
+    """Keep of an implementation's bucket sizes the fastest, torch's default, what has no values; the chart has all."""
+    timed = with_values(steps)
     fastest = timed.sort_values("median_ms", kind="stable").drop_duplicates("impl")["way"]
     return steps[steps["way"].isin([*fastest, TORCH]) | ~steps.index.isin(timed.index)]
 
 
 def _answer(steps: pd.DataFrame) -> str:
-    way = with_figures(steps).set_index("way", drop=False)
+    way = with_values(steps).set_index("way", drop=False)
     if not {NONE, TORCH} <= {*way.index}:
         return ways.only(way)
     # An unstable one only where none is ok.
@@ -98,7 +98,7 @@ def _beside_naive(rows: pd.DataFrame) -> Table:
 def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
     """Write the best bucket size by formula, a row a case, and the fastest measured beside the one nearest to it."""
     found = []
-    for case, own in with_figures(steps[steps["impl"] == "bucketed"]).groupby("case", sort=False):
+    for case, own in with_values(steps[steps["impl"] == "bucketed"]).groupby("case", sort=False):
         cost, total = fitted_cost(own.iloc[0], collectives), own["gradient_bytes"].iloc[0]
         if cost is None or not cost.latency_s:
             continue
@@ -119,7 +119,7 @@ def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None
     if collectives.empty:
         return None
     burst = {"collective": "all_reduce", "dtype": "fp32", "impl": "torch", "placement": "in_place", "timing": "burst"}
-    own = alike(with_figures(collectives), burst | {"nodes": 1} | step[["backend", "world_size"]].to_dict())
+    own = alike(with_values(collectives), burst | {"nodes": 1} | step[["backend", "world_size"]].to_dict())
     # NCCL sends less in other ways, whose times lie on another line; gradients are larger.
     own = own[own["size_bytes"] >= 100_000]
     try:

@@ -9,7 +9,7 @@ import pandas as pd
 from pipeline.formulas.attention import Shape, forward_flops
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
-from pipeline.report.frame import alike, in_order, known, with_figures
+from pipeline.report.frame import alike, having, in_order, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, SLOWER, judged, shaded, side_by_side, versus
@@ -38,7 +38,7 @@ ERRORS = {f"{what}_rel_error": what for what in ("output", "dq", "dk", "dv")}
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the flash stage; beside: the rates of matrix products, of the stage ceilings."""
     rows = _named(rows, beside)
-    measured = set(with_figures(rows)["impl"])
+    measured = set(with_values(rows)["impl"])
     ours = next((name for name in OURS if name in measured), OURS[0])
     models, heads = rows[rows["num_heads"] > 1], rows[(rows["num_heads"] == 1) & rows["is_causal"]]
     torch_s, fa4_s, heads_s = _duel(models, ours, PEERS), _duel(models, ours, [FA4]), _duel(heads, ours, PEERS)
@@ -55,7 +55,7 @@ def _named(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> pd.DataFra
     """Sort problems by dtype, then by work; add labels and a matrix product's rate, of fp32 a third of TF32's."""
     shapes = [Shape(*each) for each in zip(*(rows[item.name] for item in fields(Shape)), strict=True)]
     products = beside.get("ceilings", pd.DataFrame(columns=["dtype", "status", "tflops_per_s"]))
-    rates = dict(with_figures(products).groupby("dtype")["tflops_per_s"].max())
+    rates = dict(with_values(products).groupby("dtype")["tflops_per_s"].max())
     product = rows["dtype"].map(rates).mask(rows["peak_of"] == THREE_TF32, rates.get("tf32", math.nan) / 3)
     rows = rows.assign(
         shape=rows["dtype"] + [f" {_label(shape)}" for shape in shapes],
@@ -80,7 +80,7 @@ def _duel(rows: pd.DataFrame, ours: str, peers: Sequence[str]) -> pd.DataFrame:
     both, forward = (versus(rows[rows["phase"] == phase], PROBLEM, "impl", ours, peers) for phase in (BOTH, FORWARD))
     forward = forward.assign(forward=written(forward, "{ratio:times}, {verdict}"))
     both = both.merge(forward[[*PROBLEM, "forward"]], "left", PROBLEM)
-    calls = known(both, "median_call_ms", "median_call_ms_peer").filter(regex=r"^(median|q1|q3)_call_ms")
+    calls = having(both, "median_call_ms", "median_call_ms_peer").filter(regex=r"^(median|q1|q3)_call_ms")
     calls = calls.rename(columns=lambda name: name.replace("_call", "")).assign(status="ok", status_peer="ok")
     both = both.assign(alone=judged(calls, "_peer")["verdict"])
     return both.assign(lone_ms=written(both, "{median_call_ms:number} / {median_call_ms_peer:number}, {alone}"))
@@ -119,7 +119,7 @@ def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame) -> Table:
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
     """Draw the rates of ours, FlashAttention-4 and each shape's fastest of PyTorch's, in the first dtype."""
     here = duel[duel["dtype"].isin(duel["dtype"].head(1))]
-    rows = with_figures(models[(models["phase"] == BOTH) & models["dtype"].isin(here["dtype"])])
+    rows = with_values(models[(models["phase"] == BOTH) & models["dtype"].isin(here["dtype"])])
     best = (rows["shape"] + rows["impl"]).isin(here["shape"] + here["impl_peer"])
     rows = rows[best | rows["impl"].isin([ours, FA4])]
     rows = rows.assign(label=written(rows, "{tflops_per_s:number}"))
@@ -141,7 +141,7 @@ def _grid(duel: pd.DataFrame) -> Table:
 
 
 def _gains(duel: pd.DataFrame) -> Chart:
-    both = shaded(known(duel[duel["phase"] == BOTH], "ratio")).sort_values("head_dim", kind="stable")
+    both = shaded(having(duel[duel["phase"] == BOTH], "ratio")).sort_values("head_dim", kind="stable")
     both = both.assign(width=written(both, "head_dim {head_dim}"))
     axes = Axis("seq_len", log=True), Axis("ratio", log=True)
     limits, hover = [Limit(1.0, "as fast as plain")], "verdict median_ms median_ms_peer"

@@ -6,7 +6,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline.report.formats import written
-from pipeline.report.frame import with_figures
+from pipeline.report.frame import with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -36,7 +36,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     lines = [*_slow(pd.concat([rates, links])), *_found(states)]
     out = pd.DataFrame(lines, columns=["name", "what", "here", "expected", "below_pct"])
     slow = int(out["below_pct"].notna().sum())
-    measured = {"gpus": len(states), "links": len(with_figures(links))}
+    measured = {"gpus": len(states), "links": len(with_values(links))}
     answer = WORDS.say("answer", **measured, slow=slow, others=len(out) - slow)
     sent = WORDS.table("links", links, "name peer_index gb_per_s:number", across="peer_index")
     alarms = WORDS.table("standing_out", out, "name what here expected below_pct", all_rows=False)

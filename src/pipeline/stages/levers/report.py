@@ -9,7 +9,7 @@ from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Chart, Limit
 from pipeline.report.formats import data_size, written
-from pipeline.report.frame import alike, in_order, with_figures
+from pipeline.report.frame import alike, in_order, with_values
 from pipeline.report.section import Change, FirstScreen, Section
 from pipeline.report.table import Table
 from pipeline.report.versus import COLUMNS, FASTER, peer_of, shaded, versus
@@ -58,14 +58,14 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     tuned = duel[duel["is_tuned"]]
     tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
     # Of several with as many combinations the largest model.
-    _, *most_told = with_figures(rows).groupby(["parameters", *ON]).size()[::-1].idxmax()
+    _, *most_told = with_values(rows).groupby(["parameters", *ON]).size()[::-1].idxmax()
     here = dict(zip(ON, most_told, strict=True))
     duel_here, tuned_here = alike(duel, here), alike(tuned, here)
     return Section(
         _answer(duel_here, tuned_here),
         [_gains(duel, tuned), _ladder(alike(rows, here), duel_here, tuned_here)],
         _changes(duel_here, tuned_here),
-        _first_screen(with_figures(rows[rows["levers"] == EAGER]), tuned),
+        _first_screen(with_values(rows[rows["levers"] == EAGER]), tuned),
     )
 
 
@@ -100,7 +100,7 @@ def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
 
 def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Table:
     """Write the step as written, each lever alone, the fastest that trains the same and the fastest of all."""
-    fastest = [*with_figures(rows).nsmallest(1, "median_ms")["levers"], *tuned["levers"]]
+    fastest = [*with_values(rows).nsmallest(1, "median_ms")["levers"], *tuned["levers"]]
     is_told = rows["is_alone"] | rows["levers"].isin([EAGER, EAGER_AGAIN, *fastest]) | rows["predicted"].notna()
     told = rows[is_told].join(duel.set_index("levers")[[*COLUMNS]], on="levers")
     at_most = " " + WORDS.say("at_most") if told["predicted"].notna().any() else ""
@@ -125,7 +125,7 @@ def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
 
 
 def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | None:
-    """Put each model's step as written beside its fastest tuned one; None where no step as written has figures."""
+    """Put each model's step as written beside its fastest tuned one; None where no step as written has values."""
     if plain.empty:
         return None
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]

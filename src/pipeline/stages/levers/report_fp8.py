@@ -4,7 +4,7 @@ import pandas as pd
 
 from pipeline.formulas.faster_products import linear_flops, predicted_gain
 from pipeline.formulas.sizes import SIZES
-from pipeline.report.frame import with_figures
+from pipeline.report.frame import with_values
 from pipeline.stages.levers.cell import EAGER, OF_COMPILED, PRECISION, names
 
 STEP = ["size", "context_length"]
@@ -21,7 +21,7 @@ def predicted_ratios(rows: pd.DataFrame, ceilings: pd.DataFrame) -> pd.Series:
     rates = ceilings.dropna(subset=["dtype", "tflops_per_s"]).groupby("dtype")["tflops_per_s"].max()
     if not {PRECISION, FP8} <= {*rates.index}:
         return ratios
-    timed = with_figures(rows).set_index([*STEP, "levers"])["median_ms"]
+    timed = with_values(rows).set_index([*STEP, "levers"])["median_ms"]
     for place, row in rows.iterrows():
         rest = "+".join(name for name in names(row["levers"]) if name not in OF_COMPILED)
         without, written = (timed.get((*row[STEP], levers)) for levers in (rest, EAGER))

@@ -9,7 +9,7 @@ from pipeline.formulas.checkpointing import blocks_run_again, reruns
 from pipeline.formulas.peak_memory import CATEGORIES
 from pipeline.report.chart import Chart
 from pipeline.report.formats import data_size, written
-from pipeline.report.frame import alike, in_order, known, with_figures
+from pipeline.report.frame import alike, having, in_order, with_values
 from pipeline.report.section import Change, Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -26,7 +26,7 @@ def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the memory stage."""
     rows = in_words(rows)
     every = highest(rows)
-    found = with_figures(every)
+    found = with_values(every)
     if found.empty:
         return Section(WORDS.say("no_peaks"))
     # Steps of a chosen number of blocks speak for the rest only where nothing else does.
@@ -39,7 +39,7 @@ def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     return Section(
         _answer(lead),
         [_composition(plain_here), _variants(steps, lead["precision"])],
-        _changes(with_figures(here), every),
+        _changes(with_values(here), every),
         for_course=[
             _timelines(rows, plain, here, one),
             _all_peaks(shown[shown["checkpoint_every"] == 0]),
@@ -53,7 +53,7 @@ def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
 
 def _of(rows: pd.DataFrame, kind: str, cells: pd.DataFrame) -> pd.DataFrame:
     """Return the rows of one kind of the recordings of cells."""
-    return with_figures(rows[rows["kind"] == kind]).merge(cells[AXES], on=AXES)
+    return with_values(rows[rows["kind"] == kind]).merge(cells[AXES], on=AXES)
 
 
 def _lead(found: pd.DataFrame) -> pd.DataFrame:
@@ -69,7 +69,7 @@ def _answer(lead: pd.Series) -> str:
 
 
 def _composition(plain: pd.DataFrame) -> Chart:
-    drawn = with_figures(in_order(plain, ["mode", "context_length"], ORDERS)).rename(columns=KINDS)
+    drawn = with_values(in_order(plain, ["mode", "context_length"], ORDERS)).rename(columns=KINDS)
     drawn = drawn.assign(label=written(drawn, "{what}, {context_length}"))
     drawn = drawn.melt(["label", "phase", "size", "precision"], [*KINDS.values()], "kind_of_memory", "part_bytes")
     drawn = drawn.assign(gb=drawn["part_bytes"] / 1e9)
@@ -78,11 +78,11 @@ def _composition(plain: pd.DataFrame) -> Chart:
 
 def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lead: pd.DataFrame) -> Chart:
     """Draw a panel a recording: forward passes, a step, steps at the shortest and the longest context that has one."""
-    ends = with_figures(steps[steps["checkpoint_every"] == 0]).drop_duplicates("context_length")
+    ends = with_values(steps[steps["checkpoint_every"] == 0]).drop_duplicates("context_length")
     told = pd.concat([lead, ends.head(1), ends.tail(1)])
     forward = plain[plain["mode"] != STEP].merge(told[["precision", "context_length"]].drop_duplicates())
     cells = pd.concat([forward, told]).drop_duplicates(AXES)
-    drawn = known(_of(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
+    drawn = having(_of(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
     drawn = drawn.assign(gb=drawn["active_bytes"].astype(float) / 1e9).astype({"events": float})
     total = drawn.groupby(["setting", "events"], sort=False, as_index=False)["gb"].sum().assign(category="total")
     drawn = pd.concat([total, drawn[[*total]]])
@@ -103,7 +103,7 @@ def _variants(steps: pd.DataFrame, precision: str) -> Table:
 
 def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
     """Return flash attention in place of plain that needs checkpoints; of flash attention alone the levers tell."""
-    flash = known(steps[(steps["attention"] == "flash") & (steps["checkpoint_every"] == 0)], "ratio")
+    flash = having(steps[(steps["attention"] == "flash") & (steps["checkpoint_every"] == 0)], "ratio")
     found = []
     for old, new in ((every.loc[row["base"]], row) for _, row in flash.iterrows()):
         if old["attention"] == "eager" and old["checkpoint_every"]:
@@ -120,7 +120,7 @@ def _all_peaks(cells: pd.DataFrame) -> Table:
 
 
 def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
-    cells = with_figures(plain[plain["mode"] != "inference"]).drop_duplicates(["precision", "context_length"])
+    cells = with_values(plain[plain["mode"] != "inference"]).drop_duplicates(["precision", "context_length"])
     seen = _of(rows, "residual", cells)
     by_formula_mib = [residual_stream_bytes(workload(row)) / 2**20 for _, row in seen.iterrows()]
     seen = seen.assign(by_formula_mib=by_formula_mib, recorded_mib=seen["size_bytes"] / 2**20)
@@ -130,7 +130,7 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
 
 def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     """List the largest allocations of a forward pass in fp32, rather with gradients, at the longest context."""
-    cells = with_figures(plain[plain["mode"] != STEP] if (plain["mode"] != STEP).any() else plain)
+    cells = with_values(plain[plain["mode"] != STEP] if (plain["mode"] != STEP).any() else plain)
     found = _of(rows, "largest", cells.drop_duplicates("precision", keep="last").head(1)).sort_values("rank")
     found = found.assign(made_by=found["location"].str.split(",").str[0])
     same = ["size_bytes", "category", "made_by", "code"]
@@ -140,7 +140,7 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
 
 def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
     """Write what one block saves at the longest context: the largest tensors by name, their sum, and its gradients."""
-    blocks = with_figures(rows[(rows["kind"] == "block") & rows["size"].isin(shown["size"])])
+    blocks = with_values(rows[(rows["kind"] == "block") & rows["size"].isin(shown["size"])])
     blocks = blocks.sort_values("context_length", kind="stable").drop_duplicates("attention", keep="last")
     saved = _of(rows, "block_saved", blocks).sort_values("rank").groupby("attention").head(MOST_ALLOCATIONS)
     saved = saved.assign(module=saved["module"].fillna("").replace("", "block"))

@@ -8,7 +8,7 @@ import pandas as pd
 from pipeline.formulas.operations import WHOLE, flops, product_flops
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import number, written
-from pipeline.report.frame import in_order, known, with_figures
+from pipeline.report.frame import having, in_order, with_values
 from pipeline.report.section import Compared, Section
 from pipeline.report.table import Table
 from pipeline.report.versus import versus
@@ -39,7 +39,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     copy_gb_per_s = ceilings.loc[ceilings["kind"] == "copy", "gb_per_s"].max()
     products = ceilings.groupby("dtype")["tflops_per_s"].max().to_dict()
     whole = _predicted(rows[rows["phase"] == WHOLE], copy_gb_per_s, products)
-    timed = with_figures(whole if len(with_figures(whole)) else rows)
+    timed = with_values(whole if len(with_values(whole)) else rows)
     best = timed.loc[timed.groupby("op", sort=False)["gb_per_s"].idxmax()]
     return Section(
         WORDS.say("answer", closest=timed.loc[timed["floor_share_pct"].idxmax()]),
@@ -66,7 +66,7 @@ def _predicted(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mappi
 
 
 def _floors(whole: pd.DataFrame) -> Chart:
-    shown = with_figures(whole.assign(rate=written(whole, "{gb_per_s:,.0f} GB/s")))
+    shown = with_values(whole.assign(rate=written(whole, "{gb_per_s:,.0f} GB/s")))
     axes, limits = ("floor_share_pct", "what"), [Limit(100.0, "the data sheet's")]
     return WORDS.chart(
         "floors", shown, "bar", *axes, "who", label="rate", panel="model", limits=limits, hover="median_ms"
@@ -78,7 +78,7 @@ def _roofline(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mappin
 
     Of each operation the point furthest from those of others bears its name.
     """
-    shown = known(with_figures(whole[whole["dtype"].isin(products_tflops)]), "predicted_ms")
+    shown = having(with_values(whole[whole["dtype"].isin(products_tflops)]), "predicted_ms")
     shown = shown[shown["dtype"] == shown["dtype"].min()]
     places = np.log(shown[["flop_per_byte", "work_tflops_per_s"]].to_numpy(dtype=float))
     others = shown["op"].to_numpy()[:, None] != shown["op"].to_numpy()

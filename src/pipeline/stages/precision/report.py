@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number, significant, written
-from pipeline.report.frame import alike, in_order, with_figures
+from pipeline.report.frame import alike, in_order, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -27,15 +27,15 @@ LOSSES = ("cross-entropy", "mean of the logits")
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the precision stage."""
     added, norms, eps = (_shown(rows, name) for name in ("accumulation", "layer_norm", "layer_norm_eps"))
-    seen = with_figures(rows[rows["experiment"] == "autocast"])
+    seen = with_values(rows[rows["experiment"] == "autocast"])
     sums = alike(added, CASE)
     for_course = [_dtypes(seen), _norms(norms, eps)]
     return Section(_answer(sums, rows), [_curves(added), _sums(sums)], for_course=for_course)
 
 
 def _shown(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Keep an experiment's rows with figures, of the GPU where it ran on one, else of the CPU."""
-    found = with_figures(rows[rows["experiment"] == experiment])
+    """Keep an experiment's rows with values, of the GPU where it ran on one, else of the CPU."""
+    found = with_values(rows[rows["experiment"] == experiment])
     device = max(found["device"], key=DEVICES.index, default="")
     return found[found["device"] == device].reset_index(drop=True)
 
@@ -43,7 +43,7 @@ def _shown(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
 def _answer(sums: pd.DataFrame, rows: pd.DataFrame) -> str:
     own = sums[sums["accumulator"] == sums["addend_dtype"]].set_index("accumulator")["result"]
     if not set(FORMAT_NAMES) <= {*own.index}:
-        return WORDS.say("measured", measured=len(with_figures(rows)))
+        return WORDS.say("measured", measured=len(with_values(rows)))
     return WORDS.say("answer", **CASE, **{name: significant(own[name], 6) for name in FORMAT_NAMES})
 
 

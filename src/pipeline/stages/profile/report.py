@@ -9,7 +9,7 @@ from pipeline.formulas.parameters import BY_SIZE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.report.chart import Chart
 from pipeline.report.formats import written
-from pipeline.report.frame import alike, in_order, with_figures
+from pipeline.report.frame import alike, in_order, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -38,7 +38,7 @@ WHAT = "size precision context_length part"
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the profile stage."""
-    measured = in_order(with_figures(rows), [*CELL, "range", "rank"], ORDERS)
+    measured = in_order(with_values(rows), [*CELL, "range", "rank"], ORDERS)
     measured = measured.assign(part=measured["range"].map(NAMES))
     kinds = measured[(measured["kind"] == "category") & measured["range"].isin(PASSES)]
     if kinds.empty:

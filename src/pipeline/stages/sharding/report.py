@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.report import ways
 from pipeline.report.chart import Chart
-from pipeline.report.frame import in_order, with_figures
+from pipeline.report.frame import in_order, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -40,7 +40,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 def _timeline(rows: pd.DataFrame) -> Chart:
     """Draw the memory of a warm step, a line an optimizer."""
-    drawn = with_figures(rows[rows["measures"] == "timeline"])[["way", "events", "active_bytes"]]
+    drawn = with_values(rows[rows["measures"] == "timeline"])[["way", "events", "active_bytes"]]
     drawn = drawn.explode(["events", "active_bytes"]).astype({"events": float, "active_bytes": float})
     return WORDS.chart("timeline", drawn.assign(gb=drawn["active_bytes"] / 1e9), "line", "events", "gb", "way")
 

@@ -7,7 +7,7 @@ import pandas as pd
 from pipeline.report import versus, ways
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import written
-from pipeline.report.frame import alike, in_order, known, with_figures
+from pipeline.report.frame import alike, having, in_order, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -42,8 +42,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 
 def _largest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the cell whose steps do most, of those with figures."""
-    timed = with_figures(alike(rows, WHOLE_STEP))
+    """Return the rows of the cell whose steps do most, of those with values."""
+    timed = with_values(alike(rows, WHOLE_STEP))
     work = timed["model_tflops_per_s"].fillna(0.0) * timed["median_ms"]
     return alike(rows, timed.loc[work.idxmax(), CELL].to_dict()) if len(timed) else rows
 
@@ -56,7 +56,7 @@ def _table(steps: pd.DataFrame) -> Table:
 
 def _budget(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
     """Draw where a profiled step's time goes, the longest kind of work first."""
-    items = known(rows[rows["measures"] == "budget"], "work_ms")
+    items = having(rows[rows["measures"] == "budget"], "work_ms")
     longest = items.groupby("category")["work_ms"].sum().sort_values(ascending=False)
     items = in_order(items, ["way", "category"], {"way": list(steps["way"]), "category": list(longest.index)})
     return WORDS.chart("budget", items, "stack", "work_ms", "way", "category", hover="launches")
@@ -64,7 +64,7 @@ def _budget(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
 
 def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
     """Write the step with one fusion more a row: few steps each, so that a difference has no verdict."""
-    found = in_order(known(rows[rows["measures"] == "fusion"], "step_ms"), ["fusion"], {"fusion": FUSIONS})
+    found = in_order(having(rows[rows["measures"] == "fusion"], "step_ms"), ["fusion"], {"fusion": FUSIONS})
     timed = steps.loc[steps["impl"] == "ours", "n"].max()
     found = found.assign(
         one_more_a_row=found["fusion"].map(lambda name: WORDS.say(f"fusion_{name}")),
@@ -79,10 +79,10 @@ def _checks(rows: pd.DataFrame) -> Table:
     layers = rows["setting_checked_layers"].iloc[0]
     context = rows[["setting_checked_context", "context_length"]].min(axis=None)
     names = "way loss_error gradient_error worst_gradient_error"
-    return WORDS.table("checks", known(rows, "loss_error"), names, layers=layers, context=context)
+    return WORDS.table("checks", having(rows, "loss_error"), names, layers=layers, context=context)
 
 
 def _losses(rows: pd.DataFrame) -> Chart:
-    long = known(rows, "losses").explode("losses").astype({"losses": float})
+    long = having(rows, "losses").explode("losses").astype({"losses": float})
     long = long.assign(step=long.groupby("impl").cumcount() + 1)
     return WORDS.chart("losses", long, "line", "step", Axis("losses", zero=False), "way")

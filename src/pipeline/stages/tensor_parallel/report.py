@@ -9,7 +9,7 @@ from pipeline.instruments.profilers.kernel_categories import IDLE
 from pipeline.report import ways
 from pipeline.report.chart import Chart
 from pipeline.report.formats import written
-from pipeline.report.frame import in_order, with_figures
+from pipeline.report.frame import in_order, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -48,7 +48,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 
 def _answer(steps: pd.DataFrame) -> str:
-    timed = with_figures(steps)
+    timed = with_values(steps)
     one, divided = timed[timed["way"] == ONE], timed[timed["way"] != ONE]
     if one.empty or divided.empty:
         return ways.only(steps)

@@ -9,7 +9,7 @@ from pipeline.formulas.parameters import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import number, written
-from pipeline.report.frame import alike, card_counts, in_order, known, with_figures
+from pipeline.report.frame import alike, card_counts, having, in_order, with_values
 from pipeline.report.section import Change, Section
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, peer_of, shaded, versus
@@ -36,7 +36,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     host = host.assign(part=host["phase"].replace({STEP: "whole step"}))
     warm = host[host["warmup_steps"] == host["warmup_steps"].max()]
     eager = warm[warm["mode"] == "eager"]
-    steps = with_figures(eager[eager["phase"] == STEP])
+    steps = with_values(eager[eager["phase"] == STEP])
     for_course = [_phases(eager), _warm_up(host), _compiled(warm)]
     if steps.empty:
         return Section(WORDS.say("no_steps"), for_course=for_course)
@@ -65,7 +65,7 @@ def _main_setting(steps: pd.DataFrame) -> dict[str, Any]:
 
 
 def _answer(steps: pd.DataFrame, where: str) -> str:
-    sound = known(steps[(steps["status"] == "ok") & (steps["limited_by"] != "host")], "model_tflops_per_s", "mfu_pct")
+    sound = having(steps[(steps["status"] == "ok") & (steps["limited_by"] != "host")], "model_tflops_per_s", "mfu_pct")
     if sound.empty:
         return WORDS.say("no_sound_steps", where=where)
     best = sound.loc[sound["model_tflops_per_s"].idxmax()]
@@ -121,7 +121,7 @@ def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[s
     products = beside.get("ceilings", pd.DataFrame(columns=["dtype", "tflops_per_s"]))
     reached = products.groupby("dtype")["tflops_per_s"].max().dropna()
     words = {dtype: f"; a product alone {number(rate)}" for dtype, rate in reached.items()}
-    peaks = known(steps, "peak_tflops_per_s").groupby("precision", sort=False)["peak_tflops_per_s"].first()
+    peaks = having(steps, "peak_tflops_per_s").groupby("precision", sort=False)["peak_tflops_per_s"].first()
     limits = [Limit(peak, f"{name} peak {number(peak)}{words.get(name, '')}") for name, peak in peaks.items()]
     drawn = steps.assign(work=work, name=steps["size"].where(is_main, ""))
     axes = Axis("work", log=True), Axis("model_tflops_per_s", log=True)
@@ -145,7 +145,7 @@ def _phases(eager: pd.DataFrame) -> Table:
 def _warm_up(host: pd.DataFrame) -> Table:
     """Write the first timed steps after fewer warm-up steps: forward, backward and optimizer together."""
     cell = [*CELL, "warmup_steps"]
-    parts = with_figures(host[(host["mode"] == "eager") & host["phase"].isin(PARTS)])
+    parts = with_values(host[(host["mode"] == "eager") & host["phase"].isin(PARTS)])
     parts = parts[parts.groupby(CELL)["warmup_steps"].transform("nunique") > 1]
     # One process: repeats have a first step each.
     samples = parts["samples_of_repeats"].str[0]
