@@ -29,7 +29,7 @@ TABLE_LINK = re.compile(r"(?:\.\./results|tables)/([\w-]+)/([^/]+)\.csv")
 FIGURE_LINK = re.compile(r"figures/([\w-]+/[\w-]+)\.svg")
 CHART = Markup(
     '<figure class="chart" data-chart="{key}"><figcaption>{title}</figcaption>'
-    '<div class="pickers"></div><div class="plot" role="img" aria-label="{title}"></div></value>\n'
+    '<div class="pickers"></div><div class="plot" role="img" aria-label="{title}"></div></figure>\n'
 )
 LONE_CHART = re.compile(r"<p>(<figure .*?</figure>\n)</p>")
 
