@@ -1,4 +1,4 @@
-"""What memory, communication and batch size do models need that are too large to measure here?"""
+"""What memory, communication and batch size do models too large for this machine need?"""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""What can this machine do at most?"""
+"""How fast is this machine at best?"""
 
 from dataclasses import dataclass
 

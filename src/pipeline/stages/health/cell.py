@@ -1,4 +1,4 @@
-"""Is each GPU and link of this machine sound?"""
+"""Are this machine's GPUs and links sound?"""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which kernels take the time of a training step?"""
+"""Which kernels take up a training step's time?"""
 
 from dataclasses import dataclass
 

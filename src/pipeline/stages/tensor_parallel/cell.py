@@ -1,4 +1,4 @@
-"""How near do tensor, fully sharded and context parallelism come to the formulas for them?"""
+"""How close do tensor, fully sharded and context parallelism come to their formulas?"""
 
 from dataclasses import dataclass
 
