@@ -74,7 +74,7 @@ def test_what_failed_and_what_was_measured_beside_other_work_is_named_on_the_fir
 
 
 def test_a_stage_without_values_says_why(tmp_path):
-    assert "No values: 4 oom. out of memory" in writeup(tmp_path, lost("oom", "out of memory"))
+    assert "No results: 4 oom. out of memory" in writeup(tmp_path, lost("oom", "out of memory"))
 
 
 def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_path):

@@ -102,7 +102,7 @@ def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_le
     page = (project.root / "reports/writeup.md").read_text()
     what = "accounting question=fsdp size=XXL batch_size=1"
     assert "| `exit code 7, nothing in its log` | " in page.split("\n## ")[0]
-    assert "No values: " in page
+    assert "No results: " in page
     break_code(project, "stages/timing/report.py", ") -> Section:", "raise ValueError('a broken section')")
     code, output = project.snakemake("--config", grid)
     assert code == 1

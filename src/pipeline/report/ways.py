@@ -18,7 +18,7 @@ from pipeline.report.versus import FASTER, beside
 from pipeline.report.words import Words
 
 WORDS = Words(__file__)
-CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} a rank, context {context_length}"
+CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} per rank, context {context_length}"
 KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
 PARTS = 80  # of a captured step, as drawn
 

@@ -62,7 +62,7 @@ def test_all_work_until_each_has_enough_samples_but_not_for_ever(monkeypatch):
 
 def test_a_machine_without_nvidias_gpus_is_skipped(monkeypatch):
     monkeypatch.setattr(measure, "visible_gpus", list)
-    with pytest.raises(Skipped, match=r"^needs a GPU of NVIDIA's, none present$"):
+    with pytest.raises(Skipped, match=r"^needs an NVIDIA GPU, none present$"):
         measure.measure(Cell(), SHORT, Stopwatch())
 
 

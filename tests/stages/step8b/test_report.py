@@ -48,7 +48,7 @@ def test_every_step_of_the_cell_with_the_most_work_stands_beside_the_fastest_of_
     assert set(steps["size"]) == {"8B"}
     [change] = found.changes
     assert (change.before, change.after) == ("6.00 s", "4.70 s")
-    assert found.answer.startswith("8B, bf16, 2 ranks, a sequence of 32,768 a rank: a step takes 4.70 s")
+    assert found.answer.startswith("8B, bf16, 2 ranks, a sequence of 32,768 per rank: a step takes 4.70 s")
 
 
 def test_without_a_time_of_torchs_nothing_is_faster():

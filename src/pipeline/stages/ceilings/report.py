@@ -38,7 +38,7 @@ def products(rows: pd.DataFrame) -> pd.DataFrame:
     found = rows[(rows["what"] == "matmul") & (rows["status"] != "skipped")]
     best = found.sort_values("tflops_per_s", ascending=False, kind="stable").drop_duplicates("dtype")
     best = in_order(best, ["dtype"], {"dtype": DTYPES})
-    ceiling, at = (written(best, words) for words in ("product in {dtype}", "{side:count} × {side:count}"))
+    ceiling, at = (written(best, words) for words in ("matmul in {dtype}", "{side:count} × {side:count}"))
     return best.assign(ceiling=ceiling, at=at, rate=best["tflops_per_s"], promised=best["datasheet_tflops_per_s"])
 
 
@@ -53,7 +53,7 @@ def transfers(rows: pd.DataFrame) -> pd.DataFrame:
 def _compared(best: pd.DataFrame, moved: pd.DataFrame) -> list[Compared]:
     """Return the rates by which machines are compared."""
     best, moved = (with_values(rows).to_dict("records") for rows in (best, having(moved, "gb_per_s")))
-    rates = [(f"{row['dtype']} product", "TFLOP/s", row["rate"], row["status"]) for row in best]
+    rates = [(f"{row['dtype']} matmul", "TFLOP/s", row["rate"], row["status"]) for row in best]
     rates += [(row["ceiling"], "GB/s", row["rate"], row["status"]) for row in moved]
     return [Compared(*rate) for rate in rates]
 

@@ -123,7 +123,7 @@ def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
     best = (rows["shape"] + rows["impl"]).isin(here["shape"] + here["impl_peer"])
     rows = rows[best | rows["impl"].isin([ours, FA4])]
     rows = rows.assign(label=written(rows, "{tflops_per_s:number}"))
-    limits = [Limit(rate, "a matrix product alone") for rate in here["product_tflops_per_s"].dropna().unique()]
+    limits = [Limit(rate, "a matmul alone") for rate in here["product_tflops_per_s"].dropna().unique()]
     hover = "median_ms median_call_ms status"
     return WORDS.chart("rates", rows, "bar", "tflops_per_s", "shape", "who", label="label", limits=limits, hover=hover)
 

@@ -47,7 +47,7 @@ def measure(_cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     """
     gpus = [gpu for gpu in visible_gpus() if gpu.handle is not None]
     if not gpus:
-        raise Skipped("needs a GPU of NVIDIA's, none present")
+        raise Skipped("needs an NVIDIA GPU, none present")
     cards = [_card(place, gpu) for place, gpu in enumerate(gpus)]
     with stopwatch.measuring():
         _read_before(cards)

@@ -89,7 +89,7 @@ def _roofline(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mappin
     low, ridge, high = per_byte.min() / 1.5, 1e3 * roof / copy_gb_per_s, 1.5 * per_byte.max()
     lines = {
         f"copy: {number(copy_gb_per_s)} GB/s": [(low, low * copy_gb_per_s / 1e3), (ridge, roof)],
-        f"product: {number(roof)} TFLOP/s": [(ridge, roof), (max(high, 2 * ridge), roof)],
+        f"matmul: {number(roof)} TFLOP/s": [(ridge, roof), (max(high, 2 * ridge), roof)],
     }
     axes = Axis("flop_per_byte", log=True), Axis("work_tflops_per_s", log=True)
     hover = "operation median_ms predicted_ms gb_per_s"

@@ -15,7 +15,7 @@ from pipeline.stages.step8b.cell import FUSIONS, WHOLE_STEP
 
 WORDS = Words(__file__)
 CELL = ["size", "context_length", "world_size", "impls"]
-CASE = "{size}, bf16, {world_size} ranks, a sequence of {context_length:,} a rank"
+CASE = "{size}, bf16, {world_size} ranks, a sequence of {context_length:,} per rank"
 NAMES = {
     "torch_eager": "torch's parts",
     "torch_compiled": "torch's parts, compiled",

@@ -120,7 +120,7 @@ def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[s
     # The peak of each precision, with what a large matrix product alone reaches.
     products = beside.get("ceilings", pd.DataFrame(columns=["dtype", "tflops_per_s"]))
     reached = products.groupby("dtype")["tflops_per_s"].max().dropna()
-    words = {dtype: f"; a product alone {number(rate)}" for dtype, rate in reached.items()}
+    words = {dtype: f"; a matmul alone {number(rate)}" for dtype, rate in reached.items()}
     peaks = having(steps, "peak_tflops_per_s").groupby("precision", sort=False)["peak_tflops_per_s"].first()
     limits = [Limit(peak, f"{name} peak {number(peak)}{words.get(name, '')}") for name, peak in peaks.items()]
     drawn = steps.assign(work=work, name=steps["size"].where(is_main, ""))
