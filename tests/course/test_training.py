@@ -95,7 +95,7 @@ def whole(model):
 
 
 def optimize_as_one_process_does(context, tied):
-    """Train with AdamW in full, and with its state on the ranks."""
+    """Train with unsharded AdamW, and with its state on the ranks."""
     options = {"lr": 0.1, "weight_decay": 0.1, "betas": (0.9, 0.999), "eps": 1e-8}
     alone, own = make(0, tied, context.device), make(0, tied, context.device)
     plain = torch.optim.AdamW(alone.parameters(), **options)

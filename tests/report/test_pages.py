@@ -86,7 +86,7 @@ def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_pat
         False,
         True,
     ]
-    named = ["by code changed since" in page for page in (text, (run / "writeup.md").read_text())]
+    named = ["code since changed" in page for page in (text, (run / "writeup.md").read_text())]
     assert named == [True, False]
 
 

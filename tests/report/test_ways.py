@@ -1,3 +1,5 @@
+import re
+
 import pandas as pd
 import pytest
 
@@ -38,7 +40,7 @@ def test_the_table_shows_what_each_repeat_gave_and_how_many_cards_did():
     rows = [row | {"cards": f"GPU {row['repeat']}"} for row in doubted()]
     table = ways.table("ways", steps(*rows), BASE, "")
     assert table.rows.set_index("way").loc["fully_shard", "each_repeat"] == "310 / 397 / 378"
-    assert "repeats: 3; groups of GPUs: 3" in table.caption
+    assert "repeats: 3; sets of GPUs used: 3" in table.caption
 
 
 @pytest.mark.parametrize(("limits", "told"), [(("gpu", "host"), True), (("gpu", "gpu"), False), ((None, None), False)])
@@ -83,7 +85,7 @@ def test_only_what_is_faster_is_a_change_to_make_and_the_answer_tells_both(after
     told = [(change.what, change.before, change.after) for change in changes]
     assert told == [("shard (fully_shard)", "100 ms, 20.0 GB", "50.0 ms, 20.0 GB")] * count
     answer = ways.answer(found, ["fully_shard"])
-    assert f"{after_ms:.1f} ms, 20.0 GB with fully_shard, instead of 100 ms" in answer
+    assert re.search(rf"{after_ms:.1f} ms and 20.0 GB with fully_shard, .*100 ms and 20.0 GB with DDP", answer)
     assert found["verdict"].dropna().item() in answer
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pipeline.registry import stages
 from pipeline.results import load
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
@@ -39,9 +40,7 @@ def test_they_are_ranked_stale_when_edited_and_never_imported_to_be_shown(with_k
     assert re.search(r"^\| `right` \|", page, re.MULTILINE)
     assert re.search(r"^\| `off_by_one` \|.*output is off by ", page, re.MULTILINE)
     sections = re.findall(r"^## (.*)", page, re.MULTILINE)
-    assert sections[: sections.index("How far to trust it")] == [
-        "How fast and how exact are our FlashAttention-2 kernels, against PyTorch's?"
-    ]
+    assert sections[: sections.index("How far to trust it")] == [stages()["flash"].question]
 
     (command,) = re.findall(r"^`snakemake (.*?)` in a clone", page, re.MULTILINE)
     assert project.planned(*shlex.split(command)) == {}

@@ -21,7 +21,7 @@ from pipeline.report.writeup import blocks
 
 WORDS = Words(__file__)
 # What a reader sees of a time of two runs.
-OF_TIME = {"ms, A": "median_ms_a", "ms, B": "median_ms_b", "B times as fast": "ratio", "low": "low", "high": "high"}
+OF_TIME = {"ms, A": "median_ms_a", "ms, B": "median_ms_b", "speed-up of B": "ratio", "low": "low", "high": "high"}
 Parts = Sequence[Markdown | Part]
 
 

@@ -102,8 +102,7 @@ def summary(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> str:
 
 def _no_values(rows: pd.DataFrame) -> str:
     outcomes = ", ".join(f"{count(number)} {outcome}" for outcome, number in rows["status"].value_counts().items())
-    reason = next(iter(rows["reason"].dropna()), "")
-    return say("No results: {outcomes}. {reason}", outcomes=outcomes, reason=reason)
+    return say("No results: {outcomes}. {reason}", outcomes=outcomes, reason="".join(rows["reason"].dropna().head(1)))
 
 
 def _all_rows(stage: Stage, records: frame.Records) -> Mapping:

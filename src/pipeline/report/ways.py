@@ -111,7 +111,9 @@ def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes")
     if best.empty:
         return only(steps)
     new, old = best.iloc[0], steps.loc[best["base"].iloc[0]]
-    return WORDS.say("answer", cost=Change.between("", "", old, new, memory), old=old, new=new)
+    cost = Change.between("", "", old, new, memory)
+    before, after = (each.replace(", ", " and ") for each in (cost.before, cost.after))
+    return WORDS.say("answer", before=before, after=after, old=old, new=new)
 
 
 def only(steps: pd.DataFrame) -> str:

@@ -86,7 +86,7 @@ def check_fsdp(context: RankContext, subject: Subject, compute_dtype: torch.dtyp
 
 
 def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
-    """Check a sharded optimizer against AdamW in full: every rank has the same gradients and keeps the same weights."""
+    """Check a sharded optimizer against unsharded AdamW: all ranks have the same gradients and keep equal weights."""
     for tied in (False, True):
         nets = [_net(tied, context, seed=0) for _ in range(2)]
         options: dict[str, Any] = {"lr": LEARNING_RATE / 10, "weight_decay": 0.1}
@@ -100,7 +100,7 @@ def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
                 _loss(net, *batch).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-            _compare(dict(nets[0].named_parameters()), nets[1], step, tied, "AdamW in full")
+            _compare(dict(nets[0].named_parameters()), nets[1], step, tied, "unsharded AdamW")
     return Verdict("ok")
 
 

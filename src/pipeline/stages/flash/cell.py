@@ -1,4 +1,4 @@
-"""How fast and exact are our FlashAttention-2 kernels compared with PyTorch's?"""
+"""How fast and accurate are our FlashAttention-2 kernels compared with PyTorch's?"""
 
 from dataclasses import dataclass
 from itertools import product

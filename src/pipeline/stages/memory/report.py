@@ -107,7 +107,7 @@ def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
     found = []
     for old, new in ((every.loc[row["base"]], row) for _, row in flash.iterrows()):
         if old["attention"] == "eager" and old["checkpoint_every"]:
-            cards = " (two GPUs, one for each time)" if old["cards_ms"] != new["cards_ms"] else ""
+            cards = " (each time measured on a different GPU)" if old["cards_ms"] != new["cards_ms"] else ""
             where = f"{new['size']}, batch {new['setting_batch_size']:.0f}, context {new['context_length']}{cards}"
             found.append(Change.between("our flash attention, where plain needs checkpoints", where, old, new))
     return found

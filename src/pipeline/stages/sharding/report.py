@@ -12,7 +12,7 @@ from pipeline.report.table import Table
 from pipeline.report.words import Words
 
 WORDS = Words(__file__)
-PLAIN, OURS, TORCHS = "AdamW in full", "our ShardedOptimizer", "torch ZeroRedundancyOptimizer"
+PLAIN, OURS, TORCHS = "unsharded AdamW", "our ShardedOptimizer", "torch ZeroRedundancyOptimizer"
 NAMES = {"adamw": PLAIN, "sharded": OURS, "torch_zero": TORCHS}
 # Of a step as it goes on and on: the first one begins without optimizer state.
 TOLD = {"initialised": "initialised", "before_step": "before the optimizer's step", "after_step": "after it"}

@@ -1,4 +1,4 @@
-"""How fast is a whole training step at a long context, ours against PyTorch's own parts?"""
+"""How does our whole training step at long context compare with one built from PyTorch's own components?"""
 
 from dataclasses import dataclass
 

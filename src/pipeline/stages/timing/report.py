@@ -109,9 +109,8 @@ def _gain_by_width(gains: pd.DataFrame) -> Chart:
     status = drawn["status"].mask(drawn["by_host"], "unstable")
     drawn = drawn.assign(status=status, context=written(drawn, "context {context_length}"))
     drawn = in_order(drawn, ["part", "context_length", "width"], {"part": ("whole step", *PASSES)})
-    as_fast, told = [Limit(1.0, "as fast as fp32")], "size gain verdict limited_by_both"
-    axes = ("width", "ratio", "context")
-    return WORDS.chart("precision_gain", drawn, "line", *axes, panel="part", limits=as_fast, hover=told)
+    axes, told = ("width", "ratio", "context"), "size gain verdict limited_by_both"
+    return WORDS.chart("precision_gain", drawn, "line", *axes, panel="part", limits=[Limit(1.0, "fp32")], hover=told)
 
 
 def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[str, pd.DataFrame]) -> Chart:
