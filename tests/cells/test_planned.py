@@ -57,6 +57,12 @@ def test_a_cell_takes_what_it_took_before(tmp_path):
     assert expected_s(tmp_path, others) == needs.expected_s(Cell(), others, on_gpu=False)
 
 
+def test_a_cell_is_missing_until_it_has_a_record_though_no_other_of_its_stage_has_one(tmp_path):
+    assert [each["cell"] for each in planned_stage("timing", tmp_path).missing()] == [asdict(Cell())]
+    leave(tmp_path, json.dumps(record()))
+    assert planned_stage("timing", tmp_path).missing() == []
+
+
 def test_a_cell_that_does_not_fit_into_memory_takes_no_time(tmp_path, monkeypatch):
     monkeypatch.setattr(planned, "memory_limit_bytes", lambda: 1000)
     assert expected_s(tmp_path) == planned.SKIPPED_S

@@ -27,6 +27,12 @@ def test_rows_of_two_runs_are_judged_each_with_its_own_the_slowest_first(make_ru
     assert times.set_index("row")["ratio"]["sdpa"] == pytest.approx(2.0)
 
 
+def test_steps_are_the_same_rows_whichever_other_levers_their_cells_combine(make_run):
+    few = make_run("b", BASE, combinations="sdpa")
+    assert set(compare(make_run("a", BASE), few, 0.05).times["row"]) == set(BASE)
+    assert compare(few, few, 0.05).outcomes.empty
+
+
 @pytest.mark.parametrize(("repeats", "is_called"), [((1.0, 1.001), True), ((1.0,), False)])
 def test_repeats_of_either_run_decide_what_a_ratio_alone_would_not(make_run, repeats, is_called):
     times = compare(make_run("a", scaled(1.0, repeats)), make_run("b", scaled(1.03, repeats)), 0.05).times

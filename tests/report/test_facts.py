@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from pipeline.cells.record import with_derived
@@ -31,6 +33,20 @@ def test_a_stage_counts_cells_times_and_those_that_are_unstable():
     frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
     [line] = facts.by_stage(cells(*records), frames).to_dict("records")
     assert (line["cells"], line["with_values"], line["times"], line["unstable"]) == (2, 1, 3, 1)
+
+
+def test_the_spread_of_repeats_is_pooled_over_all_steps_of_a_stage():
+    records = []
+    for size, medians in {"medium": (100.0, 101.0), "xl": (200.0, 220.0), "2.7B": (50.0,)}.items():
+        for repeat, median in enumerate(medians, 1):
+            record = levers_record(step("eager", median), size=size)
+            record["cell"]["repeat"] = repeat
+            records.append(record)
+    frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
+    [line] = facts.by_stage(cells(*records), frames).to_dict("records")
+    variances = [math.log(b / a) ** 2 / 2 for a, b in ((100, 101), (200, 220))]
+    assert line["std_between_repeats"] == pytest.approx(100 * math.sqrt(sum(variances) / 2))
+    assert line["furthest_two"] == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,11 @@ def test_a_row_has_the_median_of_its_repeats_their_number_and_their_spread():
     assert row["status"] == "ok"
 
 
+def test_bytes_are_the_largest_of_the_repeats_for_so_much_a_step_may_take():
+    rows = [timed("a", 10.0, repeat=number, peak_bytes=size) for number, size in enumerate((7, 9, 7), 1)]
+    assert folded(*rows)["peak_bytes"].tolist() == [9]
+
+
 def test_repeats_that_contradict_each_other_are_unstable_and_say_so():
     one = [row | {"status": "unstable"} if row["repeat"] == 2 else row for row in repeated("c", [10.0, 10.1])]
     frame = folded(*repeated("a", [324.0, 387.0, 324.0]), timed("b", 10.0), *one)

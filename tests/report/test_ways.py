@@ -91,7 +91,7 @@ def test_only_what_is_faster_is_a_change_to_make_and_the_answer_tells_both(after
 
 def test_the_answer_says_what_there_is_where_the_other_side_failed():
     answer = ways.answer(steps(failed(BASE), timed("fully_shard", 50.0)), ["fully_shard"])
-    assert answer.endswith("ways with results: fully_shard.")
+    assert answer.endswith("variants with results: fully_shard.")
 
 
 def test_lanes_keep_the_share_in_which_each_kind_of_work_ran():

@@ -52,10 +52,9 @@ class PlannedStage:
         return list(map(str, self.cells))
 
     def missing(self) -> list[dict[str, Any]]:
-        """Return the stage and cell of what the scale asks for and was not measured, where some of it was."""
+        """Return the stage and cell of what the scale asks for and was not measured."""
         asked = self._paths(self.of_stage.cells)
-        lacking = [{"stage": self.name, "cell": asdict(cell)} for path, cell in asked.items() if path not in self.cells]
-        return lacking if len(lacking) < len(asked) else []
+        return [{"stage": self.name, "cell": asdict(cell)} for path, cell in asked.items() if path not in self.cells]
 
     def records_of(self, wildcards: Mapping[str, str]) -> list[str]:
         """Return the records of one table: those with its value on the split axis.

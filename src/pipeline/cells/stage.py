@@ -65,6 +65,11 @@ class Stage:
         return tuple(item.name for item in fields(self.cell_type))
 
     @property
+    def naming_axes(self) -> tuple[str, ...]:
+        """The axes that say what a row is of: all but `repeat` and those that only choose which rows a cell has."""
+        return tuple(name for name in self.axes if name not in ("repeat", *getattr(self._cell, "CHOOSES_ROWS", ())))
+
+    @property
     def question(self) -> str:
         """What the stage asks, in one line."""
         # As its file has it: `python -OO` keeps no docstring.

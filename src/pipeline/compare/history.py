@@ -29,7 +29,7 @@ def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataF
     """
     what = f"compare: --history {' '.join([stage.name, *given])}"
     said = dict(word.partition("=")[::2] for word in given)
-    allowed = [name for name in (*stage.axes, *stage.row_types.key_columns()) if name != "repeat"]
+    allowed = [*stage.naming_axes, *stage.row_types.key_columns()]
     if unknown := [name for name in said if name not in allowed]:
         raise UserError(f"{what}: {unknown[0]} must be one of {', '.join(allowed)}")
     rows = pd.DataFrame([line for run in runs if stage.name in run.frames for line in _lines(run, stage, said)])
@@ -78,7 +78,7 @@ def _lines(run: Run, stage: Stage, said: Mapping[str, str]) -> Iterator[dict[str
 def _is_of(record: Mapping[str, Any], stage: Stage, named: Mapping[str, str]) -> bool:
     """Tell whether a record is of the axes of a row; one from before an axis was there has its default."""
     axes = fields.texts(stage.cell_type(**record["cell"]))
-    return all(named[name] == word for name, word in axes.items() if name != "repeat")
+    return all(named[name] == word for name, word in axes.items() if name in named)
 
 
 def _told(step: Step) -> str:

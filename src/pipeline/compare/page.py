@@ -68,7 +68,7 @@ def html(runs: Sequence[Run], parts: Parts, tables: Mapping[str, RowTable]) -> s
 
 def _details(pair: Pair, every: bool) -> list[Part]:
     times = pair.times if every else pair.times[pair.times["verdict"] != SAME]
-    verdicts = pair.times["verdict"].value_counts(sort=False).rename("times").reset_index()
+    verdicts = pair.times.groupby(["quantity", "verdict"], sort=False).size().rename("times").reset_index()
     in_both, in_a, in_b = (pair.outcomes[pair.outcomes["of"] == of] for of in ("both", "left_only", "right_only"))
     shown = {
         "times": (times, "quantity median_ms_a median_ms_b gain verdict repeats_a repeats_b"),
@@ -81,7 +81,7 @@ def _details(pair: Pair, every: bool) -> list[Part]:
         WORDS.table(name, rows, f"stage cell:code row {names}", all_rows=every) for name, (rows, names) in shown.items()
     ]
     ratios = [_ratios(pair)] if len(pair.times) else []
-    return [*ratios, WORDS.table("verdicts", verdicts, "verdict times"), *tables]
+    return [*ratios, WORDS.table("verdicts", verdicts, "quantity verdict times", across="verdict"), *tables]
 
 
 def _ratios(pair: Pair) -> Chart:

@@ -52,7 +52,7 @@ class Pair:
 
 def compare(a: Run, b: Run, tolerance: float) -> Pair:
     """Compare the rows of two runs; differences below the fraction `tolerance` fail nothing."""
-    values = [pd.DataFrame(_values(run), columns=COLUMNS) for run in (a, b)]
+    values = [pd.DataFrame(_values(run), columns=COLUMNS).drop_duplicates(KEYS) for run in (a, b)]
     both = values[0].merge(values[1], on=KEYS, suffixes=("_a", "_b"))
     each = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in values]
     rows = each[0].merge(each[1], "outer", ROW, suffixes=("_a", "_b"), indicator="of")
@@ -75,8 +75,8 @@ def named(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
 
 
 def words(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
-    """Return the values of a row's axes, but `repeat`, and of its keys, as words that name it."""
-    names = [name for name in (*stage.axes, *stage.row_types.key_columns()) if name != "repeat"]
+    """Return the values of a row's axes and keys, as words that name it."""
+    names = (*stage.naming_axes, *stage.row_types.key_columns())
     return {name: _word(row[name]) for name in names if pd.notna(row[name])}
 
 

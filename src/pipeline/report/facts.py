@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.cells import fields
@@ -38,7 +39,7 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
         "host": f"{_listed(cells['cpu'])}; {_sizes(cells['memory_bytes'])}",
         "software": ", ".join(f"{name} {versions}" for name, versions in software.items() if versions),
         "measured": f"{started.min():%Y-%m-%d %H:%M} to {started.max():%Y-%m-%d %H:%M} UTC",
-        "cells took": f"{seconds.sum() / 60:,.0f} minutes in all, {share:.0f}% of it measuring",
+        "cells took": f"{seconds.sum() / 60:,.0f} minutes without waits, {share:.0f}% of it measuring",
     }
     return {what: words for what, words in told.items() if words}
 
@@ -64,7 +65,8 @@ def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
     times = having(frame, "median_ms")
     steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
     repeated = having(steps if len(steps) else times, "spread_pct")
-    repeated = repeated[repeated["repeats"] > 1] if len(repeated) else repeated
+    logs = [np.log(each) for each in repeated.get("medians_ms", ()) if len(each) > 1]
+    squares, degrees = sum(len(each) * each.var() for each in logs), sum(len(each) - 1 for each in logs)
     return {
         "stage": cells["stage"].iloc[0],
         "cells": len(cells),
@@ -72,8 +74,8 @@ def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
         "times": len(times),
         "unstable": int((times["status"] == "unstable").sum()),
         "most_repeats": int(frame["repeats"].max()),
-        "std_between_repeats": 100 * repeated["spread_log_std"].median() if len(repeated) else None,
-        "furthest_two": repeated["spread_pct"].max() if len(repeated) else None,
+        "std_between_repeats": 100 * np.sqrt(squares / degrees) if logs else None,
+        "furthest_two": repeated["spread_pct"].max() if logs else None,
     }
 
 

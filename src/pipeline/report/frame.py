@@ -1,6 +1,6 @@
 """Build one frame per stage from its records, the repeats of a cell folded into one row.
 
-A row holds the median of its repeats in every column of numbers, and beside it:
+A row holds the median of its repeats in every column of numbers, of bytes the largest, and beside it:
 
 - `repeats`: how many of them have values; `medians_ms`: the median of each; `spread_pct`: how far the furthest two
   lie apart;
@@ -96,8 +96,11 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     measured, own = rows[has_values], [*keys, "repeat", *rows.filter(like=SETTING)]
     numbers = measured.select_dtypes("number").columns.difference(own)
     repeats = measured.groupby(of)
+    folded = repeats[list(numbers)].median()
+    sizes = folded.columns[folded.columns.str.endswith("_bytes")]
+    folded[sizes] = repeats[list(sizes)].max()
     # What else was read of a row without values stays.
-    first[numbers] = repeats[list(numbers)].median().reindex(first.index).fillna(first[numbers])
+    first[numbers] = folded.reindex(first.index).fillna(first[numbers])
     first = _with_limit(first)
     first["cards"] = repeats["cards"].agg(lambda cards: ", ".join(dict.fromkeys(cards)))
     first["repeats"] = repeats.size().reindex(first.index, fill_value=0)

@@ -6,10 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 # Okabe and Ito's colours; their yellow is too pale on white, so grey takes its place.
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-BLUE, VERMILION, PURPLE, GREY = "#0072B2", "#D55E00", "#CC79A7", "#7F7F7F"
-COLOURS = (BLUE, VERMILION, GREEN, ORANGE, PURPLE, SKY, GREY, BLACK)
-
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#7F7F7F", "#000000")
 # One colour, one meaning; of what has an order, the darker the more.
 MEANINGS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 KNOWN = {name: colour for colour, names in MEANINGS.items() for name in names}

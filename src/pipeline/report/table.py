@@ -62,7 +62,7 @@ class Table:
             rule += ["--:"] * len(values)
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
         more = len(self.rows) - len(shown)
-        rest = f"\n\n… and {more:,} more rows in the tables below." if more else ""
+        rest = f"\n\n… and {more:,} more rows." if more else ""
         caption = f"{Markdown.escape(self.caption)}\n\n" if self.caption else ""
         return Markdown(f"{caption}{written}{rest}")
 
@@ -123,4 +123,4 @@ def _status(row: dict[Any, Any], name: str) -> str:
 
 def _is_noisy(name: str) -> bool:
     """Tell whether a column holds times, or what is derived from them."""
-    return any(f"_{words}_" in f"_{name}_" for words in ("ms", "per_s", "mfu", "ratio", "gbps", "share_pct"))
+    return any(f"_{words}_" in f"_{name}_" for words in ("ms", "per_s", "mfu", "ratio", "gbps", "share_pct", "usd"))

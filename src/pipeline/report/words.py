@@ -73,11 +73,8 @@ class Words:
 
         An axis without a definition has no title.
         """
-
-        def titled(axis: Axis) -> Axis:
-            return replace(axis, title=self._heading(name, axis.column, rows, values, ""))
-
-        x, y = (titled(Axis(axis) if isinstance(axis, str) else axis) for axis in (x, y))
+        axes = (Axis(each) if isinstance(each, str) else each for each in (x, y))
+        x, y = (replace(axis, title=self._heading(name, axis.column, rows, values, "")) for axis in axes)
         told = {self._heading(name, column, rows, values): column for column in hover.split()}
         return Chart(name, self._fill(name, rows, values), rows, mark, x, y, colour, hover=told, **looks)
 

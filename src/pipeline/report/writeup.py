@@ -19,8 +19,6 @@ from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, UNDECIDED
 from pipeline.report.words import Words
 
-HERE = Path(__file__).parent
-TEMPLATE = "writeup.md.j2"
 # The note says what words such as unstable and faster mean: written by hand, true of every run.
 WORDS = Words(__file__)
 MOST_CHANGES = 8
@@ -34,10 +32,10 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
     """Return the write-up as Markdown; what its template shows is escaped unless it is Markdown already."""
     by_stage = facts.by_stage(cells, {each.stage.name: each.rows for each in told})
     words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
-    loader, escape = FileSystemLoader(HERE), Markdown.escape
+    loader, escape = FileSystemLoader(Path(__file__).parent), Markdown.escape
     pages = Environment(loader=loader, undefined=StrictUndefined, finalize=escape, trim_blocks=True, lstrip_blocks=True)
     pages.filters["count"] = count
-    text = pages.get_template(TEMPLATE).render(
+    text = pages.get_template("writeup.md.j2").render(
         machines=" and ".join(sorted(cells["machine"].unique())),
         told=told,
         shown=lambda parts, stage="": Markdown("\n\n".join(blocks(stage, parts))),

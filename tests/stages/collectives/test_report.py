@@ -34,6 +34,13 @@ def test_every_collective_and_type_has_a_row_and_the_chart_a_line_a_collective(m
     assert set(chart.rows["dtype"]) == {"fp32"}
 
 
+def test_machines_are_compared_by_the_best_bus_bandwidth_of_each_collective(make_rows):
+    section = build(make_rows("h200"), {})
+    best = parts(section)["groups"].rows["busbw_gb_per_s_best"].dropna().tolist()
+    assert [each.value for each in section.compared] == best
+    assert len({each.what for each in section.compared}) == len(best)
+
+
 def test_a_size_that_does_not_fit_says_so_in_its_place(make_rows):
     rows = make_rows("h200")
     gone = (rows["backend"] == "nccl") & (rows["world_size"] == 4) & (rows["size_bytes"] == 1e9)

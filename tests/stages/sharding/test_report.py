@@ -50,7 +50,7 @@ def test_an_optimizer_that_does_not_fit_is_no_side_of_a_comparison():
     plain = failed(**{**step("adamw", 1.0), "status": "oom", "median_ms": None, "samples_ms": None})
     found = section([plain], rows_of("sharded", 100.0))
     assert found.changes == []
-    assert "ways with results" in found.answer
+    assert "variants with results" in found.answer
     assert shown(found)["ways_1"].rows["verdict"].isna().all()
 
 

@@ -54,14 +54,14 @@ def test_every_step_of_the_cell_with_the_most_work_stands_beside_the_fastest_of_
 def test_without_a_time_of_torchs_nothing_is_faster():
     found = section(ours=4700.0)
     assert found.changes == []
-    assert "ways with results" in found.answer
+    assert "variants with results" in found.answer
     assert shown(found)["steps"].rows["verdict"].isna().all()
 
 
 def test_where_every_step_is_wrong_the_answer_says_so_and_the_errors_stay():
     wrong = step("ours", 1.0, **CELL) | TIMELESS | {"status": "wrong", "phase": "train_step", "clock": "host"}
     found = build(frame_of("step8b", [wrong, *rows_of("ours", 1.0)[-len(FUSIONS) - 1 : -len(FUSIONS)]]), {})
-    assert "ways with results: none" in found.answer
+    assert "variants with results: none" in found.answer
     assert len(shown(found)["checks"].rows) == 1
 
 

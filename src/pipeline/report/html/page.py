@@ -23,6 +23,7 @@ from pipeline.report.markup import anchor
 
 HERE = Path(__file__).parent
 DIGITS, LONGEST_TEXT = 6, 400
+AS_JSON = json.JSONEncoder(allow_nan=False).encode
 RowTable = Mapping[str, Mapping[str, Any]]
 # Where the Markdown links to a stage's table, be it beside the page or in a snapshot.
 TABLE_LINK = re.compile(r"(?:\.\./results|tables)/([\w-]+)/([^/]+)\.csv")
@@ -51,7 +52,7 @@ def page(text: str, charts: Mapping[str, Chart], tables: Mapping[str, RowTable])
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     library = drawing.library() if charts else ""
     specifications = {key: drawing.specification(chart) for key, chart in charts.items()}
-    packed = {"library": library, "charts": _json(specifications), "tables": _json(tables)}
+    packed = {"library": library, "charts": AS_JSON(specifications), "tables": AS_JSON(tables)}
     environment = Environment(loader=FileSystemLoader(HERE), undefined=StrictUndefined, autoescape=True)
     return environment.get_template("page.html.j2").render(
         body=to_html(text, charts),
@@ -117,10 +118,6 @@ def _short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     return f"{value[:LONGEST_TEXT]}…" if isinstance(value, str) and len(value) > LONGEST_TEXT else value
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, allow_nan=False)
 
 
 def _base64(content: bytes) -> str:

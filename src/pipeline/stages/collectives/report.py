@@ -7,7 +7,7 @@ import pandas as pd
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.frame import alike, having, in_order, with_values
 from pipeline.report.markup import Markdown
-from pipeline.report.section import Section
+from pipeline.report.section import Compared, Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
 from pipeline.stages.collectives.cell import COLLECTIVES
@@ -17,6 +17,7 @@ CELL = ["backend", "nodes", "world_size", "dtype", "collective"]
 ORDERS = {"backend": ("nccl", "gloo"), "collective": COLLECTIVES, "dtype": ("fp32", "bf16")}
 BURST, SINGLE, GRAPH = HOW = "burst", "single", "graph"
 SIZE_AXIS = Axis("size_bytes", log=True)
+CALL, BEST = "{backend} {what}, {ranks}", "busbw_gb_per_s_best"
 UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}
 # What the course asks for, and what training with one replica per rank sends.
 USUAL = {"collective": "all_reduce", "dtype": "fp32"}
@@ -28,11 +29,13 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     bursts, groups, usual = calls[calls["timing"] == BURST], _groups(calls), alike(calls, USUAL)
     copies = beside.get("ceilings", pd.DataFrame(columns=["kind", "gb_per_s"]))
     link = copies.loc[copies["kind"] == "to_peer", "gb_per_s"].max()
+    best = having(groups, BEST)
     times = usual[usual["timing"] == BURST], "line", SIZE_AXIS, Axis("median_ms", log=True), "ranks"
     return Section(
         _answer(groups),
         [_table(groups, link), _busbw(bursts, link)],
         for_course=[_by_size(usual), WORDS.chart("times", *times, panel="backend")],
+        compared=[Compared(CALL.format(**row), "GB/s, bus", row[BEST]) for row in best.to_dict("records")],
     )
 
 
@@ -71,7 +74,7 @@ def _groups(calls: pd.DataFrame) -> pd.DataFrame:
 
 
 def _answer(groups: pd.DataFrame) -> str:
-    timed = having(groups, "busbw_gb_per_s_best")
+    timed = having(groups, BEST)
     if timed.empty:
         return WORDS.say("no_times")
     best = timed.loc[timed["busbw_gb_per_s_best"].idxmax()]

@@ -10,7 +10,7 @@ from pipeline.formulas.attention import Shape, forward_flops
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, having, in_order, with_values
-from pipeline.report.section import Section
+from pipeline.report.section import Compared, Section
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, SLOWER, judged, shaded, side_by_side, versus
 from pipeline.report.words import Words
@@ -44,10 +44,13 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     torch_s, fa4_s, heads_s = _duel(models, ours, PEERS), _duel(models, ours, [FA4]), _duel(heads, ours, PEERS)
     plain_s = side_by_side(heads, [*PROBLEM, "phase"], "impl", ours, "eager")
     errors = _errors(rows, ours)
+    best = with_values(models[(models["impl"] == ours) & (models["phase"] == BOTH)])
+    rates = best[["shape", "tflops_per_s", "status"]].itertuples(index=False, name=None)
     return Section(
         _answer(torch_s, heads_s) + _exact(errors.rows),
         [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s), _gains(plain_s), errors],
         for_course=[_grid(plain_s), _leaderboard(rows, ours)],
+        compared=[Compared(f"attention, {shape}", "TFLOP/s", rate, status) for shape, rate, status in rates],
     )
 
 

@@ -9,6 +9,8 @@ from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "size"
 READS = ("ceilings",)
+# Cells with other combinations have rows of the same steps.
+CHOOSES_ROWS = ("combinations",)
 # In the order in which names join them.
 LEVERS = (
     *("fused", "muon", "flash", "sdpa", "blocks", "compile", "fp8", "fp8_rowwise", "graph"),

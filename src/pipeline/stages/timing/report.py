@@ -86,7 +86,7 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
     phases = eager.drop(columns="limited_by").merge(whole, "left", CELL)
     duel = versus(phases, [*WORK, "phase"], "precision", setting["precision"], ["fp32"])
     duel = duel[duel["precision"] != "fp32"].assign(width=lambda each: each["size"].map(WIDTHS))
-    tf32 = eager.loc[eager["precision"] == "tf32", [*WORK, "phase", "median_ms", "status"]]
+    tf32 = eager.loc[eager["precision"] == "tf32", [*WORK, "phase", "median_ms", "status", "cards"]]
     duel = duel.merge(tf32, "left", [*WORK, "phase"], suffixes=("", "_tf32"))
     duel = in_order(duel, ["width", "context_length", "phase"], ORDERS)
     return duel.assign(
@@ -94,7 +94,7 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
         by_host=duel[["limited_by", "limited_by_peer"]].eq("host").any(axis=1),
         limited_by_both=written(duel, "{limited_by} / {limited_by_peer}"),
         both_repeats=written(duel, "{repeats} / {repeats_peer}"),
-        gpus=card_counts(duel, "cards", "cards_peer"),
+        gpus=card_counts(duel, "cards", "cards_peer", "cards_tf32"),
     )
 
 
