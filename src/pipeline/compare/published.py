@@ -30,9 +30,8 @@ def load(stage: str) -> pd.DataFrame:
     """Return the values of a stage, with a column of text for each word of `of`; empty for a stage without any."""
     rows = pd.read_csv(FILE, dtype={"source": str}, keep_default_na=False)
     rows = rows[rows["stage"] == stage]
-    return rows.join(
-        pd.DataFrame([dict(word.split("=") for word in of.split()) for of in rows["of"]], index=rows.index)
-    )
+    words = [dict(word.split("=") for word in of.split()) for of in rows["of"]]
+    return rows.join(pd.DataFrame(words, index=rows.index))
 
 
 def beside(runs: Sequence[Run]) -> Table:

@@ -130,8 +130,9 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
         return None
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
+    marks = both[["status", "status_tuned"]].eq("unstable").replace({True: "~", False: ""})
     both = both.assign(
-        mfu_from_to=written(both, "{mfu_pct:percent} → {mfu_pct_tuned:percent}"),
+        mfu_from_to=written(both.assign(**marks), "{status}{mfu_pct:percent} → {status_tuned}{mfu_pct_tuned:percent}"),
         peak_gb=written(both, "{peak_bytes:gb} → {peak_bytes_tuned:gb}"),
     )
     ways = both["name_tuned"].dropna().unique()
