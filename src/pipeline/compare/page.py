@@ -32,7 +32,8 @@ def comparison(
 
     every: all rows, and times that are the same too.
     """
-    head = [WORDS.say("run", name=run.name, machine=run.machine, source=run.source) for run in runs]
+    told = {run.name: WORDS.say("price", usd=prices[run.name]) if run.name in prices else "" for run in runs}
+    head = [WORDS.say("run", price=told[run.name], run=run) for run in runs]
     parts = [models(runs, prices), ceilings(runs), differences(runs), *(_details(pair, every) if pair else [])]
     parts += [replace(beside, all_rows=every)] if beside else []
     return [Markdown("\\\n").join(head), *parts]

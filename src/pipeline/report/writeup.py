@@ -14,7 +14,7 @@ from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count
 from pipeline.report.frame import having, shares_a_cpu
 from pipeline.report.markup import Markdown
-from pipeline.report.section import Part, Told, say
+from pipeline.report.section import Part, Told
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, UNDECIDED
 from pipeline.report.words import Words
@@ -88,8 +88,7 @@ def _noise(told: Told) -> tuple[int, int] | None:
 def row_links(told: Told) -> Markdown:
     """Return links to the tables with all rows of a stage."""
     tables = told.rows[told.stage.split_axis].drop_duplicates().astype(str)
-    link = "[{name}](../results/{stage}/{name}.csv)"
-    return Markdown(", ").join(say(link, name=name, stage=told.stage.name) for name in tables)
+    return Markdown(", ").join(WORDS.say("row_link", name=name, stage=told.stage.name) for name in tables)
 
 
 def blocks(stage: str, parts: Iterable[Part]) -> list[str]:

@@ -64,13 +64,15 @@ def test_repeats_that_contradict_each_other_decide_nothing_and_rows_say_how_many
     assert "0 of 1" in section.answer
 
 
-def test_flash_attention_4_has_a_row_and_a_bar_of_its_own_and_no_part_in_the_answer():
+def test_flash_attention_4_has_a_row_and_a_bar_of_its_own_and_the_answer_says_where_it_is_faster():
     rows = [row("triton", 1.0), row("sdpa_cudnn", 1.2)]
     section = told(*rows, row("fa4", 0.9))
     found = shown(section)["shapes"].rows.set_index("who_peer")["verdict"]
     assert found.to_dict() == {"cuDNN": "faster", "FlashAttention-4": "slower"}
     assert set(shown(section)["rates"].rows["who"]) == {"ours", "cuDNN", "FlashAttention-4"}
-    assert section.answer == told(*rows).answer
+    assert section.answer.removeprefix(told(*rows).answer).split()[:1] == ["FlashAttention-4"]
+    assert "at 1 of the 1" in section.answer
+    assert "at 0 of the 1" in told(*rows, row("fa4", 1.5)).answer
 
 
 def test_the_course_s_table_has_what_is_slower_and_what_failed():

@@ -54,6 +54,12 @@ def test_a_time_of_three_repeats_is_their_median_and_says_how_many_they_are():
     assert [change.judged["repeats"] for change in section.changes] == [3]
 
 
+@pytest.mark.parametrize(("ours_ms", "told_of"), [(79.9, "SDPA"), (90.0, "SDPA"), (75.0, "our flash attention")])
+def test_of_two_ways_to_the_same_end_the_librarys_is_advised_unless_ours_is_faster(ours_ms, told_of):
+    section = told(step("eager", 100.0), step("sdpa", 80.0), step("flash", ours_ms))
+    assert [change.what for change in section.changes] == [told_of]
+
+
 def test_what_trains_otherwise_or_only_makes_room_tunes_no_model():
     otherwise = step("fused+bf16_weights", 40.0), step("checkpointing", 45.0)
     section = told(step("eager", 100.0), *otherwise, step("fused", 80.0))

@@ -47,10 +47,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     best = with_values(models[(models["impl"] == ours) & (models["phase"] == BOTH)])
     rates = best[["shape", "tflops_per_s", "status"]].itertuples(index=False, name=None)
     return Section(
-        _answer(torch_s, heads_s) + _exact(errors.rows),
+        _answer(torch_s, heads_s) + _more(fa4_s, errors.rows),
         [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s), _gains(plain_s), errors],
         for_course=[_grid(plain_s), _leaderboard(rows, ours)],
-        compared=[Compared(f"attention, {shape}", "TFLOP/s", rate, status) for shape, rate, status in rates],
+        compared=[Compared(f"attention, ours, {shape}", "TFLOP/s", rate, status) for shape, rate, status in rates],
     )
 
 
@@ -106,10 +106,11 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
     )
 
 
-def _exact(errors: pd.DataFrame) -> str:
-    """Say how exact the output of ours is in the first dtype; nothing where it was not compared."""
-    output = errors[errors["part"] == "output"]
-    return "" if output.empty else " " + WORDS.say("exact", **output.iloc[0])
+def _more(fa4_s: pd.DataFrame, errors: pd.DataFrame) -> str:
+    """Say how often FlashAttention-4 is faster, and how exact the output of ours is in the first dtype, if measured."""
+    slower, output = fa4_s["verdict"].eq(SLOWER).sum(), errors[errors["part"] == "output"]
+    fa4 = "" if fa4_s.empty else " " + WORDS.say("fa4", slower=slower, n=len(fa4_s))
+    return fa4 + ("" if output.empty else " " + WORDS.say("exact", **output.iloc[0]))
 
 
 def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame) -> Table:

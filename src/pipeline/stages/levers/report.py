@@ -12,7 +12,7 @@ from pipeline.report.formats import data_size, written
 from pipeline.report.frame import alike, in_order, with_values
 from pipeline.report.section import Change, FirstScreen, Section
 from pipeline.report.table import Table
-from pipeline.report.versus import COLUMNS, FASTER, peer_of, shaded, versus
+from pipeline.report.versus import COLUMNS, FASTER, LEAST_DIFFERENCE, peer_of, shaded, versus
 from pipeline.report.words import Words
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, PRECISION, UNPROVEN, names
 from pipeline.stages.levers.report_fp8 import predicted_ratios
@@ -21,8 +21,6 @@ WORDS = Words(__file__)
 ON = ["size", "context_length"]
 FIGURES = ["median_ms", "tokens_per_s", "mfu_pct", "peak_bytes", "gpu_idle_pct"]
 WHERE = "{size}, batch {setting_batch_size}, context {context_length}"
-# Two ways to the same end: of these the faster is a change to make.
-ALTERNATIVES = ("flash", "sdpa")
 NAMES = {
     "eager": "as written",
     "eager_again": "as written, once more",
@@ -109,9 +107,10 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
-    """Return each lever alone, of alternatives the faster, and the fastest tuned combination."""
-    slower = duel[duel["levers"].isin(ALTERNATIVES)].sort_values("median_ms")["levers"].iloc[1:]
-    alone = duel[duel["is_alone"] & ~duel["levers"].isin(slower)]
+    """Return each lever alone and the fastest tuned combination; of SDPA and ours ours only where it is faster."""
+    ratios = duel.set_index("levers")["ratio"]
+    is_ours_faster = ratios.get("flash", 0.0) > LEAST_DIFFERENCE * ratios.get("sdpa", 0.0)
+    alone = duel[duel["is_alone"] & (duel["levers"] != ("sdpa" if is_ours_faster else "flash"))]
     return [
         Change.between(
             row["name"] + (" (changes training)" if row["levers"] in UNPROVEN else ""),

@@ -28,6 +28,7 @@ WIDTHS = {name: size.d_model for name, size in SIZES.items()}
 ASKED_STEPS = 10  # that the course wants timed
 MEAN_STD = "{mean_of_steps:number} ± {std_of_steps:number}"
 WHERE = "{precision}, batch {batch_size}, context {context_length}"
+SETTING = "{size}, batch {batch_size}, context {context_length}"
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -48,7 +49,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _answer(alike(steps, setting), where),
         [_steps(alike(eager, setting), where), _achieved(steps, setting, beside), _gain_by_width(gains)],
         [
-            Change.between(f"{row['precision']} instead of fp32", f"{row['size']}, {where}", peer_of(row), row)
+            Change.between(f"{row['precision']} instead of fp32", SETTING.format(**row), peer_of(row), row)
             for _, row in in_order(steps_here[~steps_here["by_host"]], ["size"], ORDERS).tail(1).iterrows()
         ],
         for_course=[*for_course, _precisions(here[here["phase"].isin([*PASSES, STEP])], setting)],
