@@ -103,9 +103,10 @@ def _by_run(lines: list[dict[str, Any]], runs: Sequence[Run], columns: Sequence[
 
 def _facts(record: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
     """Return the facts of a record by stage, MACHINE for those of the machine, and name."""
-    machine, code = record["machine"], record["code"]
-    of_machine = {"machine": machine["kind"], "cpu": machine["cpu"]["model"]}
-    of_machine |= {"logical cores": machine["cpu"]["logical_cores"], "GPUs": len(machine["gpus"])}
+    machine, code, cpu = record["machine"], record["code"], record["machine"]["cpu"]
+    of_machine = {"machine": machine["kind"], "cpu": cpu["model"], "logical cores": cpu["logical_cores"]}
+    sizes = {f"{(gpu.get('memory_bytes') or 0) / 2**30:.0f} GiB" for gpu in machine["gpus"]}
+    of_machine |= {"GPUs": len(machine["gpus"]), "GPU memory": ", ".join(sorted(sizes)) or "none"}
     of_machine |= {name: machine[name] for name in ("threads", "os")} | machine["software"] | {"commit": code["commit"]}
     of_stage = {"code": code["digest"], **record["settings"]}
     of_stage |= {f"code of {own['name']}": own["digest"] for own in record.get("subjects", [])}
