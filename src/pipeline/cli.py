@@ -125,6 +125,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         parts, shown = (page.comparison(found, prices, two, beside, every) for every in (False, arguments.all))
     if arguments.html is not None:
         write_text(arguments.html, page.html(found, parts, page.explored(two, beside)))
+        print(f"wrote {arguments.html}", file=sys.stderr)
     _print(page.markdown(shown))
     failure = two.failure if two and arguments.fail_if_slower else ""
     if failure:

@@ -70,6 +70,11 @@ def test_text_and_page_hold_models_and_times_and_tables_are_tables(both, make_ru
     counted = verdicts.rows.set_index(["quantity", "verdict"])["times"].to_dict()
     assert counted == pair.times.groupby(["quantity", "verdict"]).size().to_dict()
     assert counted["ms", "slower"] == 3
+    judged = {
+        part.name: set(part.rows["verdict"]) for part in parts if getattr(part, "name", "") in ("slower", "faster")
+    }
+    assert judged["slower"] == {"slower"}
+    assert judged["faster"] <= {"faster"}
     assert 'data-chart="compare/ratios"' in page.html(both, parts, page.explored(pair, None))
     three = [*both, make_run("third", FAST)]
     assert "compare/ratios" not in page.html(three, page.comparison(three, {}, None, None), {})

@@ -51,6 +51,12 @@ def test_a_section_gets_a_table_and_a_chart_of_them_or_nothing_and_does_not_see_
     assert [[part.name for part in parts(rows, FLASH)] for rows in (measured(), others)] == [["own", "own_chart"], []]
 
 
+def test_an_unstable_time_of_the_fastest_other_is_marked_as_its_own():
+    frame = rows(timed("triton", 10.0, seq_len=1024, status="unstable"), timed("mine", 20.0, seq_len=1024))
+    [line] = [line for line in parts(frame, FLASH)[0].markdown().splitlines() if line.startswith("| `mine` |")]
+    assert ["| ~10.0 |" in line, "| 20.0 |" in line] == [True, True]
+
+
 def test_the_first_screen_has_each_at_the_first_problem():
     found = first_table([Told(FLASH, Section(""), (), "", measured())]).rows
     assert [(row["impl"], row["seq_len"]) for _, row in found.iterrows()] == [("mine", 16384), ("broken", 16384)]

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.errors import UserError
 from pipeline.registry import stages
 from pipeline.results import load
 from pipeline.snapshots.records import ARCHIVE, load_records
@@ -31,3 +32,15 @@ def test_every_published_record_is_read(archive):
 def test_records_of_earlier_versions_have_the_defaults_of_later_axes():
     rows = load("flash", ROOT / "docs/serial-h200")
     assert set(rows["query_heads_per_kv_head"]) == {1}
+
+
+def test_a_folder_without_records_says_what_it_lacks_and_one_stage_s_folder_where_to_point(tmp_path):
+    for place, words in (
+        (tmp_path, "holds no records"),
+        (tmp_path / "gone", "there is no"),
+        (tmp_path / "flash", "one above"),
+    ):
+        if place.name == "flash":
+            (place / "cells").mkdir(parents=True)
+        with pytest.raises(UserError, match=words):
+            load_records(place, stages())

@@ -15,7 +15,7 @@ from pipeline.report.html.page import RowTable, page, row_table
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Part
 from pipeline.report.table import Table
-from pipeline.report.versus import SAME
+from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED
 from pipeline.report.words import Words
 from pipeline.report.writeup import blocks
 
@@ -68,11 +68,12 @@ def html(runs: Sequence[Run], parts: Parts, tables: Mapping[str, RowTable]) -> s
 
 
 def _details(pair: Pair, every: bool) -> list[Part]:
-    times = pair.times if every else pair.times[pair.times["verdict"] != SAME]
     verdicts = pair.times.groupby(["quantity", "verdict"], sort=False).size().rename("times").reset_index()
     in_both, in_a, in_b = (pair.outcomes[pair.outcomes["of"] == of] for of in ("both", "left_only", "right_only"))
+    of_time = "quantity median_ms_a median_ms_b gain verdict repeats_a repeats_b"
+    told = (SLOWER, FASTER, UNDECIDED, SAME) if every else (SLOWER, FASTER)
     shown = {
-        "times": (times, "quantity median_ms_a median_ms_b gain verdict repeats_a repeats_b"),
+        **{word: (pair.times[pair.times["verdict"] == word], of_time) for word in told},
         "memory": (pair.memory, "quantity bytes_a bytes_b ratio:times"),
         "outcomes": (in_both, "status_a status_b reason_b"),
         "only_a": (in_a, "status_a"),

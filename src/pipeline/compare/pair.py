@@ -11,10 +11,8 @@ from pipeline.cells import fields
 from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import Stage
 from pipeline.compare.runs import Run
-from pipeline.report.versus import FASTER, JUDGED, SAME, SLOWER, UNDECIDED, judged
+from pipeline.report.versus import JUDGED, SLOWER, judged
 
-# In table order: the worst first.
-ORDER = (SLOWER, UNDECIDED, FASTER, SAME)
 ROW = ["stage", "cell", "row"]
 KEYS = [*ROW, "quantity"]
 COLUMNS = [*KEYS, *JUDGED, "reason", "repeats", "cards", "bytes"]
@@ -115,8 +113,8 @@ def _quantities(row: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
 def _times(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     found = judged(both, "_a", "_b")
     found["worse"] = (found["verdict"] == SLOWER) & (found["ratio"].astype(float) * (1 + tolerance) < 1)
-    order = found["verdict"].map(ORDER.index)
-    return found.assign(order=order).sort_values(["order", "ratio"], kind="stable", ignore_index=True)
+    # The furthest apart first.
+    return found.iloc[np.log(found["ratio"].astype(float)).abs().argsort(kind="stable")[::-1]].reset_index(drop=True)
 
 
 def _memory(peaks: pd.DataFrame, tolerance: float) -> pd.DataFrame:

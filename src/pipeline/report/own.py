@@ -18,7 +18,7 @@ from pipeline.report.words import Words
 WORDS = Words(__file__)
 PARTS = ("own", "own_chart")
 MOST_PANELS = 4
-RANKED = "problem median_ms place of best best_ms ratio:times verdict reason"
+RANKED = "problem median_ms place of best median_ms_best ratio:times verdict reason"
 
 
 def without_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
@@ -33,7 +33,7 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     """Return the rows that rank implementations, of problems that the user's own were measured at.
 
     Added columns: `problem` (the axes and keys that differ, as text), `own`, `place` among those with values, `of` how
-    many, and `best`, `best_ms`, `ratio`, `verdict` beside the fastest of the others. The stage's first problem leads.
+    many, `best`, `median_ms_best`, `ratio`, `verdict` beside the fastest other. The stage's first problem leads.
     """
     measured = stage.subjects
     if measured is None or "impl" not in rows:
@@ -62,7 +62,8 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
 
 def _beside_best(whole: pd.DataFrame) -> pd.DataFrame:
     names, others = (whole.loc[whole["own"] == own, "impl"].unique().tolist() for own in (True, False))
-    found = {"label_peer": "best", "median_ms_peer": "best_ms", "ratio": "ratio", "verdict": "verdict"}
+    found = {"label_peer": "best", "median_ms_peer": "median_ms_best", "status_peer": "status_best"}
+    found |= {"ratio": "ratio", "verdict": "verdict"}
     duel = versus(whole, ["problem"], "impl", names, others).drop_duplicates(["problem", "label"])
     return whole.join(duel.set_index(["problem", "label"])[[*found]].rename(columns=found), on=["problem", "label"])
 

@@ -35,6 +35,8 @@ def load_records(source: Path, stages: Stages) -> list[Record]:
 
     Raises UserError, one line, if there is no record, or one is damaged.
     """
+    if not source.exists():
+        raise UserError(f"there is no {source}")
     try:
         if source.is_dir():
             os.listdir(source)  # raises for an unreadable folder, which a search for files would skip
@@ -45,7 +47,8 @@ def load_records(source: Path, stages: Stages) -> list[Record]:
     except OSError as error:
         raise UserError(f"cannot read {source}: {error.strerror}") from None
     if not records:
-        raise UserError(f"{source} holds no records: neither STAGE/cells/, results/STAGE/cells/ nor {ARCHIVE}")
+        hint = "; it is the folder of one stage: name the one above it" if (source / "cells").is_dir() else ""
+        raise UserError(f"{source} holds no records: neither STAGE/cells/, results/STAGE/cells/ nor {ARCHIVE}{hint}")
     cells = set()
     for name, record in records:
         layout.check_place(Path(name), record)

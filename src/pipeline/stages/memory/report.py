@@ -98,7 +98,7 @@ def _variants(steps: pd.DataFrame, precision: str) -> Table:
     last = several.assign(own=own).sort_values(["own", "context_length"]).tail(1)
     shown = several.merge(last[["precision", "context_length"]])
     names = "context_length with_attention checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain"
-    return WORDS.table("variants", shown, f"{names} verdict gpus")
+    return WORDS.table("variants", shown, f"{names} verdict gpus", only_filled=True)
 
 
 def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:

@@ -53,7 +53,7 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     return every.assign(
         status=found["status"],
         checkpoints=checkpoints.where(every["checkpoint_every"] > 0, "none"),
-        gpus=pd.Series(cards, every.index).map(str).where(every["median_ms"].notna()),
+        gpus=pd.Series(cards, every.index).map(str).where(every["median_ms"].notna() & every["device_type"].ne("cpu")),
         by_formula_bytes=[max(moment.total_bytes for moment in each) for each in peaks_by_formula],
     )
 
