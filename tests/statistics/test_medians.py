@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from pipeline.statistics.medians import log_median_error
+from pipeline.statistics.medians import log_median_error, pooled_spread
 
 
 def process(generator, median_ms, *, noise, between, drift, count):
@@ -23,3 +23,11 @@ def test_dependent_samples_are_known_to_be_worth_less():
     told = [log_median_error(samples)[0] for samples in processes]
     assert np.median(told) == pytest.approx(true_error, rel=0.15)
     assert log_median_error(processes[0])[1] == 50 / 5 - 1  # in blocks of 5
+
+
+def test_the_spread_of_repeats_is_that_of_their_logs_each_about_its_own_mean():
+    found = pooled_spread([[100.0, 110.0], [1.0, 1.1, 1.21], [7.0]])
+    step = math.log(1.1)
+    assert found.degrees == 1 + 2
+    assert found.log_std == pytest.approx(math.sqrt((step**2 / 2 + 2 * step**2) / 3))
+    assert pooled_spread([[7.0]]).degrees == pooled_spread([]).degrees == 0

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from pipeline.cells import fields
@@ -12,6 +11,7 @@ from pipeline.cells.stage import Stages
 from pipeline.cells.tabulate import cell_line
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.frame import WHOLE_STEP, having, readable
+from pipeline.statistics.medians import pooled_spread
 
 # What differs from row to row in reasons that are otherwise the same.
 OWN_NUMBERS = r"[\d.]+(?= s, above)|(?<=known to )[\d.]+%"
@@ -65,8 +65,7 @@ def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
     times = having(frame, "median_ms")
     steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
     repeated = having(steps if len(steps) else times, "spread_pct")
-    logs = [np.log(each) for each in repeated.get("medians_ms", ()) if len(each) > 1]
-    squares, degrees = sum(len(each) * each.var() for each in logs), sum(len(each) - 1 for each in logs)
+    spread = pooled_spread(repeated.get("medians_ms", ()))
     return {
         "stage": cells["stage"].iloc[0],
         "cells": len(cells),
@@ -74,8 +73,8 @@ def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
         "times": len(times),
         "unstable": int((times["status"] == "unstable").sum()),
         "most_repeats": int(frame["repeats"].max()),
-        "std_between_repeats": 100 * np.sqrt(squares / degrees) if logs else None,
-        "furthest_two": repeated["spread_pct"].max() if logs else None,
+        "std_between_repeats": 100 * spread.log_std if spread.degrees else None,
+        "furthest_two": repeated["spread_pct"].max() if spread.degrees else None,
     }
 
 

@@ -23,6 +23,7 @@ from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.cells.timed_rows import NEGLIGIBLE_SHARE, idle_columns
 from pipeline.report.markup import one_line
+from pipeline.statistics.medians import pooled_spread
 
 Records = Sequence[Mapping[str, Any]]
 # Rows with the same values here pool the spread of their repeats.
@@ -160,12 +161,10 @@ def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
 
 def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
     """Add how far repeats of the same kind lie apart, unstable ones too: a single process stands for them as well."""
-    kinds, logs = _groups(first, KIND), [np.log(each) for each in first["medians_ms"].dropna()]
-    own = {"degrees": [len(each) - 1 for each in logs], "squares": [len(each) * each.var() for each in logs]}
-    known_of = first.index[first["medians_ms"].notna()]
-    pooled = pd.DataFrame(own, known_of, dtype=float).groupby(kinds).sum().reindex(kinds).set_axis(first.index)
-    degrees = pooled["degrees"].where(pooled["degrees"] > 0)
-    log_std = np.sqrt(pooled["squares"] / degrees)
+    kinds = _groups(first, KIND)
+    pooled = {kind: pooled_spread(medians.dropna()) for kind, medians in first["medians_ms"].groupby(kinds)}
+    log_std, degrees = (kinds.map({kind: spread[place] for kind, spread in pooled.items()}) for place in (0, 1))
+    degrees = degrees.where(degrees > 0)
     too_few = first["repeats"].lt(2) & degrees.lt(LEAST_DEGREES)
     return first.assign(spread_log_std=log_std.mask(too_few), spread_degrees=degrees.mask(too_few))
 

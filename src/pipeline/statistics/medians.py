@@ -6,7 +6,7 @@ rows of the same kind: two processes alone say too little about it.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +23,17 @@ class RepeatSpread(NamedTuple):
 
     log_std: float
     degrees: float
+
+
+def pooled_spread(medians: Iterable[Sequence[float]]) -> RepeatSpread:
+    """Return how far repeats lie apart, pooled over times of any size, each given as the medians of its repeats.
+
+    Without two repeats of any there are no degrees of freedom, and the deviation is NaN.
+    """
+    logs = [np.log(each) for each in medians]
+    degrees = sum(len(each) - 1 for each in logs)
+    squares = sum(len(each) * float(np.var(each)) for each in logs)
+    return RepeatSpread(math.sqrt(squares / degrees) if degrees else math.nan, degrees)
 
 
 def log_median(repeats: Repeats) -> float:
