@@ -10,6 +10,7 @@ from pipeline.cells import quiet_host, run
 from pipeline.cells.devices import Claim
 from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.errors import Skipped
+from pipeline.instruments.machine.gpus import Gpu
 
 START = run.ProcessStart("ordinary", 0.0, "python -m pipeline measure fake")
 
@@ -145,6 +146,21 @@ def test_a_cell_has_the_threads_that_its_settings_name_or_all_whatever_snakemake
     assert os.environ["OMP_NUM_THREADS"] == str(cores)
 
 
+def test_a_cell_that_shares_the_host_runs_on_the_cores_of_its_gpu_with_as_many_threads(monkeypatch):
+    cores = sorted(os.sched_getaffinity(0))
+    gpus = [Gpu(id=f"GPU-{index}", index=index, name="H100", memory_bytes=None) for index in range(2)]
+    monkeypatch.setattr(run.own_cores, "gpus_on_host", lambda: gpus)
+    monkeypatch.setattr(run.own_cores, "MIN_CORES_PER_GPU", len(cores) // 2)
+    monkeypatch.setattr(run.own_cores, "by_physical_core", lambda given, *_: sorted(given))
+    monkeypatch.setattr(run.identity, "gpu_count", lambda: 2)
+    monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim(("GPU-1",)))
+    seen = []
+    record = record_of(lambda *_: seen.append((os.sched_getaffinity(0), torch.get_num_threads())) or [])
+    half = len(cores) // 2
+    assert seen == [(set(cores[half : 2 * half]), half)]
+    assert (record["host"]["cores"], record["machine"]["cores"]) == (half, len(cores))
+
+
 def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measuring(monkeypatch):
     monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))
@@ -156,9 +172,9 @@ def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measu
 
 
 @dataclass(frozen=True)
-class CellOfGpuTime(Cell):
+class SoleCell(Cell):
     def shares_host(self, on_gpu):
-        return on_gpu
+        return False
 
 
 @dataclass(frozen=True)
@@ -170,10 +186,10 @@ class CellOfAnyNumber(Cell):
     ("cell", "gpus", "granted", "alone", "taken"),
     [
         (Cell(), 0, None, True, 0),
-        (Cell(), 1, None, True, 1),
-        (CellOfGpuTime(), 0, None, True, 0),
-        (CellOfGpuTime(), 1, None, False, 1),
-        (CellOfAnyNumber(gpus=8), 8, 2, True, 2),
+        (Cell(), 1, None, False, 1),
+        (SoleCell(), 0, None, True, 0),
+        (SoleCell(), 1, None, True, 1),
+        (CellOfAnyNumber(gpus=8), 8, 2, False, 2),
         (Cell(gpus=4), 2, None, False, None),  # is skipped
         (Cell(gpus=4), 8, 2, False, None),
     ],
@@ -188,6 +204,9 @@ def test_a_cell_is_alone_unless_it_may_share_the_host_or_has_too_few_gpus_which_
         return quiet_host.Host(False, command)
 
     monkeypatch.setattr(run, "Host", take)
+    monkeypatch.setattr(run.own_cores, "each_gpu_has_its_own", lambda: True)
+    monkeypatch.setattr(run.own_cores, "count_for", lambda _gpus: 1)
+    monkeypatch.setattr(run.own_cores, "keep_to_those_of", lambda _ids, at_most: {0})
     monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
     monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
     record = record_of(lambda *_: [], cell=cell, granted=granted)

@@ -3,6 +3,7 @@ import sys
 
 import pytest
 
+from pipeline.cells import own_cores
 from pipeline.cells.stage import shares_host
 from pipeline.registry import NAMES, stage
 
@@ -39,22 +40,24 @@ def test_a_stage_s_declarations_are_whole(name):
     stage(name).check(NAMES)
 
 
+@pytest.mark.parametrize("has_cores", [True, False])
 @pytest.mark.parametrize(
-    ("name", "axes", "on_cpu", "on_gpu"),
+    ("name", "axes", "on_cpu", "on_gpus"),
     [
         ("accounting", {}, True, True),
         ("precision", {}, True, True),
-        ("flash", {}, False, True),
-        ("ops", {}, False, True),
-        ("attention", {"seq_len": 4096}, False, True),
-        ("attention", {"seq_len": 1024}, False, False),
-        *(("ceilings", {"what": what}, False, True) for what in ("matmul", "memory")),
-        *(("ceilings", {"what": what}, False, False) for what in ("host_link", "peer_link", "launches")),
-        ("memory", {"mode": "inference"}, False, True),
-        ("memory", {"mode": "train_step"}, False, False),
-        *((name, {}, False, False) for name in ("timing", "profile", "collectives", "ddp", "sharding", "fsdp")),
+        ("ceilings", {"what": "launches"}, False, True),
+        ("ceilings", {"what": "host_link"}, False, False),
+        ("collectives", {"backend": "gloo"}, False, False),
+        ("collectives", {"backend": "nccl"}, False, True),
+        *(
+            (name, {}, False, True)
+            for name in ("attention", "flash", "memory", "ops", "timing", "profile", "levers", "ddp")
+        ),
     ],
 )
-def test_cells_share_the_host_where_company_changes_no_value(name, axes, on_cpu, on_gpu):
+def test_cells_share_the_host_where_company_changes_no_value(monkeypatch, name, axes, on_cpu, on_gpus, has_cores):
     cell = stage(name).cell_type(**axes)
-    assert (shares_host(cell, on_gpu=False), shares_host(cell, on_gpu=True)) == (on_cpu, on_gpu)
+    monkeypatch.setattr(own_cores, "each_gpu_has_its_own", lambda: has_cores)
+    assert shares_host(cell, gpus_present=0) == on_cpu
+    assert shares_host(cell, gpus_present=8) == (on_gpus and (has_cores or cell.gpus == 0))

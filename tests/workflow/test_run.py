@@ -161,18 +161,21 @@ class LogHandler(Cells):
 def test_nothing_runs_beside_a_cell_that_is_to_be_alone_and_files_are_where_a_rule_says_whichever_comes_last(project):
     machine = project.root / "src/pipeline/instruments/machine/identity.py"
     machine.write_text(machine.read_text() + "\n\ndef gpu_count():\n    return 8\n")
+    cores = project.root / "src/pipeline/cells/own_cores.py"
+    cores.write_text(cores.read_text() + "\n\ndef each_gpu_has_its_own():\n    return True\n")
     plugin = project.root / "src/snakemake_logger_plugin_telling/__init__.py"
     plugin.parent.mkdir()
     plugin.write_text(TELLING)
     shutil.rmtree(project.root / "results/timing/cells/precision=bf16")
     grids = (
-        "overrides={flash: {grids: [{seq_len: [16]}]}, accounting: {grids: [{question: [fsdp]}]},"
+        "overrides={ceilings: {grids: [{what: [host_link]}]}, flash: {grids: [{seq_len: [16]}]},"
+        " accounting: {grids: [{question: [fsdp]}]},"
         " memory: {grids: [{size: [tiny], context_length: [16], mode: [inference]}]}}"
     )
     code, output = project.snakemake("--dry-run", "-p", "--cores", "4", "--logger", "telling", "--config", grids)
     assert code == 0, output
     threads = set(re.findall(r"<measure_(\w+) (\d+)>", output))
-    assert threads == {("timing", "4"), ("flash", "1"), ("accounting", "1"), ("memory", "1")}
+    assert threads == {("ceilings", "4"), ("timing", "1"), ("flash", "1"), ("accounting", "1"), ("memory", "1")}
     cell = Cell(size="tiny", context_length=16, mode="inference")
     record = layout.record_path(Path("results"), "memory", cell)
     assert f"--files={str(record.with_suffix('')).replace('cells', 'files')}" in output

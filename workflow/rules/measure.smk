@@ -34,7 +34,7 @@ def threads(stage):
 
     A scheduler's profile says how many cores its jobs get.
     """
-    shared = lambda wildcards: SCHEDULED or shares_host(stage.cell(wildcards), on_gpu=GPUS_PRESENT > 0)
+    shared = lambda wildcards: SCHEDULED or shares_host(stage.cell(wildcards), GPUS_PRESENT)
     return lambda wildcards: 1 if shared(wildcards) else workflow.cores
 
 

@@ -1,13 +1,15 @@
 """The host of a cell: for it alone or shared with other cells, and how busy processes that are no cells keep it.
 
 A cell whose values company would change has the host to itself: no other cell runs beside it, whoever started that.
-What else runs there is sampled before it. Where that keeps more than half of the cores busy, the cell waits for it to
-end, once a run and a minute at most, is measured all the same, and its record says so.
+Others share it, each on the cores of its GPUs. What else runs on a cell's cores is sampled before it. Where that keeps
+more than half of them busy, the cell waits for it to end, once a run and a minute at most, is measured all the same,
+and its record says so.
 """
 
 import os
 import sys
 import time
+from collections.abc import Collection
 from typing import Any
 
 from pipeline.cells import locks
@@ -39,7 +41,7 @@ class Host:
         command: what others who wait for it are told. Raises UserError where no lock can be had.
         """
         wish = os.environ.get(CHECK_VARIABLE, "")
-        if alone and wish not in ("", "off"):
+        if wish not in ("", "off"):
             raise UserError(f"{CHECK_VARIABLE} must be off or left unset, got '{wish}'")
         _, self.waited_s = locks.wait_for(
             lambda: (locks.try_lock(TURN) and locks.try_lock(HOST, shared=not alone)) or None,
@@ -48,16 +50,24 @@ class Host:
         locks.sign(HOST, command)
         locks.release(TURN)
         # All that it may use now: its settings may keep it to fewer later.
-        self._core_ids = os.sched_getaffinity(0)
+        self._core_ids: Collection[int] = os.sched_getaffinity(0)
         self.cores = float(len(self._core_ids))
         self.others_cores: float | None = None
         self._load_before = 0.0
-        self._before = cpu_use(self._core_ids) if alone and not wish else None
+        self._before: CpuUse | None = None
+        self._looks = not wish
+        if alone:
+            self.watch(self._core_ids)
 
     @property
     def is_busy(self) -> bool:
         """Tell whether other processes kept more than half of the cores busy."""
         return self.others_cores is not None and self.others_cores > BUSY_SHARE * self.cores
+
+    def watch(self, core_ids: Collection[int]) -> None:
+        """Look from now on at what other processes use of these cores, which are this cell's own."""
+        self._core_ids, self.cores = core_ids, float(len(core_ids))
+        self._before = cpu_use(core_ids) if self._looks else None
 
     def settle(self) -> None:
         """Look at what other processes have used since the host was taken; wait, once a run, for a busy host.

@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 import pipeline
-from pipeline.cells import freshness
+from pipeline.cells import freshness, own_cores
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.library_environment import COMPILE_IN_PROCESS, THREAD_VARIABLES
 from pipeline.cells.quiet_host import Host
@@ -69,8 +69,10 @@ def run_cell(
         lack = too_large(stage, cell, settings)
     # Before anything is imported or compiled: that would disturb another cell. And before its GPUs, which nobody could
     # use while it waits; whoever has GPUs waits for no other cell.
-    host = Host(alone=not lack and not shares_host(cell, on_gpu=gpus_present > 0), command=start.command)
-    threads = pin_threads(getattr(settings, "threads", 0))
+    shares = bool(lack) or shares_host(cell, gpus_present)
+    host = Host(alone=not shares, command=start.command)
+    has_own_cores = shares and not lack and gpus_present > 0 and gpus > 0
+    threads = use_threads(getattr(settings, "threads", 0), own_cores.count_for(gpus) if has_own_cores else None)
     # Asked before the claim, which hides the other GPUs from this process.
     facts = {**identity.machine_facts(), **allowed, "gpus_available": gpus_available, "threads": threads}
     measure = stage.measure()  # brings torch, which must come after the threads are set
@@ -80,6 +82,8 @@ def run_cell(
         measure = functools.partial(measure, subjects=subjects)
     asked, job = naming.facts(subjects), slurm_job()
     claim = claim_gpus(0 if lack or not gpus_present else gpus, start.command)
+    if has_own_cores:
+        host.watch(own_cores.keep_to_those_of(claim.device_ids, at_most=threads))
     _start_torch(threads, with_cuda=gpus == 1)
     host.settle()
     waited_s = host.waited_s + claim.waited_s
@@ -129,17 +133,20 @@ def too_large(stage: Stage, cell: Any, settings: Any) -> Skipped | None:
     return None
 
 
-def pin_threads(asked: int) -> int:
-    """Keep this process to `asked` of the cores it may use (0: all), for every thread pool; return how many.
+def use_threads(asked: int, most: int | None = None) -> int:
+    """Set `asked` threads (0: all that it may) for every thread pool of this process; return how many.
 
-    Kernels are compiled in the process itself. Snakemake exports OMP_NUM_THREADS and its like as the job's threads, 1
-    under --cores 1; thread pools read them when their library is loaded, so this comes before torch is imported.
+    most: so many, where the process will have cores of its own once it knows its GPUs. Without, it is kept to as many
+    of the cores now. Kernels are compiled in the process itself. Snakemake exports OMP_NUM_THREADS and its like as the
+    job's threads, 1 under --cores 1; thread pools read them when their library is loaded, so this comes before torch
+    is imported.
     """
     cores = sorted(os.sched_getaffinity(0))
-    chosen = cores[: asked or len(cores)]
-    os.sched_setaffinity(0, chosen)
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(len(chosen))) | COMPILE_IN_PROCESS)
-    return len(chosen)
+    count = min(asked or len(cores), most or len(cores), len(cores))
+    if most is None:
+        os.sched_setaffinity(0, cores[:count])
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(count)) | COMPILE_IN_PROCESS)
+    return count
 
 
 def _start_torch(threads: int, with_cuda: bool) -> None:

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pipeline.cells import own_cores
 from pipeline.cells.rows import RowTypes, columns
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
@@ -183,10 +184,13 @@ def taken_names(stages: Stages) -> dict[str, set[str]]:
     return taken
 
 
-def shares_host(cell: Any, on_gpu: bool) -> bool:
-    """Tell whether other cells may run beside a cell: whether company on the host changes none of its values.
+def shares_host(cell: Any, gpus_present: int) -> bool:
+    """Tell whether other cells may run beside a cell, because company on the host changes none of its values.
 
-    Only a cell that says so does. The others take times by the host's clock, which is the time of whatever else runs
-    there too: of a step, a launch, a collective or, on a CPU, of anything.
+    A cell that uses GPUs may where each GPU has cores of its own, one without only where it says so: what takes times
+    by the host's clock takes the time of whatever else runs on its cores.
     """
-    return hasattr(cell, "shares_host") and cell.shares_host(on_gpu)
+    uses_gpus = gpus_present > 0 and cell.gpus > 0
+    if uses_gpus and not own_cores.each_gpu_has_its_own():
+        return False
+    return cell.shares_host(gpus_present > 0) if hasattr(cell, "shares_host") else uses_gpus

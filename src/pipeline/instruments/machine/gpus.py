@@ -62,6 +62,16 @@ def visible_gpus() -> list[Gpu]:
     return _nvml_gpus(listing) if nvml() else []
 
 
+def gpus_on_host() -> list[Gpu]:
+    """List the GPUs of this host in the order of the driver, also those that CUDA_VISIBLE_DEVICES leaves out.
+
+    Under ROCm, which tells of no others, these are the visible ones.
+    """
+    if visible_devices_variable() == "HIP_VISIBLE_DEVICES":
+        return visible_gpus()
+    return _nvml_gpus(None) if nvml() else []
+
+
 def visible_devices_variable() -> str:
     """Name the environment variable that chooses the GPUs of a process."""
     return "HIP_VISIBLE_DEVICES" if torch_build().get("hip") else "CUDA_VISIBLE_DEVICES"

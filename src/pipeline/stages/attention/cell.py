@@ -7,8 +7,6 @@ from pipeline.cells.fields import axis
 SPLIT_AXIS = "head_dim"
 MODES = ("eager", "compiled")
 PHASES = ("forward", "backward")
-# Up to this length launches take as long as the work: the host decides the times.
-MAX_HOST_LIMITED_SEQ_LEN = 1024
 
 
 @dataclass(frozen=True)
@@ -19,10 +17,6 @@ class Cell:
 
     head_dim: int = axis(64, minimum=1)
     seq_len: int = axis(1024, minimum=1)
-
-    def shares_host(self, on_gpu: bool) -> bool:
-        """Return True on a GPU for sequences so long that its work alone decides the times: docs/quiet-host.md."""
-        return on_gpu and self.seq_len > MAX_HOST_LIMITED_SEQ_LEN
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return the keys of the rows of a cell that could not be measured: those by the host clock."""

@@ -27,8 +27,8 @@ class Cell:
         return 2 if self.what == "peer_link" else 1
 
     def shares_host(self, on_gpu: bool) -> bool:
-        """On a GPU products and its memory take as long as the GPU's work: docs/quiet-host.md."""
-        return on_gpu and self.what in ("matmul", "memory")
+        """Return False for the link to the host, whose memory all GPUs reach."""
+        return on_gpu and self.what != "host_link"
 
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names the rows of a cell that could not be measured."""

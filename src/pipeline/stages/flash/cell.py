@@ -62,10 +62,6 @@ class Cell:
                 f"num_heads must be a multiple of {GROUP_AXIS} ({self.query_heads_per_kv_head}), got {self.num_heads}"
             )
 
-    def shares_host(self, on_gpu: bool) -> bool:
-        """Return True on a GPU: kernels are timed by the GPU, with launches queued ahead: docs/quiet-host.md."""
-        return on_gpu
-
     @property
     def shape(self) -> Shape:
         """The problem without its dtype."""

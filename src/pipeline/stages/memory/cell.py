@@ -30,10 +30,6 @@ class Cell:
     checkpointing: str = axis("segments", allowed=KINDS)
     num_layers: int = axis(0, minimum=0)
 
-    def shares_host(self, on_gpu: bool) -> bool:
-        """Return True on a GPU without timed steps: company slows down a step, and on a CPU uses up memory."""
-        return on_gpu and self.mode != "train_step"
-
     @property
     def model_size(self) -> ModelSize:
         """The size of the model, with as many blocks as the cell asks for."""

@@ -42,10 +42,6 @@ class Cell:
     vocab_size: int = axis(10_000, minimum=2)
     repeat: int = axis(1, minimum=1)
 
-    def shares_host(self, on_gpu: bool) -> bool:
-        """Return True on a GPU: kernels are timed by the GPU, with launches queued ahead: docs/quiet-host.md."""
-        return on_gpu
-
     def takes(self, subject: str) -> bool:
         """Tell whether an implementation of the user's own, by its name, is of this cell's operation."""
         return operation_of(subject) == self.op
