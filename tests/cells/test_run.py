@@ -173,8 +173,7 @@ def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measu
 
 @dataclass(frozen=True)
 class SoleCell(Cell):
-    def shares_host(self, on_gpu):
-        return False
+    shares_host = False
 
 
 @dataclass(frozen=True)

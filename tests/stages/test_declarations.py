@@ -47,7 +47,7 @@ def test_a_stage_s_declarations_are_whole(name):
         ("accounting", {}, True, True),
         ("precision", {}, True, True),
         ("ceilings", {"what": "launches"}, False, True),
-        ("ceilings", {"what": "host_link"}, False, False),
+        ("ceilings", {"what": "host_link"}, False, True),
         ("collectives", {"backend": "gloo"}, False, False),
         ("collectives", {"backend": "nccl"}, False, True),
         *(

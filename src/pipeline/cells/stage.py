@@ -193,4 +193,4 @@ def shares_host(cell: Any, gpus_present: int) -> bool:
     uses_gpus = gpus_present > 0 and cell.gpus > 0
     if uses_gpus and not own_cores.each_gpu_has_its_own():
         return False
-    return cell.shares_host(gpus_present > 0) if hasattr(cell, "shares_host") else uses_gpus
+    return getattr(cell, "shares_host", uses_gpus)

@@ -1,7 +1,7 @@
 """What memory, communication and batch size do models too large for this machine need?"""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from pipeline.cells.fields import axis
 from pipeline.stages.accounting.models import NAMES
@@ -15,6 +15,8 @@ QUESTIONS = ("memory", "fsdp", "mesh", "buckets", "ring", "parallel", "activatio
 class Cell:
     """One question about one model; the batch size, in sequences, matters only for questions about memory."""
 
+    shares_host: ClassVar[bool] = True  # the cell measures no times and uses one core
+
     question: str = axis("memory", allowed=QUESTIONS)
     size: str = axis("XXL", allowed=NAMES)
     batch_size: int = axis(1, minimum=1)
@@ -23,10 +25,6 @@ class Cell:
     def gpus(self) -> int:
         """Return 0: nothing is measured."""
         return 0
-
-    def shares_host(self, _on_gpu: bool) -> bool:
-        """Return True: the cell measures no times and uses one core."""
-        return True
 
     def row_keys(self) -> list[dict[str, Any]]:
         """Return the key of the single row of a cell without answers: empty."""

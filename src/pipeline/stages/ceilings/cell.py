@@ -26,10 +26,6 @@ class Cell:
         """The GPUs it takes on a machine that has any."""
         return 2 if self.what == "peer_link" else 1
 
-    def shares_host(self, on_gpu: bool) -> bool:
-        """Return False for the link to the host, whose memory all GPUs reach."""
-        return on_gpu and self.what != "host_link"
-
     def row_keys(self) -> list[dict[str, str]]:
         """Return what names the rows of a cell that could not be measured."""
         if self.what == "matmul":

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import ClassVar
 
 from pipeline.cells.fields import axis
 from pipeline.stages.precision.cases import AUTOCAST_DTYPES, EPSILONS, FORMAT_NAMES, METHODS, SUMS
@@ -15,6 +16,8 @@ DEVICES = ("cpu", "cuda")
 class Cell:
     """One experiment on one device; its cases are the rows."""
 
+    shares_host: ClassVar[bool] = True  # the cell measures no times and uses one core
+
     experiment: str = axis("accumulation", allowed=EXPERIMENTS)
     device: str = axis("cpu", allowed=DEVICES)
 
@@ -22,10 +25,6 @@ class Cell:
     def gpus(self) -> int:
         """The GPUs that the cell uses if there are any."""
         return 1 if self.device == "cuda" else 0
-
-    def shares_host(self, _on_gpu: bool) -> bool:
-        """Return True: the cell measures no times and uses one core."""
-        return True
 
     def row_keys(self) -> list[dict[str, str | int | float]]:
         """Return the keys of the rows of a cell that could not be measured."""
