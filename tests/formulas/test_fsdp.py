@@ -58,6 +58,13 @@ def test_the_last_two_units_are_not_gathered_again():
     }
 
 
+def test_communication_is_exposed_at_both_ends_of_a_step_and_where_it_outlasts_the_computation():
+    plan = plan_of([160, 320])
+    at_ends_bytes = 2 * 4 * 160 / 2  # of two ranks each sends half of the first unit, twice
+    assert plan.exposed_s(4000.0, 1000.0, computation_s=10.0) == at_ends_bytes / 1000
+    assert plan.exposed_s(4000.0, 1000.0, computation_s=1.0) == pytest.approx(4.0 - 1.0)
+
+
 def test_with_more_ranks_the_peak_falls_towards_activations_and_buffers():
     workload = Workload(SIZES["xl"], 10_000, 2, 512)
     peaks = [

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from pipeline.formulas.collectives import all_gather_bus_factor
+
 # 16 bytes of a two-byte type: what vectorised loads and tensor-map descriptors need at the start of a matrix.
 ALIGNMENT = 8
 # One for the unit that computes, one for the next.
@@ -134,6 +136,17 @@ class FsdpPlan:
             "reduce_scatter_base": self.compute_itemsize * flat,
             "allreduce": self.itemsize * self.replicated,
         }
+
+    def exposed_s(self, sent_bytes: float, bytes_per_s: float, computation_s: float) -> float:
+        """Predict the part of a step in which ranks communicate and nothing computes.
+
+        sent_bytes: what each rank sends in a step; bytes_per_s: the bus bandwidth. Nothing computes yet while the first
+        unit is gathered, and no more while the first unit's gradients, the last to be ready, are scattered. All else
+        runs beside the computation and is exposed only where it takes longer.
+        """
+        at_ends = 2 * self.compute_itemsize * self.units[0].elements * all_gather_bus_factor(self.units[0].world_size)
+        between_s = (sent_bytes - at_ends) / bytes_per_s
+        return at_ends / bytes_per_s + max(between_s - computation_s, 0.0)
 
     @property
     def _gathered_elements(self) -> int:

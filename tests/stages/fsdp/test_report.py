@@ -1,4 +1,5 @@
 import pandas as pd
+import pytest
 
 from pipeline.report.versus import UNDECIDED
 from pipeline.stages.fsdp.report import DDP, OURS, TORCHS, build
@@ -46,6 +47,24 @@ def test_what_is_saved_is_counted_from_the_optimizers_state_alone_shared_out():
     saved = shown(section(*rows))["saved"].rows.set_index("way")
     assert saved["saved_bytes"].to_dict() == {OURS: 10e9, TORCHS: 15e9}
     assert saved["less_times"].to_dict() == {OURS: 1.5, TORCHS: 2.0}
+
+
+def test_scaling_is_told_beside_one_rank_alone_and_the_formula():
+    def on_ranks(world_size, batch, ours_ms):
+        cell = {"world_size": world_size, "batch_size_per_rank": batch, "backend": "nccl", "setting_vocab_size": 1000}
+        sent = step("fsdp", 1.0, **cell) | TIMELESS | {"measures": "traffic", "sent_bytes": 2e9}
+        capture = step("fsdp", 1.0, **cell) | TIMELESS | {"measures": "capture", "computation_ms": 150.0}
+        return [step("none", 100.0 * batch, **cell), step("fsdp", ours_ms, **cell), sent, capture]
+
+    links = pd.DataFrame({"backend": ["nccl", "gloo"], "status": "ok", "busbw_gb_per_s": [10.0, 99.0]})
+    rows = [*on_ranks(2, 4, 500.0), *on_ranks(4, 2, 250.0), *on_ranks(4, 4, 320.0)]
+    table = shown(build(frame_of("fsdp", rows), {"collectives": links}))["scaling"].rows
+    assert table[["world_size", "batch_size_per_rank"]].to_numpy().tolist() == [[2, 4], [4, 2], [4, 4]]
+    assert table["tokens_per_s"].tolist() == [16_384, 32_768, 51_200]
+    assert table["efficiency_pct"].tolist() == [80, 80, 125]
+    assert set(table["communication_ms"]) == {200.0}
+    assert table["exposed_by_formula_ms"].tolist() == pytest.approx([50.0] * 3)
+    assert "scaling" not in shown(section(*on_ranks(2, 4, 500.0)))
 
 
 def test_a_way_that_does_not_fit_shows_its_outcome_and_nothing_is_compared_with_it():

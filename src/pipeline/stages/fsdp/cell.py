@@ -8,6 +8,7 @@ from pipeline.ways.cell import TRAIN_STEP, RanksCell, RanksSettings
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True
+READS = ("collectives",)
 
 # none: no communication, each rank for itself. ddp: an all-reduce a parameter during backward. ddp_sharded: the same,
 # with the optimizer's state shared out. fsdp: ours with a unit a block. fsdp_layers: ours with a unit a matrix.

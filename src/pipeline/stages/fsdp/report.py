@@ -1,24 +1,29 @@
 """The fsdp section: what fully sharded training saves in memory, and what it costs in time and bytes."""
 
 from collections.abc import Mapping
+from dataclasses import fields
 
 import pandas as pd
 
 from pipeline.report import ways
 from pipeline.report.chart import Chart
-from pipeline.report.formats import significant
+from pipeline.report.formats import significant, written
+from pipeline.report.frame import with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
+from pipeline.stages.fsdp import prediction
+from pipeline.stages.fsdp.cell import Cell
 
 WORDS = Words(__file__)
 DDP, DDP_SHARDED, OURS, TORCHS = "our DDP", "our DDP, sharded optimizer", "our FSDP", "torch fully_shard"
 NAMES = {"none": "no communication", "ddp": DDP, "ddp_sharded": DDP_SHARDED, "fsdp": OURS}
 NAMES |= {"fsdp_layers": "our FSDP by matrix", "torch_fsdp": TORCHS}
+MODEL = "{size}, {precision}, {context_length}"
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the fsdp stage."""
+    """Return the section of the fsdp stage; beside: collectives, by whose bandwidth communication is predicted."""
     rows = ways.of_cases(rows, rows["impl"].map(NAMES))
     steps = ways.with_bytes(ways.whole_steps(rows, list(NAMES.values()), DDP), rows)
     steps["loss"] = steps["loss"].map(lambda loss: significant(loss, 4), na_action="ignore")
@@ -34,7 +39,11 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     times = "timed_step_ms span_ms computation_ms gather_ms gather_exposed_ms exposed_pct scatter_ms scatter_exposed_ms"
     return Section(
         ways.answer(lead, [OURS]),
-        [*ways.tables(cases, DDP, "sent_bytes rank_bytes loss"), ways.memory(steps, rows)],
+        [
+            *ways.tables(cases, DDP, "sent_bytes rank_bytes loss"),
+            _scaling(steps, rows, beside.get("collectives", pd.DataFrame())),
+            ways.memory(steps, rows),
+        ],
         ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
         for_course=[
             _saved(steps, rows),
@@ -43,6 +52,48 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _each_gather(captured),
         ],
     )
+
+
+def _scaling(steps: pd.DataFrame, rows: pd.DataFrame, collectives: pd.DataFrame) -> Table:
+    """Write how our FSDP scales, a row a model, number of ranks and batch; nothing unless a model has several."""
+    steps = _with_rates(with_values(steps))
+    alone = steps[steps["way"] == NAMES["none"]].sort_values("batch_size_per_rank").groupby("model")
+    ours = steps[steps["way"] == OURS].sort_values(["model", "world_size", "batch_size_per_rank"])
+    ours = ours if ours["model"].duplicated().any() else ours.head(0)
+    captured = rows[rows["way"] == OURS].groupby("case")["computation_ms"].max()
+    ours = ours.assign(
+        torch_tokens_per_s=ours["case"].map(steps[steps["way"] == TORCHS].set_index("case")["tokens_per_s"]),
+        efficiency_pct=100 * ours["tokens_per_s_per_rank"] / ours["model"].map(alone["tokens_per_s_per_rank"].last()),
+        computation_ms=ours["case"].map(captured),
+        bytes_per_s=ours["backend"].map(1e9 * _highest_busbw(collectives)),
+    )
+    ours["communication_ms"] = 1e3 * ours["sent_bytes"] / ours["bytes_per_s"]
+    ours["exposed_by_formula_ms"] = [_exposed_ms(step) for _, step in ours.iterrows()]
+    rates = "median_ms tokens_per_s:count torch_tokens_per_s:count efficiency_pct"
+    exposed = "communication_ms exposed_by_formula_ms exposed_communication_ms"
+    names = f"model world_size batch_size_per_rank {rates} {exposed}"
+    return WORDS.table("scaling", ours, names, all_rows=False, only_filled=True)
+
+
+def _with_rates(steps: pd.DataFrame) -> pd.DataFrame:
+    """Add the model in words, and the tokens that each rank, and all of them, train on in a second."""
+    each = 1e3 * steps["batch_size_per_rank"] * steps["context_length"] / steps["median_ms"]
+    rates = {"tokens_per_s_per_rank": each, "tokens_per_s": each * steps["world_size"]}
+    return steps.assign(model=written(steps, MODEL), **rates)
+
+
+def _highest_busbw(collectives: pd.DataFrame) -> pd.Series:
+    """Return each backend's highest bus bandwidth in GB/s."""
+    timed = with_values(collectives) if len(collectives) else pd.DataFrame(columns=["backend", "busbw_gb_per_s"])
+    return timed.groupby("backend")["busbw_gb_per_s"].max()
+
+
+def _exposed_ms(step: pd.Series) -> float:
+    """Predict the communication of a step of ours that no computation hides."""
+    cell = Cell(**{item.name: step[item.name] for item in fields(Cell) if item.name != "repeat"})
+    plan = prediction.plan("fsdp", cell, int(step["setting_vocab_size"]))
+    assert plan is not None
+    return 1e3 * plan.exposed_s(step["sent_bytes"], step["bytes_per_s"], step["computation_ms"] / 1e3)
 
 
 def _each_gather(captured: pd.DataFrame) -> Chart:
