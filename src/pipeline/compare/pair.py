@@ -39,9 +39,11 @@ class Pair:
     @property
     def failure(self) -> str:
         """Why B is worse than A, or cannot be compared; empty where it is neither."""
-        slower, lost = int(self.times["worse"].sum()), int(self.outcomes["lost"].sum())
+        slower, lost = self.times[self.times["worse"]], int(self.outcomes["lost"].sum())
+        once = int(slower[["repeats_a", "repeats_b"]].lt(2).any(axis=1).sum())
+        by = f"{100 * self.tolerance:g}% ({once} of them without repeats)"
         reasons = {
-            f"{slower} times are slower by more than {100 * self.tolerance:g}%": slower,
+            f"{len(slower)} times are slower by more than {by}": not slower.empty,
             f"{lost} rows lost their values": lost,
             "no time is in both": self.times.empty,
         }
