@@ -56,7 +56,7 @@ def rows_read(measure, cell, settings, *arguments):
     """Measure a cell on this machine; return its rows with the columns that are derived when its record is read."""
     gpus = [gpu_facts(gpu) for gpu in visible_gpus()] if torch.cuda.is_available() else []
     here = CPU | {"kind": gpus[0]["name"], "gpus": gpus} if gpus else CPU
-    return derived(cell, settings, measure(cell, settings, *arguments), here)
+    return derived(cell, settings, measure(cell, settings, Stopwatch(), *arguments), here)
 
 
 def rows_on_gloo(host, measure, cell, settings):

@@ -1,19 +1,21 @@
-"""What the course asks of attention as a `torch.autograd.Function`, asked of ours through its adapters."""
+"""What the course asks of attention as a `torch.autograd.Function`: no heads, and one saved log-sum-exp."""
 
 import pytest
 import torch
 from torch.testing import assert_close
 
-from pipeline.attention import eager_attention
-
-from . import adapters
+from pipeline.attention import FlashAttentionTiled, FlashAttentionTriton, eager_attention
 
 BATCH, LENGTH, WIDTH = 4, 128, 64
 NEAR = {"rtol": 1e-2, "atol": 1e-2}
 
 
-def check(function, is_causal, device):
-    """Compare output, saved log-sum-exp and gradients with plain attention: batch × length × width, no heads."""
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(
+    ("function", "device"),
+    [(FlashAttentionTiled, "cpu"), pytest.param(FlashAttentionTriton, "cuda", marks=pytest.mark.gpu)],
+)
+def test_output_saved_log_sum_exp_and_gradients_are_those_of_plain_attention(function, device, is_causal):
     torch.manual_seed(0)
     q, k, v, upstream = (torch.randn(BATCH, LENGTH, WIDTH, device=device) for _ in range(4))
     inputs, wanted_inputs = ([x.clone().requires_grad_() for x in (q, k, v)] for _ in range(2))
@@ -29,14 +31,3 @@ def check(function, is_causal, device):
     wanted.backward(upstream)
     for x, wanted_x in zip(inputs, wanted_inputs, strict=True):
         assert_close(x.grad, wanted_x.grad, **NEAR)
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_in_pytorch_is_what_the_course_asks_for(is_causal):
-    check(adapters.get_flashattention_autograd_function_pytorch(), is_causal, "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_attention_in_triton_is_what_the_course_asks_for(is_causal):
-    check(adapters.get_flashattention_autograd_function_triton(), is_causal, "cuda")

@@ -1,13 +1,15 @@
 """Small frames of a stage, as its report gets them, for tests that say only what they are about."""
 
 import re
+from dataclasses import asdict
 
 import pandas as pd
 
 from pipeline.registry import stages
-from pipeline.report.frame import fold
+from pipeline.report.frame import build, fold
 from pipeline.report.section import Section
 
+from ..records import CPU, derived, stage_of
 from ..report.frames import samples
 
 
@@ -22,7 +24,6 @@ def timed(median_ms, spread=0.004, **columns):
 
 
 def failed(status="oom", **columns):
-    """Return a row without values."""
     return {"status": status, "reason": "why", "cards": "a GPU", **columns}
 
 
@@ -33,11 +34,22 @@ def step(impl, median_ms, **columns):
     return timed(median_ms, **{**cell, **whole, "impl": impl, **columns})
 
 
+def other(impl, measures, **columns):
+    """Return a row of what else is measured of a way's step: it has no time."""
+    timeless = dict.fromkeys(("median_ms", "samples_ms", "phase", "clock", "q1_ms", "q3_ms"))
+    return step(impl, 1.0) | timeless | {"measures": measures, **columns}
+
+
 def frame_of(name, rows):
     """Fold rows as a stage's frame is, with every column that the stage declares."""
     stage, table = stages()[name], pd.DataFrame(list(rows))
     table = table.reindex(columns=list(dict.fromkeys([*table.columns, *stage.table_columns])))
     return fold(table, [*(axis for axis in stage.axes if axis != "repeat"), *stage.row_types.key_columns()])
+
+
+def table(cell, settings, rows):
+    known = {"cell": asdict(cell), "settings": asdict(settings), "machine": CPU}
+    return build(stage_of(cell), [{**known, "rows": derived(cell, settings, rows)}])
 
 
 def shown(section: Section):

@@ -29,14 +29,10 @@ def test_what_is_read_without_measuring_brings_no_torch(modules):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stage_s_default_cell_names_its_rows_once_by_columns_that_tell_them_apart(name):
+def test_a_stage_s_declarations_are_whole_and_its_default_cell_names_its_rows_once(name):
     keys = stage(name).cell_type().row_keys()
     assert len({tuple(key.items()) for key in keys}) == len(keys) > 0
     assert {column for key in keys for column in key} <= set(stage(name).row_types.key_columns())
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_stage_s_declarations_are_whole(name):
     stage(name).check(NAMES)
 
 

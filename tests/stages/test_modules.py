@@ -17,15 +17,8 @@ from pipeline.registry import NAMES, stages
 ROOT = Path(__file__).parents[2]
 # What runs a cell, tells of it or derives from it: an edit of these must cost no measurement.
 NEVER = (
-    "cells",
-    "compare",
-    "errors",
-    "cli",
-    "formulas.flops",
-    "formulas.peak_memory",
-    "report",
-    "registry",
-    "ways.needs",
+    *("cells", "compare", "errors", "cli", "formulas.flops", "formulas.peak_memory"),
+    *("report", "registry", "ways.needs"),
 )
 NEVER_OF_STAGE = ("rows", "report", "peaks", "needs")
 MODEL = {"attention.eager", "model.step", "model.transformer", "formulas.sizes"}
@@ -47,10 +40,8 @@ ALWAYS = {
     "ddp": WAYS | {"parallel.ddp", "instruments.profilers.lanes"},
     "sharding": WAYS | {"parallel.sharded_optimizer", "instruments.memory.recording"},
     "fsdp": WAYS | {"parallel.fsdp_units", "instruments.memory.training_kinds"},
-    "tensor_parallel": (
-        RANKS | {"ways.ranks", "instruments.machine.ceilings", "instruments.profilers.collective_traffic"}
-    )
-    - {"attention.eager"},
+    "tensor_parallel": (RANKS - {"attention.eager"})
+    | {"ways.ranks", "instruments.machine.ceilings", "instruments.profilers.collective_traffic"},
     "step8b": (RANKS - {"model.step"}) | {"model.fused.language_model", "parallel.fsdp_units", "ways.ranks"},
     "accounting": set(),
     "health": {"instruments.machine.gpu_health", "stages.health.load"},
@@ -94,7 +85,6 @@ def test_a_record_holds_what_was_measured_and_what_read_it_and_nothing_else(plan
 def test_no_cell_can_reach_a_report_or_another_stage(stage):
     own = f"pipeline.stages.{stage}"
     reached = sources.reached_modules(f"{own}.measure", f"{own}.cell")
-    assert {name for name in reached if below(name, ["pipeline.stages"]) and not below(name, [own])} <= {
-        "pipeline.stages"
-    }
+    others = {name for name in reached if below(name, ["pipeline.stages"]) and not below(name, [own])}
+    assert others <= {"pipeline.stages"}
     assert {name for name in reached if below(name, [f"{own}.report", "pipeline.report"])} == set()

@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +12,10 @@ from pipeline.report import frame
 from pipeline.report.chart import Chart
 from pipeline.report.course import PLACE
 from pipeline.report.drawing import specification
-from pipeline.report.own import without_own
 from pipeline.report.table import MOST_COLUMNS, Table
-from pipeline.snapshots.records import archived_records
 
-SNAPSHOTS = Path(__file__).parents[2] / "reports"
+from .published import SNAPSHOTS, frames, records
+
 # The stages of each published run, by its tables.
 MEASURED = [(name, run) for run in ("h200", "laptop") for name in NAMES if (SNAPSHOTS / run / "tables" / name).is_dir()]
 ON_GPUS = [name for name, run in MEASURED if run == "h200"]
@@ -26,17 +24,6 @@ GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|\bNaT\b|<NA>")
 MOST_PARTS = 4
 HOSTILE = "</td><script>alert(1)</script> | [x](http://e.com) `x` **x**"
 FREE_TEXT = ("reason", "machine", "kernel", "device_name", "location")
-
-
-@functools.cache
-def records(run):
-    return [record for _, record in archived_records(SNAPSHOTS / run / "records.tar.xz", stages())]
-
-
-@functools.cache
-def frames(run):
-    found = frame.by_stage(stages(), records(run))
-    return {name: without_own(rows, stages()[name]) for name, rows in found.items()}
 
 
 def built(name, run, rows, beside=True):

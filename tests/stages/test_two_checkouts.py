@@ -13,7 +13,12 @@ from pipeline.subjects.checking import Verdict
 from pipeline.subjects.naming import Subject
 
 CHECKOUT = Path(__file__).parents[1] / "subjects/outside/checkout"
-FEW = {"vocab_size": 50, "warmup_steps": 2, "steps": 5, "rounds": 1}
+TINY, FEW = {"size": "tiny", "context_length": 16}, {"vocab_size": 50, "warmup_steps": 2, "steps": 5, "rounds": 1}
+CELLS = {"flash": {"dtype": "fp32", "head_dim": 16, "seq_len": 32}}
+SETTINGS = {
+    "flash": {"min_samples": 3, "max_samples": 3, "budget_s": 0.1},
+    "timing": {"vocab_size": 50, "compiled": False, "budget_s": 0.1},
+}
 # What a checkout sets when it runs is undone and told in its rows: by that it is known whose code ran.
 OF_A, OF_B = "benchmark", "deterministic"
 
@@ -29,35 +34,21 @@ def checkouts(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("stage", "adapter", "cell", "settings"),
+    ("stage", "adapter"),
     [
-        (
-            "flash",
-            "get_flashattention_autograd_function_pytorch",
-            {"dtype": "fp32", "head_dim": 16, "seq_len": 32},
-            {"min_samples": 3, "max_samples": 3, "budget_s": 0.1},
-        ),
-        ("ddp", "get_ddp", {"size": "tiny", "context_length": 16}, FEW),
-        ("fsdp", "get_fsdp", {"size": "tiny", "context_length": 16}, FEW),
-        ("sharding", "get_sharded_optimizer", {"size": "tiny", "context_length": 16}, FEW),
-        (
-            "timing",
-            "get_model",
-            {"size": "tiny", "context_length": 16},
-            {"vocab_size": 50, "compiled": False, "budget_s": 0.1},
-        ),
+        ("flash", "get_flashattention_autograd_function_pytorch"),
+        *(("ddp", "get_ddp"), ("fsdp", "get_fsdp"), ("sharding", "get_sharded_optimizer"), ("timing", "get_model")),
     ],
 )
-def test_each_of_two_checkouts_is_measured_with_its_own_code(checkouts, monkeypatch, stage, adapter, cell, settings):
+def test_each_of_two_checkouts_is_measured_with_its_own_code(checkouts, monkeypatch, stage, adapter):
     parts = {name: importlib.import_module(f"pipeline.stages.{stage}.{name}") for name in ("cell", "measure")}
     # The check is in processes of its own, where there is one checkout.
     monkeypatch.setattr(measuring, "verdict", lambda *_args: Verdict("ok", way="folded"))
     kind = stages()[stage].subjects.kind
     subjects = [Subject(kind, name, f"{checkouts}/{name}/tests/adapters.py:{adapter}") for name in "ab"]
-    rows = parts["measure"].measure(
-        parts["cell"].Cell(**cell), parts["cell"].Settings(**settings), Stopwatch(), subjects
-    )
-    stages()[stage].row_types.check(cell, rows)
+    settings = parts["cell"].Settings(**SETTINGS.get(stage, FEW))
+    rows = parts["measure"].measure(parts["cell"].Cell(**CELLS.get(stage, TINY)), settings, Stopwatch(), subjects)
+    stages()[stage].row_types.check(CELLS.get(stage, TINY), rows)
     for name, its, others in (("a", OF_A, OF_B), ("b", OF_B, OF_A)):
         own = [row for row in rows if row.get("impl") == name]
         assert {row["status"] for row in own} <= {"ok", "unstable"}

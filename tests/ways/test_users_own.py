@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.ddp.cell import BUCKET_SIZES_MB, VARIANTS
 from pipeline.stages.fsdp.cell import FULLY_SHARDED
 from pipeline.subjects.naming import Subject
@@ -82,7 +81,7 @@ def test_what_comes_apart_in_the_timed_steps_has_no_times(stage, precision, besi
 def test_what_passes_takes_turns_with_the_rest_and_what_does_not_has_a_reason_and_no_times(stage, right, wrong, reason):
     gather = {"gather": f"{FILE}:gather_all_but_one"} if stage == "fsdp" else {}
     experiment, measure, cell, settings = parts_of(stage)
-    rows = rows_read(measure, cell, settings, Stopwatch(), [right, replace(right, name="odd", use=wrong, **gather)])
+    rows = rows_read(measure, cell, settings, [right, replace(right, name="odd", use=wrong, **gather)])
     (odd,) = [row for row in rows if row["impl"] == "odd"]
     assert (odd["status"], "median_ms" in odd) == ("wrong", False)
     assert reason in odd["reason"]

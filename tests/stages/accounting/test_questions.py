@@ -3,8 +3,10 @@ from dataclasses import asdict
 import pytest
 import torch
 
+from pipeline.errors import Skipped
 from pipeline.model import TransformerLM
-from pipeline.stages.accounting.cell import Settings
+from pipeline.stages.accounting.cell import Cell, Settings
+from pipeline.stages.accounting.measure import measure
 from pipeline.stages.accounting.models import XXL, lacking, model_named
 from pipeline.stages.accounting.questions import Asked, answer
 
@@ -13,22 +15,19 @@ def answers(question, model=XXL, batch_size=1, seq_lens=(), **settings):
     return answer(question, Asked(model, Settings(**settings), batch_size, seq_lens))
 
 
-def test_memory_adds_up_and_fits_on_its_gpus():
+def test_memory_adds_up_and_fits_on_its_gpus_and_no_fewer():
     for row in answers("memory", batch_size=8, seq_lens=(1, 4096), gpu_memory_gb=80):
         parts = row["weights_bytes"] + row["gradients_bytes"] + row["optimizer_bytes"] + row["activation_bytes"]
         assert row["total_bytes"] == parts
         assert (row["total_gpus"] - 1) * 80e9 < row["total_bytes"] <= row["total_gpus"] * 80e9
         assert row["total_gpus_of_gib"] < row["total_gpus"]
-
-
-def test_fsdp_shows_the_least_number_of_devices_and_the_one_that_is_not_enough():
     rows = answers("fsdp", seq_lens=(4096,), device_memory_gb=95)
     by_devices = {row["num_devices"]: row["bytes_per_device"] for row in rows}
     least = rows[0]["least_devices"]
     assert by_devices[least] < 95e9 <= by_devices[least - 1]
 
 
-def test_every_mesh_has_the_given_devices_and_is_compute_bound_at_its_whole_batch():
+def test_meshes_are_compute_bound_at_their_whole_batch_and_the_best_buckets_below_every_whole_number():
     rows = answers("mesh")
     assert {round(row["num_devices"], 6) for row in rows} == {64}
     assert {"given", "overlap", "fp8_weights", "split", "best_split", "batch"} <= {row["case"] for row in rows}
@@ -39,9 +38,6 @@ def test_every_mesh_has_the_given_devices_and_is_compute_bound_at_its_whole_batc
             together = max if row["case"].endswith("overlap") else sum
             assert row["communication_ms"] == pytest.approx(together([row["fsdp_ms"], row["tensor_ms"]]))
     assert any("tokens" not in row for row in rows)
-
-
-def test_the_best_number_of_buckets_is_below_every_whole_one_and_gradients_and_scores_are_in_fp32():
     model = model_named("xl", 10_000)
     rows = answers("buckets", model)
     best = next(row["overhead_ms"] for row in rows if row["case"] == "best")
@@ -59,6 +55,9 @@ def test_the_best_number_of_buckets_is_below_every_whole_one_and_gradients_and_s
 )
 def test_what_a_model_lacks_for_a_question_is_named(question, size, missing):
     assert lacking(question, model_named(size, 10_000)) == missing
+    if missing:
+        with pytest.raises(Skipped, match=f"^{size} has no {missing}$"):
+            measure(Cell(question, size), Settings(), None)
 
 
 def test_a_block_of_the_transformer_has_the_weights_of_its_feed_forward_network():

@@ -1,35 +1,45 @@
 import pandas as pd
 import pytest
 
-from pipeline.stages.accounting.cell import QUESTIONS, Cell
+from pipeline.stages.accounting.cell import QUESTIONS, Cell, Settings
 from pipeline.stages.accounting.report import IN_COURSE, build, table
 
 from ..frames import shown
+from ..frames import table as of_cell
+from ..published import sound
 
 MESH_CHART = "mesh_times"
+
+
+@pytest.fixture
+def rows():
+    """The answers to all questions, of which each is derived when its record is read."""
+    return sound("accounting")
 
 
 def parts(rows):
     return shown(build(rows, {}))
 
 
+def answered(question, **settings):
+    return parts(of_cell(Cell(question), Settings(**settings), [{"status": "ok"}]))
+
+
 @pytest.mark.parametrize("question", QUESTIONS)
-def test_a_question_alone_has_its_table_and_an_answer(make_rows, question):
-    alone = make_rows()[lambda rows: rows["question"] == question]
+def test_a_question_alone_has_its_table_and_an_answer(rows, question):
+    alone = rows[rows["question"] == question]
     assert build(alone, {}).answer
     assert len(table(question, alone).markdown().splitlines()) > 4
     of_course = {question} & set(IN_COURSE)
     assert set(parts(alone)) == of_course | ({MESH_CHART} if question == "mesh" else set())
 
 
-def test_the_state_of_the_assignments_model_and_the_gpus_that_hold_it(make_rows):
-    state = parts(make_rows())["memory"].rows.set_index("bytes_of").loc["state"]
+def test_the_assignments_model_takes_so_many_gpus_and_a_device_less_would_not_hold_what_is_sharded(rows):
+    found = parts(rows)
+    state = found["memory"].rows.set_index("bytes_of").loc["state"]
     assert state[["size_bytes", "GPUs_of_GB", "GPUs_of_GiB"]].tolist() == [16 * 219_848_638_464, 44, 41]
-    assert parts(make_rows(gpu_memory_gb=40.0))["memory"].rows["GPUs_of_GB"].max() == 90
-
-
-def test_a_device_less_would_not_hold_what_is_sharded(make_rows):
-    held = parts(make_rows())["fsdp"].rows.set_index("seq_len")
+    assert answered("memory", gpu_memory_gb=40.0)["memory"].rows["GPUs_of_GB"].max() == 90
+    held = found["fsdp"].rows.set_index("seq_len")
     assert list(held["devices"]) == ["38", "46", "61", "156", "none is enough"]
     row, limit = held.loc[4096], 95e9
     sharded, whole = row["state_bytes"] + row["not_sharded_bytes"], row["not_sharded_bytes"]
@@ -37,8 +47,7 @@ def test_a_device_less_would_not_hold_what_is_sharded(make_rows):
     assert row["on_each_bytes"] == pytest.approx(sharded / 61 + whole)
 
 
-def test_the_given_mesh_leads_and_one_that_is_never_compute_bound_ends_the_table_and_has_no_chart(make_rows):
-    rows = make_rows()
+def test_the_chart_and_the_table_of_meshes_turn_at_the_given_one(rows):
     cases = table("mesh", rows[rows["question"] == "mesh"]).rows
     splits = cases["case"] == "another split"
     assert cases["case"].iloc[0] == "given"
@@ -48,36 +57,28 @@ def test_the_given_mesh_leads_and_one_that_is_never_compute_bound_ends_the_table
     assert cases["tokens_per_device"].iloc[-1] == "never"
     in_course = parts(rows)["mesh"].rows["tokens"]
     assert (in_course <= in_course.iloc[0]).all()
-    assert list(parts(make_rows([Cell(question="mesh")], fsdp_size=2, tensor_size=32))) == ["mesh"]
-
-
-def test_computing_takes_longer_than_communicating_from_the_told_batch_on(make_rows):
-    rows = make_rows()
+    assert list(answered("mesh", fsdp_size=2, tensor_size=32)) == ["mesh"]
     given = rows[rows["case"] == "given"].iloc[0]
     times = parts(rows)[MESH_CHART].rows.pivot_table("block_ms", "tokens_per_device", "what")
     longer = times["computation"] >= times["communication, both in turn"] * (1 - 1e-9)
     assert list(longer) == list(times.index >= given["tokens_per_device"] * (1 - 1e-9))
 
 
-def test_what_a_layer_keeps_of_a_token_adds_up_to_what_the_model_keeps(make_rows):
+def test_what_a_layer_keeps_of_a_token_adds_up_to_what_the_model_keeps(rows):
     # The formula of course.md: (8·D + 4·F + H·S + 2) numbers a token and layer, and little for the head.
-    rows = make_rows()
-    row = (
-        table("activations", rows[rows["question"] == "activations"])
-        .rows.set_index(["attention", "seq_len"])
-        .loc["eager", 1024]
-    )
+    kept = table("activations", rows[rows["question"] == "activations"]).rows
+    row = kept.set_index(["attention", "seq_len"]).loc["eager", 1024]
     numbers = 8 * row["d_model"] + 4 * row["d_ff"] + row["num_heads"] * 1024 + 2
     layers_bytes = 4 * row["num_blocks"] * row["batch_size"] * 1024 * numbers
     assert row["activation_bytes"] - row["head_bytes"] == layers_bytes
 
 
-def test_fsdp_on_this_machine_takes_the_measured_products_and_all_gathers(make_rows):
+def test_fsdp_on_this_machine_takes_the_measured_products_and_all_gathers(rows):
     ceilings = pd.DataFrame({"dtype": ["bf16", "bf16", "fp8"], "tflops_per_s": [600.0, 700.0, 1200.0]})
     names = ["backend", "collective", "world_size", "busbw_gb_per_s", "status"]
     calls = [("nccl", "all_reduce", 8, 480.0, "ok"), ("nccl", "all_gather", 8, 350.0, "ok")]
     calls += [("nccl", "all_reduce", 2, 140.0, "ok"), ("gloo", "all_gather", 8, 1.0, "ok")]
     beside = {"ceilings": ceilings, "collectives": pd.DataFrame(calls, columns=names)}
-    here = shown(build(make_rows(), beside))["here"].rows.set_index("world_size")
+    here = shown(build(rows, beside))["here"].rows.set_index("world_size")
     assert here["tokens"].to_dict() == {2: 5000.0, 8: 2000.0}
     assert here["collective"].to_dict() == {2: "all-reduce", 8: "all-gather"}

@@ -10,7 +10,6 @@ PHASES = ("forward", "backward")
 
 
 def rows_of(seq_len, eager_ms, compiled_ms, head_dim=64, **columns):
-    """Return the rows of one cell: both phases of both modes."""
     formula = peak_bytes(Shape(8, 1, seq_len, head_dim, is_causal=False), 4, "cuda")
     shared = SETTINGS | {"head_dim": head_dim, "seq_len": seq_len, "memory_bytes": 8e10, "device_type": "cuda"}
     shared |= {"peak_bytes": formula + 7, "before_backward_bytes": 9, "workspace_bytes": 7, "model_peak_bytes": formula}
@@ -53,13 +52,10 @@ def test_the_course_s_table_has_every_width_and_memory_without_workspaces():
     assert set(held["before_backward_bytes_peer"]) == {2}
 
 
-def test_the_tensors_of_the_smallest_that_ran_out_make_up_its_peak():
+def test_the_tensors_of_the_smallest_that_ran_out_make_up_its_peak_and_a_cpu_shows_what_is_saved():
     rows = [*rows_of(1024, 1.0, 1.0), *out_of_memory(32768), *out_of_memory(65536)]
     *parts, whole, kept = shown(told(*rows))["tensors"].rows["size_bytes"]
     assert sum(parts) == whole == peak_bytes(Shape(8, 1, 32768, 64, is_causal=False), 4, "cuda")
     assert kept < whole / 1000
-
-
-def test_a_cpu_which_counts_no_peak_shows_what_is_saved():
     rows = rows_of(1024, 1.0, 1.0, peak_bytes=None, saved_bytes=5e7, model_saved_bytes=5e7, device_type="cpu")
     assert shown(told(*rows))["memory"].rows["gb"].tolist() == pytest.approx([0.05] * 3)

@@ -1,8 +1,9 @@
+from itertools import product
+
 import pytest
 import torch
 
 from pipeline.instruments.machine import ceilings
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.ceilings import measure
 from pipeline.stages.ceilings.cell import DTYPES, KINDS, Cell, Settings
 
@@ -15,25 +16,19 @@ SETTINGS = Settings(max_side=64, memory_bytes=65536, link_bytes=65536, samples=3
 def measured(monkeypatch):
     """Measure a cell at tiny sizes on the CPU; its rows are as declared."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    return lambda what: rows_read(measure.measure, Cell(what), SETTINGS, Stopwatch())
+    return lambda what: rows_read(measure.measure, Cell(what), SETTINGS)
 
 
-def test_the_cell_s_data_types_are_those_that_can_be_measured():
+def test_the_cell_s_data_types_and_kinds_are_those_that_can_be_measured_and_sides_halve():
     assert set(DTYPES) == set(ceilings.DTYPES)
     assert {kind for kinds in KINDS.values() for kind in kinds} == {*ceilings._CALLS} - {"matmul"}
-
-
-def test_sides_halve_from_the_largest():
     assert Settings().sides() == [1024, 2048, 4096, 8192, 16384]
-    assert SETTINGS.sides() == [16, 32, 64]
 
 
 def test_products_have_a_rate_for_each_side_and_a_row_that_says_what_a_cpu_lacks(measured):
     rows = measured("matmul")
     timed = [row for row in rows if row["status"] != "skipped"]
-    assert [(row["dtype"], row["side"]) for row in timed] == [
-        (d, side) for d in ("bf16", "fp32") for side in (16, 32, 64)
-    ]
+    assert [(row["dtype"], row["side"]) for row in timed] == [*product(("bf16", "fp32"), (16, 32, 64))]
     for row in timed:
         assert row["n"] == 3
         assert row["tflops_per_s"] == pytest.approx(2 * row["side"] ** 3 / row["median_ms"] / 1e9)
@@ -41,31 +36,25 @@ def test_products_have_a_rate_for_each_side_and_a_row_that_says_what_a_cpu_lacks
     assert lacking == [f"{dtype} needs a GPU" for dtype in ("fp16", "tf32", "fp8")]
 
 
-def test_products_that_would_take_long_are_skipped(measured, monkeypatch):
+def test_products_that_would_take_long_are_skipped_and_what_does_not_fit_is_out_of_memory(measured, monkeypatch):
     monkeypatch.setattr(measure, "LONGEST_CALL_MS", 0.0)
     first, skipped = (row for row in measured("matmul") if row["dtype"] == "fp32")
     assert ("samples_ms" in first, skipped["side"], skipped["status"]) == (True, 32, "skipped")
 
-
-def test_memory_is_copied_and_summed_and_a_cpu_has_no_such_cache(measured):
-    copy, reduction, l2_copy = measured("memory")
-    assert copy["gb_per_s"] == pytest.approx(2 * 65536 / copy["median_ms"] / 1e6)
-    assert reduction["gb_per_s"] == pytest.approx(65536 / reduction["median_ms"] / 1e6)
-    assert l2_copy == {"kind": "l2_copy", "status": "skipped", "reason": "l2_copy needs a GPU"}
-
-
-def test_a_cpu_has_no_links_and_an_operator_has_a_time_of_the_host_and_no_rate(measured):
-    assert {row["status"] for what in ("host_link", "peer_link") for row in measured(what)} == {"skipped"}
-    launch, operator = measured("launches")
-    assert launch["status"] == "skipped"
-    assert 0 < operator["median_ms"] < 1
-    assert "gb_per_s" not in operator
-
-
-def test_what_does_not_fit_is_out_of_memory_and_the_others_are_measured(measured, monkeypatch):
     def out_of_memory():
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     monkeypatch.setitem(ceilings._CALLS, "copy", lambda _ceiling, _device: out_of_memory)
     copied, reduced, _ = measured("memory")
     assert (copied["status"], "samples_ms" in reduced) == ("oom", True)
+
+
+def test_memory_is_copied_and_summed_an_operator_has_a_time_and_a_cpu_has_no_links_launches_or_such_a_cache(measured):
+    copy, reduction, l2_copy = measured("memory")
+    assert copy["gb_per_s"] == pytest.approx(2 * 65536 / copy["median_ms"] / 1e6)
+    assert reduction["gb_per_s"] == pytest.approx(65536 / reduction["median_ms"] / 1e6)
+    assert l2_copy == {"kind": "l2_copy", "status": "skipped", "reason": "l2_copy needs a GPU"}
+    launch, operator = measured("launches")
+    assert 0 < operator["median_ms"] < 1
+    assert "gb_per_s" not in operator
+    assert {row["status"] for row in (launch, *measured("host_link"), *measured("peer_link"))} == {"skipped"}

@@ -1,3 +1,4 @@
+import time
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from types import SimpleNamespace
@@ -24,20 +25,18 @@ BRIEF = replace(SETTINGS, samples=2, max_samples=2)
 
 @pytest.fixture(scope="module")
 def gloo():
-    """Measure two gloo ranks once."""
-    return rows_read(measure.measure, Cell("gloo", 2), SETTINGS, Stopwatch())
+    return rows_read(measure.measure, Cell("gloo", 2), SETTINGS)
 
 
-def merged(reports, cell):
-    """Merge reports as a record is read."""
-    return derived(cell, Settings(), measure.merged(reports, cell))
+def merged(reports, cell, settings=None):
+    return derived(cell, settings or Settings(), measure.merged(reports, cell))
 
 
 def rows_of_ranks(context, cell, settings=BRIEF):
     """Measure on this rank; return the rows of all."""
     reports = [None] * context.world_size
     dist.all_gather_object(reports, ranks.measure_rank(context, cell, settings))
-    return derived(cell, SETTINGS, measure.merged(reports, cell))
+    return merged(reports, cell, SETTINGS)
 
 
 def kinds(rows):
@@ -80,8 +79,7 @@ def report(*samples_ms, slowdowns=(), no_direct_nccl=None):
         "size_bytes": 10**6,
         "calls": 1,
     }
-    row = {**key, "size_bytes": 10**6, "calls": 1, "samples_ms": list(samples_ms)}
-    return RankReport([row], {}, {10**6: list(slowdowns)}, no_direct_nccl)
+    return RankReport([key | {"samples_ms": list(samples_ms)}], {}, {10**6: list(slowdowns)}, no_direct_nccl)
 
 
 def test_every_size_is_timed_in_bursts_and_one_by_one_beside_the_set_up_and_the_first_call(gloo):
@@ -99,18 +97,10 @@ def test_every_size_is_timed_in_bursts_and_one_by_one_beside_the_set_up_and_the_
             assert row["parts"] == min(row["calls"] + 1, 400_000 // row["size_bytes"])
 
 
-def test_what_ranks_take_is_measuring_and_not_set_up(monkeypatch):
-    def ranks_that_take_5_s(*_args, **_words):
-        clock.now_s += 5.0
-        return [report(1.0)] * 2
-
-    clock = SimpleNamespace(now_s=0.0, perf_counter=lambda: clock.now_s)
-    monkeypatch.setattr("pipeline.instruments.sampling.stopwatch.perf_counter", clock.perf_counter)
-    monkeypatch.setattr(measure, "run_ranks", ranks_that_take_5_s)
-    stopwatch = Stopwatch()
-    rows_read(measure.measure, Cell("gloo", 2), SETTINGS, stopwatch)
-    seconds = stopwatch.seconds()
-    assert (seconds["measuring"], seconds["set_up"]) == (5.0, 0.0)
+def test_what_ranks_take_is_measuring(monkeypatch):
+    monkeypatch.setattr(measure, "run_ranks", lambda *_args, **_words: time.sleep(0.05) or [report(1.0)] * 2)
+    measure.measure(Cell("gloo", 2), SETTINGS, stopwatch := Stopwatch())
+    assert stopwatch.seconds()["measuring"] >= 0.05
 
 
 @on_ranks(3)
@@ -136,26 +126,15 @@ def test_a_wrong_result_has_no_times_and_names_its_rank_and_the_other_sizes_have
         patch.setitem(ranks.COLLECTIVES, "broadcast", replace(ranks.COLLECTIVES["broadcast"], call=wrong))
         rows = rows_of_ranks(context, Cell("gloo", 2, 1, "broadcast"))
     wrong = [row for row in rows if row["status"] == "wrong"]
-    assert [(row["timing"], row["size_bytes"]) for row in wrong] == [
-        (timing, size) for size in (100_000, 400_000) for timing in ("burst", "single")
-    ]
+    expected = [(timing, size) for size in (100_000, 400_000) for timing in ("burst", "single")]
+    assert [(row["timing"], row["size_bytes"]) for row in wrong] == expected
     assert {row["reason"] for row in wrong} == {"wrong numbers: 1 on rank 1"}
     assert all(("samples_ms" in row) != (row in wrong) for row in rows)
 
 
 @on_ranks(2)
-def test_nccl_called_directly_is_measured_in_place_and_out_of_place(context):
-    cell = Cell("nccl", 2)
-    with called_directly(context) as (nccl_context, _, _):
-        rows = rows_of_ranks(nccl_context, cell)
-    assert {tuple(key.values()) for key in cell.row_keys()} <= kinds(rows)
-    assert [row["median_ms"] for row in rows if row["timing"] == "set_up" and row["impl"] == "nccl"] == [7.0]
-    assert len([row for row in rows if row["impl"] == "nccl" and row["timing"] == "burst"]) == 2 * 3
-
-
-@on_ranks(2)
-def test_the_calls_of_a_burst_go_through_the_buffers_of_the_largest_size(context):
-    settings, bursts = replace(BRIEF, max_bytes=40_000, budget_s=60, burst_calls=11), []
+def test_nccl_called_directly_goes_through_the_buffers_of_the_largest_size_in_place_and_out_of_place(context):
+    settings, cell, bursts = replace(BRIEF, max_bytes=40_000, budget_s=60, burst_calls=11), Cell("nccl", 2), []
     time_burst_ms = ranks.time_burst_ms
 
     def noting(*args):
@@ -166,10 +145,13 @@ def test_the_calls_of_a_burst_go_through_the_buffers_of_the_largest_size(context
 
     with called_directly(context) as (nccl_context, communicator, patch):
         patch.setattr(ranks, "time_burst_ms", noting)
-        ranks.measure_rank(nccl_context, Cell("nccl", 2), settings)
+        rows = rows_of_ranks(nccl_context, cell, settings)
     through = [(1000 * (number % 10),) * 2 for number in range(12)]
     # of the largest size there is one part
     assert [places for places in bursts if places] == [through] * 4 + [[(0, 0)] * 12] * 4
+    assert {tuple(key.values()) for key in cell.row_keys()} <= kinds(rows)
+    assert [row["median_ms"] for row in rows if row["timing"] == "set_up" and row["impl"] == "nccl"] == [7.0]
+    assert len([row for row in rows if row["impl"] == "nccl" and row["timing"] == "burst"]) == 2 * 2
 
 
 def test_a_size_that_not_every_gpu_has_room_for_is_out_of_memory(monkeypatch):
@@ -178,10 +160,8 @@ def test_a_size_that_not_every_gpu_has_room_for_is_out_of_memory(monkeypatch):
     cell = Cell("nccl", 2, 1, "all_gather")
     fitting, rows = ranks._fitting(SimpleNamespace(device=torch.device("cuda")), cell, [10**3, 6 * 10**5, 6 * 10**6])
     assert fitting == [10**3, 6 * 10**5]  # of the whole and a half of it
-    assert [(row["timing"], row["status"], row["size_bytes"]) for row in rows] == [
-        ("burst", "oom", 6 * 10**6),
-        ("single", "oom", 6 * 10**6),
-    ]
+    outcomes = [(row["timing"], row["status"], row["size_bytes"]) for row in rows]
+    assert outcomes == [(timing, "oom", 6 * 10**6) for timing in ("burst", "single")]
     assert rows[0]["reason"] == "needs 0.0 GB a GPU, 0.0 GB are free"
     stages()["collectives"].row_types.check(asdict(cell), rows)
 
@@ -199,17 +179,13 @@ def test_sizes_are_both_ends_and_powers_between(settings, backend, sizes):
     assert settings.sizes_bytes(backend) == sizes
 
 
-def test_a_sample_is_that_of_the_slowest_rank_and_ranks_are_kept_apart():
-    row = merged([report(1.0, 4.0, 3.0), report(2.0, 5.0, 8.0)], Cell("gloo", 2))[0]
+def test_a_sample_is_that_of_the_slowest_rank_the_state_that_of_gpus_that_tell_any_and_ranks_are_kept_apart():
+    states = [{"sm_clock_mhz": clock, "temperature_c": t} for clock, t in ((1900, 40), (1500, None), (None, 60))]
+    reports = [replace(report(1.0, 4.0, 3.0), states={10**6: states}), report(2.0, 5.0, 8.0)]
+    row = merged(reports, Cell("nccl", 2))[0]
     assert row["samples_ms"] == [2.0, 5.0, 8.0]
     assert row["rank_medians_ms"] == [3.0, 5.0]
     assert (row["rank_min_ms"], row["rank_mean_ms"], row["rank_max_ms"]) == (3.0, 4.0, 5.0)
-
-
-def test_the_slowest_and_the_hottest_gpu_are_told_of_those_that_say_anything():
-    read = [(1900, 40), (1500, None), (None, 60)]
-    states = [dict(zip(("sm_clock_mhz", "temperature_c"), each, strict=True)) for each in read]
-    row = merged([replace(report(1.0), states={10**6: states}), report(1.0)], Cell("nccl", 2))[0]
     assert (row["sm_clock_mhz"], row["temperature_c"]) == (1500, 60)
 
 
@@ -222,58 +198,42 @@ def test_bus_bandwidth_counts_what_a_rank_of_a_ring_sends_and_more_ranks_than_co
         assert (row["cores"], row["oversubscribed"]) == (2, is_oversubscribed)
 
 
-@pytest.mark.parametrize(
-    ("reports", "reason"),
-    [
-        ([report(1.0, 1.0, slowdowns=["hw_slowdown"])], "GPU slowed down: hw_slowdown"),
-        ([report(1.0, 9.0)], "median known to"),
-    ],
-)
-def test_a_throttled_or_noisy_row_is_unstable_and_keeps_its_values(reports, reason):
-    row = merged(reports, Cell("nccl", 2))[0]
-    assert (row["status"], row["median_ms"] > 0) == ("unstable", True)
-    assert row["reason"].startswith(reason)
+def test_a_throttled_or_noisy_row_is_unstable_and_without_direct_nccl_each_placement_is_skipped():
+    throttled, noisy = report(1.0, 1.0, slowdowns=["hw_slowdown"]), report(1.0, 9.0, no_direct_nccl="not loaded")
+    for ranks_report, reason in ((throttled, "GPU slowed down: hw_slowdown"), (noisy, "median known to")):
+        row, *skipped = merged([ranks_report] * 2, Cell("nccl", 2))
+        assert (row["status"], row["median_ms"] > 0) == ("unstable", True)
+        assert row["reason"].startswith(reason)
+    assert {row["status"] for row in skipped} == {"skipped"}
+    assert [row["placement"] for row in skipped] == ["in_place", "out_of_place"]
 
 
-def test_nccl_that_cannot_be_called_directly_is_a_skipped_row_for_each_placement():
-    rows = merged([report(1.0, no_direct_nccl="not loaded")] * 2, Cell("nccl", 2))
-    assert [row.get("placement") for row in rows if row["status"] == "skipped"] == ["in_place", "out_of_place"]
-    assert rows[0]["status"] == "ok"
-
-
-@pytest.mark.skipif(torch.cuda.device_count() > 0, reason="needs a machine without GPUs")
-def test_nccl_without_gpus_is_skipped_with_its_reason():
-    with pytest.raises(Skipped, match="NCCL needs a GPU for each of 4 ranks, none present"):
-        rows_read(measure.measure, Cell("nccl", 4), SETTINGS, Stopwatch())
-
-
-def test_sizes_and_nodes_that_cannot_be_are_refused_in_one_line():
+def test_what_cannot_be_is_refused_in_one_line_and_a_cell_takes_a_gpu_for_each_nccl_rank_of_a_node():
     with pytest.raises(UserError, match=r"max_bytes must be at least min_bytes \(400\), got 40"):
-        rows_read(measure.measure, Cell("gloo", 2), Settings(min_bytes=400, max_bytes=40), Stopwatch())
+        measure.measure(Cell("gloo", 2), Settings(min_bytes=400, max_bytes=40), Stopwatch())
     with pytest.raises(UserError, match=r"^world_size must be a multiple of nodes \(2\), got 3$"):
         Cell("gloo", 3, 2)
-
-
-def test_a_cell_takes_a_gpu_for_each_nccl_rank_of_a_node_and_none_for_gloo():
     assert (Cell("nccl", 6).gpus, Cell("nccl", 6, 3).gpus, Cell("gloo", 6).gpus) == (6, 2, 0)
 
 
 @pytest.mark.parametrize(
-    ("job", "reason"),
+    ("cell", "job", "reason"),
     [
-        (None, "2 nodes need a job of Slurm, this is none"),
-        (SlurmJob("7", "n1", 1), "needs 2 nodes, Slurm job 7 has 1"),
+        (Cell("gloo", 4, 2), None, "2 nodes need a job of Slurm, this is none"),
+        (Cell("gloo", 4, 2), SlurmJob("7", "n1", 1), "needs 2 nodes, Slurm job 7 has 1"),
+        (Cell("nccl", 4), None, "NCCL needs a GPU for each of 4 ranks, none present"),
     ],
 )
-def test_nodes_that_no_scheduler_gives_are_skipped(monkeypatch, job, reason):
+def test_nodes_and_gpus_that_are_not_there_are_a_reason_to_skip(monkeypatch, cell, job, reason):
     monkeypatch.setattr(measure, "slurm_job", lambda: job)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(Skipped, match=f"^{reason}$"):
-        rows_read(measure.measure, Cell("gloo", 4, 2), SETTINGS, Stopwatch())
+        measure.measure(cell, SETTINGS, Stopwatch())
 
 
 @pytest.mark.gpu(count=2)
 def test_nccl_is_timed_in_place_and_out_of_place_by_torch_and_directly():
-    rows = rows_read(measure.measure, Cell("nccl", 2), Settings(max_bytes=10**7, budget_s=0.1), Stopwatch())
+    rows = rows_read(measure.measure, Cell("nccl", 2), Settings(max_bytes=10**7, budget_s=0.1))
     assert {tuple(key.values()) for key in Cell("nccl", 2).row_keys()} <= kinds(rows)
     assert all(row["status"] in ("ok", "unstable") for row in rows)
 
@@ -283,7 +243,7 @@ def test_nccl_is_timed_in_place_and_out_of_place_by_torch_and_directly():
 def test_every_collective_is_right_over_nccl_and_small_ones_are_captured(collective):
     cell = Cell("nccl", 2, 1, collective, "bf16")
     settings = Settings(factor=1000, max_bytes=10**7, budget_s=0.05, warmup_calls=1)
-    rows = rows_read(measure.measure, cell, settings, Stopwatch())
+    rows = rows_read(measure.measure, cell, settings)
     assert {row["status"] for row in rows} <= {"ok", "unstable"}
     sizes = {timing: [row["size_bytes"] for row in rows if row["timing"] == timing] for timing in ("burst", "graph")}
     assert sizes == {"burst": [8, 1000, 10**6, 10**7], "graph": [8, 1000, 10**6]}

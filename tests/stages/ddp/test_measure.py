@@ -8,7 +8,6 @@ import pytest
 import torch.distributed as dist
 
 from pipeline.formulas.sizes import SIZES
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.model.step import build_training_step
 from pipeline.stages.ddp.cell import CAPTURED, VARIANTS, Cell, Settings
@@ -33,27 +32,20 @@ def rows(host, kept):
 
 @pytest.fixture(scope="module")
 def steps(rows):
-    """The rows of the whole steps by variant."""
     return {(row["impl"], row["bucket_size_mb"]): row for row in rows if row["phase"] == "train_step"}
 
 
-def test_every_variant_has_a_value(steps):
+def test_every_variant_has_a_value_the_weights_of_all_that_average_agree_and_their_all_reduces_are_counted(steps):
     assert list(steps) == [(variant.impl, variant.bucket_size_mb) for variant in VARIANTS]
     assert {row["status"] for row in steps.values()} <= {"ok", "unstable"}
     assert {row["tokens"] for row in steps.values()} == {2 * 1 * 16}  # ranks, batch, context
     assert all(row["n"] == 5 and math.isfinite(row["median_ms"]) for row in steps.values())
-
-
-def test_weights_of_all_variants_that_average_agree(steps):
     averaging = [row for (impl, _), row in steps.items() if impl != "none"]
     assert all(row["rank_difference"] == 0 for row in averaging)
     assert all(row["variant_difference"] <= TOLERANCE["fp32"] for row in averaging)
     without = steps["none", None]
     assert without["rank_difference"] > 0.1
     assert without["variant_difference"] > 10 * max(TOLERANCE.values())
-
-
-def test_the_number_of_all_reduces_is_that_of_the_variant(steps):
     tensors = 2 * 9 + 3  # two layers of nine, embedding, last norm and head
     assert steps["naive", None]["all_reduces"] == steps["overlap", None]["all_reduces"] == tensors
     assert steps["flat", None]["all_reduces"] == steps["bucketed", 1000]["all_reduces"] == 1
@@ -62,16 +54,13 @@ def test_the_number_of_all_reduces_is_that_of_the_variant(steps):
         assert row["all_reduce_bytes"] == (0 if impl == "none" else row["gradient_bytes"])
 
 
-def test_phases_are_timed_apart_and_torchs_has_no_wait_of_its_own(rows):
+def test_phases_are_timed_apart_and_captured_steps_tell_what_is_hidden_and_are_kept_for_perfetto(rows, kept):
     phases = {
         impl: {row["phase"] for row in rows if row["impl"] == impl and row.get("median_ms", 0) > 0}
         for impl in ("torch", "naive")
     }
     assert phases["torch"] == {"forward", "backward", "optimizer", "train_step"}
     assert phases["naive"] == {*phases["torch"], "communication"}
-
-
-def test_naive_communication_is_captured_and_hides_nothing_and_captures_are_kept_for_perfetto(rows, kept):
     captured = {row["impl"]: row for row in rows if row["phase"] == "captured_step"}
     assert set(captured) == set(CAPTURED)
     assert all(row["communication_ms"] > 0 and row["computation_ms"] > 0 for row in captured.values())
@@ -101,7 +90,7 @@ def test_torchs_is_there_as_it_comes_and_as_ours_are(tmp_path):
 
 @pytest.mark.gpu(count=2)
 def test_on_gpus_the_same_holds_and_phases_are_told_apart_by_events():
-    rows = pd.DataFrame(rows_read(measure, Cell(size="micro", context_length=64), SMOKE, Stopwatch()))
+    rows = pd.DataFrame(rows_read(measure, Cell(size="micro", context_length=64), SMOKE))
     whole = rows[(rows["phase"] == "train_step") & (rows["clock"] == "host")].set_index(["impl", "bucket_size_mb"])
     averaging = whole.drop(index="none", level="impl")
     assert (averaging["rank_difference"] == 0).all()

@@ -45,24 +45,28 @@ def test_the_formula_has_the_cost_of_this_machines_calls_and_the_fastest_stands_
     assert "best_bucket" not in shown(section(steps(), collectives=False))
 
 
-def test_what_averaging_adds_is_the_step_beyond_one_without_communication_of_the_same_cell():
+def test_charts_draw_what_averaging_adds_beside_a_step_of_the_same_cell_and_the_lanes_of_captured_ones():
     rows = [*steps(), *steps(precision="fp32")[1:]]
     added = shown(section(rows))["added"].drawn.set_index("way")["added_ms"]
     assert added[NAIVE] == 30.0
     assert NONE not in added
     assert added.index.is_unique  # nothing of the cell without a step to compare with
+    captured = {"phase": "captured_step", "clock": "torch.profiler", "span_ms": 140.0, "computation_ms": 100.0}
+    lanes = {"computation_busy_pct": [100] * 160, "communication_busy_pct": [0] * 80 + [50] * 80}
+    rows = [way(name, 1.0, **captured, **lanes) for name in ("naive", "overlap")]
+    found = shown(section([*steps(), *rows]))
+    drawn = found["capture"].drawn
+    assert 130 < drawn["at_ms"].max() < 140
+    assert drawn[drawn["kind"] == "communication"].groupby("way")["busy_pct"].mean().tolist() == [25.0, 25.0]
 
 
-def test_a_variant_without_memory_is_shown_by_its_outcome_and_weights_that_differ_do_not_agree():
+def test_tables_have_of_bucket_sizes_the_fastest_and_torchs_own_and_the_outcome_of_what_has_no_time():
     table = shown(section([*steps(), failed(**{**way("flat", 1.0), "status": "oom", "median_ms": None})]))["ways_1"]
     [flat] = [line for line in table.markdown().splitlines() if line.startswith("| flat ")]
     assert "OOM" in flat
     agree = table.rows.set_index("way")["weights_agree"].to_dict()
     assert agree.pop(NONE) == "no"
     assert set(agree.values()) == {"yes"}
-
-
-def test_the_tables_have_of_bucket_sizes_the_fastest_and_torchs_own_and_the_course_all_beside_naive():
     found = shown(section(steps()))
     assert {"bucketed 1 MiB", TORCH} <= set(found["ways_1"].rows["way"])
     assert "bucketed 100 MiB" not in set(found["ways_1"].rows["way"])
@@ -71,13 +75,10 @@ def test_the_tables_have_of_bucket_sizes_the_fastest_and_torchs_own_and_the_cour
     assert {"bucketed 1 MiB", "bucketed 100 MiB", "bucketed 1000 MiB"} <= set(beside_naive.index)
 
 
-@pytest.mark.parametrize(("status", "fastest"), [("ok", "overlap"), ("unstable", "bucketed 1 MiB")])
-def test_the_answer_does_not_rest_on_an_unstable_step(status, fastest):
-    rows = [row | {"status": status} if row["impl"] == "overlap" else row for row in steps()]
-    assert f", {fastest}: " in section(rows).answer
-
-
-def test_the_answer_is_whole_where_torchs_own_is_the_fastest_and_where_it_is_missing():
+def test_the_answer_does_not_rest_on_an_unstable_step_and_is_whole_where_torchs_own_is_the_fastest_or_missing():
+    for status, fastest in (("ok", "overlap"), ("unstable", "bucketed 1 MiB")):
+        rows = [row | {"status": status} if row["impl"] == "overlap" else row for row in steps()]
+        assert f", {fastest}: " in section(rows).answer
     assert f", {TORCH}: 1.00× as fast" in section(steps(torch_ms=90.0)).answer
     assert "variants with results" in section([row for row in steps() if row["impl"] != "torch"]).answer
 
@@ -87,13 +88,3 @@ def test_another_bucket_size_for_torch_is_a_change_where_it_is_faster(factor, si
     rows = [row | way("torch", factor * 120.0, bucket_size_mb=100) if row.get("bucket_size_mb") == 100
             and row["impl"] == "torch" else row for row in steps()]  # fmt: skip
     assert [change.what.rpartition("=")[2] for change in section(rows).changes] == sizes
-
-
-def test_captured_lanes_are_drawn_over_the_time_of_the_step():
-    captured = {"phase": "captured_step", "clock": "torch.profiler", "span_ms": 140.0, "computation_ms": 100.0}
-    lanes = {"computation_busy_pct": [100] * 160, "communication_busy_pct": [0] * 80 + [50] * 80}
-    rows = [way(name, 1.0, **captured, **lanes) for name in ("naive", "overlap")]
-    found = shown(section([*steps(), *rows]))
-    drawn = found["capture"].drawn
-    assert 130 < drawn["at_ms"].max() < 140
-    assert drawn[drawn["kind"] == "communication"].groupby("way")["busy_pct"].mean().tolist() == [25.0, 25.0]

@@ -22,28 +22,39 @@ def test_the_causal_block_mask_is_what_torch_finds_from_all_elements(seq_len):
         assert torch.equal(ours.full_q_num_blocks, torchs.full_q_num_blocks)
 
 
-def test_sdpa_names_the_reason_for_which_its_backend_refuses():
+@pytest.mark.parametrize(
+    ("name", "error", "reason"),
+    [
+        (
+            "sdpa_flash",
+            RuntimeError("No available kernel. Aborting execution."),
+            r"Expected query .* dtype: \{Half\}\.$",
+        ),
+        (
+            "flex",
+            RuntimeError("InductorError: wrapped\nout of resource: shared memory, Required: 9"),
+            "out of resource",
+        ),
+        ("tiled", ValueError("head_dim is 48: must be one of 16, 32"), "head_dim is 48: must be one of 16, 32$"),
+        (
+            "fa4",
+            AssertionError("inputs must be bfloat16"),
+            "flash-attn-4 raises AssertionError: inputs must be bfloat16$",
+        ),
+    ],
+)
+def test_the_reason_for_which_one_refuses_is_named(name, error, reason):
     def refuse():
         warnings.warn("Flash attention kernel not used because: (Triggered internally at x.cpp:1)", stacklevel=1)
         warnings.warn("Expected query to be of dtype: {Half}. (Triggered internally at x.cpp:2)", stacklevel=1)
-        raise RuntimeError("No available kernel. Aborting execution.")
+        raise error
 
-    with (
-        pytest.raises(implementations.Skipped, match=r"^Expected query to be of dtype: \{Half\}\.$"),
-        implementations.refusals_as_skipped("sdpa_flash"),
-    ):
+    with pytest.raises(implementations.Skipped, match=f"^{reason}"), implementations.refusals_as_skipped(name):
         refuse()
 
 
-def test_shared_memory_that_a_kernel_lacks_is_a_lack_of_the_machine():
-    message = "InductorError: wrapped\nout of resource: shared memory, Required: 98304, Hardware limit: 65536"
-    with pytest.raises(implementations.Skipped, match=r"^out of resource"), implementations.refusals_as_skipped("flex"):
-        raise RuntimeError(message)
-
-
 @pytest.mark.parametrize(
-    ("allowed", "name"),
-    [([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], "sdpa_flash"), ([SDPBackend.MATH], None)],
+    ("allowed", "name"), [([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], "sdpa_flash"), ([SDPBackend.MATH], None)]
 )
 def test_sdpas_own_choice_is_what_it_takes_of_those_that_it_may(allowed, name):
     q = torch.randn(1, 1, 32, 16)

@@ -47,19 +47,14 @@ def test_ours_is_beside_the_fastest_of_pytorch_s_at_every_shape():
     assert rates == [("4×16×4096×64", 500.0), ("4×16×512×64", 500.0)]
 
 
-def test_a_lone_call_that_is_slower_stands_beside_the_queued_time_that_is_faster():
+def test_lone_calls_repeats_and_gpus_stand_beside_the_queued_time():
     section = told(row("triton", 0.136, lone_ms=0.505), row("sdpa_cudnn", 0.153, lone_ms=0.351))
-    found = first(section)
-    assert (found["verdict"], found["alone"]) == ("faster", "slower")
+    assert first(section)[["verdict", "alone"]].tolist() == ["faster", "slower"]
     assert "0.505 / 0.351" in shown(section)["shapes"].markdown()
     assert "slower at 1" in section.answer
-
-
-def test_repeats_that_contradict_each_other_decide_nothing_and_rows_say_how_many_they_are_on_how_many_gpus():
     ours = [row("triton", ms, repeat=number, cards=f"GPU {number}") for number, ms in enumerate((1.0, 1.4, 0.9), 1)]
     section = told(*ours, *(row("sdpa_cudnn", 1.2, repeat=number, cards=f"GPU {number}") for number in (1, 2, 3)))
-    found = first(section)
-    assert (found["median_ms"], found["repeats"], found["verdict"]) == (1.0, 3, "undecided")
+    assert first(section)[["median_ms", "repeats"]].tolist() == [1.0, 3]
     assert "GPUs used: 3" in shown(section)["shapes"].caption
     assert "0 of 1" in section.answer
 
@@ -75,16 +70,13 @@ def test_flash_attention_4_has_a_row_and_a_bar_of_its_own_and_the_answer_says_wh
     assert "at 0 of the 1" in told(*rows, row("fa4", 1.5)).answer
 
 
-def test_the_course_s_table_has_what_is_slower_and_what_failed():
+def test_the_course_s_table_has_what_is_slower_what_failed_and_the_lengths_of_every_width_and_type_the_chart_all():
     rows = [*head({"tiled": 2.0, "eager": 1.0}), *head({"tiled": 2.0, "eager": None}, seq_len=65536)]
     table = shown(told(*rows))["grid"]
     assert table.rows.loc[table.rows["seq_len"] == 4096, ["ratio", "verdict"]].to_numpy().tolist() == [
         [pytest.approx(0.5), "slower"]
     ] * len(PHASES)
     assert table.markdown().count("2.00 / OOM") == len(PHASES)
-
-
-def test_the_course_s_table_has_the_lengths_of_every_width_and_type_and_the_chart_all():
     common = [(dtype, width, 128) for dtype in ("bf16", "fp32") for width in (64, 128)]
     rows = [
         each
@@ -96,7 +88,7 @@ def test_the_course_s_table_has_the_lengths_of_every_width_and_type_and_the_char
     assert len(found["gains"].rows) == len(common) + 1
 
 
-def test_the_share_of_a_matrix_product_is_of_the_same_precision():
+def test_shares_are_of_a_product_of_the_same_precision_and_errors_beside_plain_attentions_where_it_has_one():
     products = [
         timed(1.0, what="matmul", dtype=name, tflops_per_s=rate) for name, rate in (("bf16", 800.0), ("tf32", 300.0))
     ]
@@ -106,8 +98,6 @@ def test_the_share_of_a_matrix_product_is_of_the_same_precision():
     assert shown(section)["shapes"].rows["product_pct"].tolist() == pytest.approx([62.5, 500.0])
     assert [limit.value for limit in shown(section)["rates"].limits] == [800.0]
 
-
-def test_errors_are_compared_only_where_plain_attention_has_one_too():
     def checked(impl, error, **columns):
         return row(impl, 1.0, phase="forward", output_rel_error=error, **columns)
 

@@ -23,7 +23,6 @@ TIED = replace(GROUPED, tie_embeddings=True)
 
 @pytest.fixture(scope="module")
 def rows(host, tmp_path_factory):
-    """Measure a cell on two processes, without GPUs."""
     return rows_on_gloo(host, partial(measure, files_dir=tmp_path_factory.mktemp("kept")), SMALL, SMOKE)
 
 
@@ -41,20 +40,23 @@ def bytes_as_predicted(rows):
     return memory, traffic
 
 
-def test_every_way_has_a_value_and_all_but_the_first_the_same_loss(rows):
+def same_losses(rows):
+    """Return the loss of the ways that average, which must be the same."""
+    losses = [row["loss"] for impl, row in whole_steps(rows).items() if impl != "none"]
+    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
+    return losses[0]
+
+
+def test_every_way_has_a_value_and_its_phases_and_all_but_the_first_the_same_loss(rows):
     steps = whole_steps(rows)
     assert list(steps) == list(IMPLS)
     assert all(row["n"] == 5 and math.isfinite(row["median_ms"]) for row in steps.values())
     assert {row["tokens"] for row in steps.values()} == {2 * 1 * 16}  # ranks, batch, context
-    together = [row["loss"] for impl, row in steps.items() if impl != "none"]
-    assert together == pytest.approx([together[0]] * len(together), rel=1e-5)
-    assert abs(steps["none"]["loss"] / together[0] - 1) > 1e-2
+    assert abs(steps["none"]["loss"] / same_losses(rows) - 1) > 1e-2
     assert max(row["loss"] for row in steps.values()) < math.log(SMOKE.vocab_size)  # a mean, not a sum: it has fallen
-
-
-def test_phases_are_timed_apart_and_gathers_of_the_fully_sharded_ways_are_captured(rows):
     phases = {row["phase"] for row in rows if row["measures"] == "time" and row["impl"] == "fsdp"}
     assert phases == {*PHASES, "train_step"}
+    # Of the fully sharded ways a step is captured.
     captures = {row["impl"]: row for row in rows if row["measures"] == "capture"}
     assert set(captures) == set(FULLY_SHARDED)
     assert all(row["gather_ms"] > 0 and row["computation_ms"] > 0 for row in captures.values())
@@ -71,14 +73,12 @@ def test_tied_embeddings_are_held_and_sent_once(host):
     rows = rows_on_gloo(host, measure, replace(SMALL, size=TIED.name("tied")), SMOKE)
     _, traffic = bytes_as_predicted(rows)
     assert traffic["ddp", "allreduce"]["measured_bytes"] == parameter_bytes(TIED, SMOKE.vocab_size)
-    losses = [row["loss"] for impl, row in whole_steps(rows).items() if impl != "none"]
-    assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
+    same_losses(rows)
 
 
 @pytest.mark.parametrize("size", [SIZES["tiny"], GROUPED, TIED])
 @pytest.mark.parametrize(
-    ("plan_of", "rule"),
-    [(fsdp_training.sharded_by_block, is_block_or_end), (fsdp_training.sharded_by_layer, None)],
+    ("plan_of", "rule"), [(fsdp_training.sharded_by_block, is_block_or_end), (fsdp_training.sharded_by_layer, None)]
 )
 def test_planned_units_are_those_of_the_model(plan_of, rule, size):
     step = build_training_step(size, vocab_size=300, context_length=16, batch_size=1, precision="fp32", device="cpu")

@@ -29,6 +29,7 @@ SOUND = {
     "throttle_reasons": ["gpu_idle", "sw_power_cap"],
     "absent": [],
 }
+UNTOLD = dict.fromkeys(name for name in SOUND if name != "absent")
 
 
 def noise(rng, median_ms, count):
@@ -73,7 +74,6 @@ def read(rows):
 
 
 def slow(rows):
-    """Return which GPUs and pairs are named as slow."""
     return {(row["gpu_index"], row.get("peer_index")) for row in rows if row.get("verdict") == "slow"}
 
 

@@ -33,7 +33,6 @@ while True:
 
 @contextmanager
 def busy(gpu):
-    """Keep one GPU at work from another process."""
     environment = {**os.environ, visible_devices_variable(): gpu.id}
     command = [sys.executable, "-c", BUSY]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as other:
@@ -60,20 +59,17 @@ def test_all_work_until_each_has_enough_samples_but_not_for_ever(monkeypatch):
     assert all(each.finished for each in (fast, slower, stuck))
 
 
-def test_a_machine_without_nvidias_gpus_is_skipped(monkeypatch):
+def test_a_cell_takes_all_gpus_or_as_many_as_it_says_and_without_any_is_skipped(monkeypatch):
     monkeypatch.setattr(measure, "visible_gpus", list)
     with pytest.raises(Skipped, match=r"^needs an NVIDIA GPU, none present$"):
         measure.measure(Cell(), SHORT, Stopwatch())
-
-
-def test_a_cell_takes_all_gpus_or_as_many_as_it_says(monkeypatch):
     monkeypatch.setattr("pipeline.stages.health.cell.visible_gpus", lambda: [object()] * 3)
     assert (Cell().gpus, Cell("2").gpus) == (3, 2)
 
 
 @pytest.mark.gpu(count=2)
 def test_two_sound_gpus_and_their_links_are_measured_and_none_is_named():
-    rows = rows_read(measure.measure, Cell("2"), SHORT, Stopwatch())
+    rows = rows_read(measure.measure, Cell("2"), SHORT)
     assert {row["status"] for row in rows} <= {"ok", "unstable"}
     assert slow(rows) == set()
     assert len([row for row in rows if row["kind"] == "rate"]) == 2 * 2 * 2
@@ -88,7 +84,7 @@ def test_two_sound_gpus_and_their_links_are_measured_and_none_is_named():
 @pytest.mark.parametrize("place", [0, 1])
 def test_the_one_of_two_gpus_that_another_process_uses_is_named(place):
     with busy(visible_gpus()[place]):
-        rows = rows_read(measure.measure, Cell("2"), SHORT, Stopwatch())
+        rows = rows_read(measure.measure, Cell("2"), SHORT)
     states = [row for row in rows if row["kind"] == "gpu"]
     assert ["in_use" in row["findings"] for row in states] == [place == 0, place == 1]
     rates = {(index, peer) for index, peer in slow(rows) if peer is None}
@@ -98,6 +94,6 @@ def test_the_one_of_two_gpus_that_another_process_uses_is_named(place):
 @pytest.mark.gpu(count=2)
 def test_a_gpu_whose_memory_somebody_else_has_is_out_of_memory_and_the_other_is_measured():
     most = replace(SHORT, memory_bytes=2**40, together_s=1.0)
-    rows = rows_read(measure.measure, Cell("2"), most, Stopwatch())
+    rows = rows_read(measure.measure, Cell("2"), most)
     outcomes = {(row["work"], row["status"] in ("ok", "unstable")) for row in rows if row["kind"] == "rate"}
     assert outcomes == {("matmul", True), ("copy", False)}

@@ -39,16 +39,10 @@ def test_samples_just_at_the_margin_are_named_no_more_often_than_chance_allows()
     assert alarms <= 2000 * FALSE_ALARMS
 
 
-def test_noise_that_hides_the_margin_names_nothing():
+def test_noise_that_hides_the_margin_names_nothing_and_the_median_is_that_of_the_others_where_there_are_any():
     jumping = [1.0, 1.0, 1.2, 1.2] * (BLOCKS // 2)
     assert not standing("own", {"own": jumping, "other": [1.0] * 2 * BLOCKS}).is_slow(1)
-
-
-def test_the_only_one_of_its_kind_has_nothing_to_be_held_against():
-    assert standing("own", {"own": [1.0] * BLOCKS}) is None
-
-
-def test_the_median_is_that_of_the_others():
-    found = standing("own", {"own": [2.0] * BLOCKS, "a": [1.0] * BLOCKS, "b": [1.0] * BLOCKS, "c": [9.0] * BLOCKS})
-    assert found.below_pct == pytest.approx(50)
-    assert standing("a", {"a": [1.0] * BLOCKS, "b": [2.0] * BLOCKS}).below_pct == pytest.approx(-100)
+    even = {name: [ms] * BLOCKS for name, ms in {"own": 2.0, "a": 1.0, "b": 1.0, "c": 9.0}.items()}
+    assert standing("own", even).below_pct == pytest.approx(50)
+    assert standing("a", {"a": even["a"], "own": even["own"]}).below_pct == pytest.approx(-100)
+    assert standing("own", {"own": even["own"]}) is None

@@ -1,6 +1,10 @@
+import pandas as pd
 import pytest
 
+from pipeline.formulas.faster_products import linear_flops, predicted_gain
+from pipeline.formulas.sizes import SIZES
 from pipeline.stages.levers.report import build
+from pipeline.stages.levers.report_fp8 import predicted_ratios
 
 from ..frames import failed, frame_of, gaps, shown, timed
 
@@ -46,30 +50,31 @@ def test_the_headline_does_not_rest_on_a_step_that_is_unstable():
     assert "1.5" not in told(step("eager", 9.0, status="unstable"), step("sdpa", 6.0)).first_screen.line
 
 
-def test_a_time_of_three_repeats_is_their_median_and_says_how_many_they_are():
+def test_a_time_of_three_repeats_is_their_median_and_the_summary_has_both_steps_as_numbers():
     sides, factors = {"eager": 100.0, "sdpa": 50.0}.items(), enumerate((1.0, 1.03, 1.02), 1)
     section = told(*(step(name, ms * by, repeat=number) for number, by in factors for name, ms in sides))
     found = shown(section)["ladder"].rows.set_index("levers").loc["sdpa", ["median_ms", "repeats"]]
     assert found.tolist() == pytest.approx([51.0, 3])
     assert [change.judged["repeats"] for change in section.changes] == [3]
+    [found] = section.first_screen.summary
+    assert [found["eager"]["median_ms"], found["tuned"]["median_ms"]] == pytest.approx([102.0, 51.0])
+    assert found["tuned"]["with"] == "sdpa"
+    assert told(step("eager", 100.0)).first_screen.summary[0]["tuned"] is None
 
 
-@pytest.mark.parametrize(("ours_ms", "told_of"), [(79.9, "SDPA"), (90.0, "SDPA"), (75.0, "our flash attention")])
-def test_of_two_ways_to_the_same_end_the_librarys_is_advised_unless_ours_is_faster(ours_ms, told_of):
-    section = told(step("eager", 100.0), step("sdpa", 80.0), step("flash", ours_ms))
-    assert [change.what for change in section.changes] == [told_of]
+def test_of_two_ways_to_the_same_end_the_librarys_is_advised_unless_ours_is_faster():
+    for ours_ms, told_of in ((79.9, "SDPA"), (90.0, "SDPA"), (75.0, "our flash attention")):
+        section = told(step("eager", 100.0), step("sdpa", 80.0), step("flash", ours_ms))
+        assert [change.what for change in section.changes] == [told_of], ours_ms
 
 
-def test_what_trains_otherwise_or_only_makes_room_tunes_no_model():
+def test_what_trains_otherwise_makes_room_or_came_out_wrong_has_a_row_and_tunes_no_model():
     otherwise = step("fused+bf16_weights", 40.0), step("checkpointing", 45.0)
     section = told(step("eager", 100.0), *otherwise, step("fused", 80.0))
     assert models(section).loc["medium", "levers_tuned"] == "fused"
     assert "80.0 ms" in section.answer
     assert "40.0 ms" not in section.answer
     assert "fused+bf16_weights" in set(shown(section)["ladder"].rows["levers"])  # the fastest of all
-
-
-def test_a_combination_that_came_out_wrong_keeps_its_row_and_is_no_change():
     wrong = failed("wrong", **CELL, size="medium", levers="flash")
     section = told(step("eager", 100.0), wrong, step("sdpa", 80.0))
     assert "wrong" in shown(section)["ladder"].markdown()
@@ -89,14 +94,6 @@ def test_the_chart_has_every_lever_alone_of_the_models_that_were_taken_apart():
     assert [change.judged["levers"] for change in section.changes] == ["fused+sdpa", "sdpa", "fused"]
 
 
-def test_the_summary_has_both_steps_as_numbers():
-    [found] = told(step("eager", 100.0), step("sdpa", 80.0)).first_screen.summary
-    assert (found["eager"]["median_ms"], found["tuned"]["median_ms"]) == (100.0, 80.0)
-    assert found["tuned"]["with"] == "sdpa"
-    [alone] = told(step("eager", 100.0)).first_screen.summary
-    assert alone["tuned"] is None
-
-
 @pytest.mark.parametrize(
     ("rows", "has_screen"),
     [
@@ -111,3 +108,18 @@ def test_any_part_of_the_rows_makes_a_whole_section(rows, has_screen):
     assert gaps(section) == []
     assert "nan" not in (screen.line + screen.models.markdown() if screen else "")
     assert bool(screen) == has_screen
+
+
+@pytest.mark.parametrize(
+    ("lacking", "is_predicted"), [({}, True), ({"fused+compile": None}, False), ({"fp8": None}, False)]
+)
+def test_fp8_is_predicted_of_the_same_step_without_it_and_of_what_that_gained(lacking, is_predicted):
+    times_ms = {"eager": 400.0, "fused+compile": 200.0, "fused+compile+fp8": 190.0, "fused+compile+fp8_rowwise": 190.0}
+    rates = {"bf16": 800.0, "fp8": 1500.0} | lacking
+    ceilings = pd.DataFrame({"dtype": ["bf16", *rates, None], "tflops_per_s": [600.0, *rates.values(), None]})
+    rows = frame_of("levers", [step(each, ms, "2.7B") for each, ms in times_ms.items() if each not in lacking])
+    found = predicted_ratios(rows, ceilings).set_axis(rows["levers"]).dropna()
+    gain = predicted_gain(linear_flops(SIZES["2.7B"], 4, 1024), 200.0, 800.0, 1500.0)
+    assert gain > 1
+    both = ["fused+compile+fp8", "fused+compile+fp8_rowwise"]
+    assert found.to_dict() == (dict.fromkeys(both, pytest.approx(2.0 * gain)) if is_predicted else {})

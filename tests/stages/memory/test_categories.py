@@ -20,12 +20,8 @@ STEPS = {
     "build": [alloc(PARAMETER), alloc(BATCH)],
     "forward": [alloc(PASSING, OURS), alloc(SAVED, OURS), free(PASSING), alloc(WORKSPACE, OURS)],
     "backward": [
-        alloc(PASSING),
-        alloc(RECOMPUTED, OURS),
-        free(PASSING),
-        alloc(GRADIENT),
-        free(SAVED),
-        free(RECOMPUTED),
+        *(alloc(PASSING), alloc(RECOMPUTED, OURS), free(PASSING)),
+        *(alloc(GRADIENT), free(SAVED), free(RECOMPUTED)),
     ],
     "optimizer": [alloc(MOMENT), alloc(ROOT), free(ROOT), free(GRADIENT)],
     "forward again": [alloc(PASSING, OURS), alloc(SAVED, OURS), free(PASSING)],
@@ -65,15 +61,12 @@ def test_an_allocation_is_what_its_tensor_or_its_phase_and_lifetime_say():
     assert by_address == EXPECTED
 
 
-def test_an_address_is_only_its_owners_while_the_owner_lives():
-    events = [alloc(1), free(1), alloc(1), free(1)]
-    recording = Recording(events, [("build", 0)], [Identity("parameters", 3, frozenset([1]))])
-    allocations = replay(events)
-    assert [classify(allocations, recording)[made] for made in allocations] == ["temporaries", "parameters"]
-
-
-def test_memory_from_before_the_recording_has_no_phase():
-    events = [free(7), alloc(1)]
-    allocations = replay(events)
-    categories = classify(allocations, Recording(events, [("forward", 0), ("end", 2)], []))
-    assert [categories[made] for made in allocations] == ["temporaries", "activations"]
+def test_an_address_is_only_its_owners_while_the_owner_lives_and_memory_from_before_the_recording_has_no_phase():
+    for events, phases, identities, expected in (
+        ([alloc(1), free(1), alloc(1), free(1)], [("build", 0)], [1], ["temporaries", "parameters"]),
+        ([free(7), alloc(1)], [("forward", 0), ("end", 2)], [], ["temporaries", "activations"]),
+    ):
+        allocations = replay(events)
+        owners = [Identity("parameters", 3, frozenset([address])) for address in identities]
+        categories = classify(allocations, Recording(events, phases, owners))
+        assert [categories[made] for made in allocations] == expected

@@ -1,4 +1,5 @@
 from dataclasses import asdict
+from itertools import product
 
 import pytest
 
@@ -54,16 +55,13 @@ def section(*cells):
     return build(frame_of("memory", [row for cell in cells for row in cell]), {})
 
 
-def test_a_peak_is_of_the_second_step_and_its_kinds_make_it_up():
+def test_a_peak_and_its_timeline_are_made_up_of_their_kinds():
     cell = cell_of(**BF16)
     first, last = (max(row["peak_bytes"] for row in cell if row.get("step") == step) for step in (1, 2))
     assert last != first
     found = section(cell)
     assert 1e9 * shown(found)["composition"].drawn["gb"].sum() == pytest.approx(last)
     assert f"peaks at {last / 1e9:.1f} GB" in found.answer
-
-
-def test_the_timeline_s_total_is_the_sum_of_its_kinds_and_forward_passes_stand_beside_the_step():
     drawn = shown(section(cell_of(**BF16)))["timelines"].drawn
     by_kind = drawn.pivot(index="events", columns="category", values="gb")
     assert by_kind["total"].tolist() == by_kind.drop(columns="total").sum(axis=1).tolist()
@@ -88,22 +86,14 @@ def test_where_plain_attention_does_not_fit_steps_are_compared_with_the_first_th
     assert section(cell_of(**BF16), flash).changes == []  # of flash attention alone the levers tell
 
 
-def test_steps_in_the_precision_that_has_several_are_told_where_the_lead_s_has_one():
-    cells = [cell_of(context_length=1024, attention=attention) for attention in ("eager", "flash")]
-    assert set(shown(section(*cells, cell_of(**BF16)))["variants"].rows["precision"]) == {"fp32"}
-
-
-def test_peaks_of_both_precisions_stand_beside_the_formula_and_what_did_not_fit_is_told():
-    table = shown(section(cell_of(**BF16), cell_of(context_length=1024), out_of_memory(context_length=2048)))["peaks"]
+def test_peaks_and_residual_streams_of_both_precisions_stand_beside_the_formula_and_what_did_not_fit_is_told():
+    found = shown(section(cell_of(**BF16), cell_of(context_length=1024), out_of_memory(context_length=2048)))
+    residual, table = found["residual"].rows, found["peaks"]
+    assert residual["by_formula_mib"].tolist() == residual["recorded_mib"].tolist() == [4 * 1024 * 2560 * 4 / 2**20] * 2
     assert table.rows["precision"].tolist() == ["fp32", "fp32", "bf16"]
     assert table.markdown().count("OOM") == 1
     measured = table.rows.dropna(subset="peak_bytes")
     assert measured["by_formula_bytes"].tolist() == pytest.approx(measured["peak_bytes"].tolist(), rel=0.01)
-
-
-def test_the_residual_stream_by_formula_is_what_was_recorded():
-    [row] = shown(section(cell_of(context_length=512)))["residual"].rows.to_dict("records")
-    assert row["by_formula_mib"] == row["recorded_mib"] == 4 * 512 * 2560 * 4 / 2**20
 
 
 def test_allocations_of_one_line_count_together_and_a_block_tells_its_largest_tensors_and_sums():
@@ -126,16 +116,18 @@ def test_checkpoints_by_depth_tell_what_runs_again_and_what_they_lower():
     assert rows["verdict"].fillna("").tolist() == ["", "slower", "slower"]
 
 
-def test_steps_are_those_of_the_longest_context_and_the_update_is_no_part_of_their_peak():
+def test_steps_are_those_of_the_longest_context_that_has_several_and_the_update_is_no_part_of_their_peak():
     cells = [
         cell_of(precision="bf16", context_length=context, checkpoint_every=every)
-        for context in (512, 2048)
-        for every in (0, 1, 4)
+        for context, every in product((512, 2048), (0, 1, 4))
     ]
     rows = shown(section(*cells))["variants"].rows
     assert rows[["context_length", "checkpoint_every"]].to_numpy().tolist() == [[2048, 0], [2048, 1], [2048, 4]]
     assert rows["verdict"].fillna("").tolist() == ["", "slower", "slower"]
     assert rows["before_update_bytes"].iloc[1] < rows["peak_bytes"].iloc[1]
+    # Of another precision where the one that leads has but one.
+    cells = [cell_of(context_length=1024, attention=attention) for attention in ("eager", "flash")]
+    assert set(shown(section(*cells, cell_of(**BF16)))["variants"].rows["precision"]) == {"fp32"}
 
 
 def test_steps_of_a_chosen_number_of_blocks_speak_only_where_nothing_else_does():

@@ -5,9 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from pipeline import peers
 from pipeline.formulas.operations import BACKWARD, FORWARD, WHOLE, moved_bytes, product_flops
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model import operations
 from pipeline.model.fused.operations import in_torch
 from pipeline.model.operation_problems import Problem, as_tuple
@@ -41,7 +39,7 @@ def measured(monkeypatch):
             return replaced[name] if name in replaced else build(name, *arguments)
 
         monkeypatch.setattr(implementations, "build", built)
-        rows = rows_read(measure, dataclasses.replace(cell, op=op), settings, Stopwatch())
+        rows = rows_read(measure, dataclasses.replace(cell, op=op), settings)
         return {(row["impl"], row["phase"]): row for row in rows}
 
     return run
@@ -64,28 +62,15 @@ def test_every_phase_has_a_time_its_rates_and_the_errors_that_it_makes(measured,
         assert "gradient_rel_error" not in rows[impl, FORWARD]
 
 
-def test_an_optimizer_has_one_phase_and_errors_over_how_far_it_moves(measured):
+def test_an_optimizer_has_one_phase_and_what_machine_or_settings_lack_is_skipped_and_says_why(measured):
     rows = measured(ADAMW)
     assert set(rows) == {(impl, WHOLE) for impl in ("eager", "compile", "fused")}
     assert all(rows[impl, WHOLE]["output_rel_error"] < 1e-4 for impl in ("eager", "fused"))
-
-
-def test_without_a_gpu_a_peer_or_compiling_rows_are_skipped_and_say_why(measured):
     rows = measured("swiglu")
     assert {impl for impl, _ in rows} == {*IMPLS} - {"fused"}
     assert {rows[impl, WHOLE]["status"] for impl in ("ours", "liger", "compile")} == {"skipped"}
     assert rows["compile", WHOLE]["reason"] == "the setting compiled is false"
-    assert "GPU" in rows["liger", WHOLE]["reason"]
-    assert "GPU" in rows["ours", WHOLE]["reason"]
-
-
-def test_a_missing_liger_says_the_line_that_installs_it(monkeypatch):
-    def absent(package):
-        raise peers.PackageNotFoundError(package)
-
-    monkeypatch.setattr(peers, "version", absent)
-    with pytest.raises(implementations.Skipped, match=r"^liger-kernel is not installed: pip install -e '\.\[peers\]'$"):
-        implementations.build("liger", "swiglu", QUICK, torch.device("cuda"))
+    assert all("GPU" in rows[impl, WHOLE]["reason"] for impl in ("liger", "ours"))
 
 
 def test_liger_is_called_by_its_own_arguments(monkeypatch):
@@ -93,8 +78,8 @@ def test_liger_is_called_by_its_own_arguments(monkeypatch):
         liger_fused_add_rms_norm=operations.rms_norm,
         liger_swiglu=operations.swiglu,
         liger_rope=lambda q, k, cos, sin: operations.rotary(q, k, *(each[0].chunk(2, -1)[1] for each in (cos, sin))),
-        liger_fused_linear_cross_entropy=lambda x, weight, targets, ignore_index: operations.linear_cross_entropy(
-            x, weight, targets, ignore_index
+        liger_fused_linear_cross_entropy=lambda *args, ignore_index: operations.linear_cross_entropy(
+            *args, ignore_index
         ),
     )
     monkeypatch.setattr(implementations, "load", lambda _name, _module: functions)
@@ -105,46 +90,39 @@ def test_liger_is_called_by_its_own_arguments(monkeypatch):
         assert problem.output_errors(as_tuple(outputs)).rel < 1e-5
 
 
-def test_what_is_wrong_has_no_times_and_the_others_have(measured):
-    rows = measured("rms_norm", ours=lambda x, residual, weight, eps: operations.rms_norm(x, residual, weight, 0.1))
+def test_what_is_wrong_or_a_peer_that_raises_costs_its_own_rows_and_an_error_of_ours_is_a_bug(measured):
+    def raises(*_arguments):
+        raise RuntimeError("an assertion of the compiler")
+
+    def wrong(x, residual, weight, _eps):
+        return operations.rms_norm(x, residual, weight, 0.1)
+
+    rows = measured("rms_norm", ours=wrong, liger=raises)
     assert {rows["ours", phase]["status"] for phase in PHASES} == {"wrong"}
     assert rows["ours", WHOLE]["reason"].startswith("output has a relative error of ")
     assert "median_ms" not in rows["ours", WHOLE]
+    assert rows["liger", WHOLE]["reason"] == "liger-kernel raises RuntimeError: an assertion of the compiler"
     assert rows["eager", WHOLE]["n"] == 3
+    with pytest.raises(RuntimeError, match="assertion of the compiler"):
+        measured("swiglu", ours=raises)
 
 
 def test_what_writes_in_its_inputs_place_gets_them_back_before_each_call(measured):
     seen = set()
 
-    class InPlace(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, gate, up):
-            seen.add((float(gate.double().sum()), float(up.double().sum())))
-            ctx.save_for_backward(gate, up)
-            return operations.swiglu(gate, up)
+    def in_place(gate, up):
+        def write(gradient):
+            gate.data.copy_(gradient)
 
-        @staticmethod
-        def backward(ctx, dh):
-            gate, up = ctx.saved_tensors
-            sigmoid = gate.sigmoid()
-            dgate, dup = dh * up * sigmoid * (1 + gate * (1 - sigmoid)), dh * gate * sigmoid
-            return gate.data.copy_(dgate), up.data.copy_(dup)
+        seen.add((gate.sum().item(), up.sum().item()))
+        gate.register_hook(write)
+        return operations.swiglu(gate, up)
 
-    rows = measured("swiglu", ours=InPlace.apply)
+    rows = measured("swiglu", ours=in_place)
     for impl in ("ours", "eager"):
         assert rows[impl, WHOLE]["n"] == 3
         assert rows[impl, BACKWARD]["gradient_rel_error"] < 1e-6
     assert len(seen) == 2  # of all calls: the numbers before and while it was timed, and those after it
-
-
-def test_any_error_of_ours_is_a_bug_and_of_a_peer_its_own(measured):
-    def raises(_gate, _up):
-        raise RuntimeError("an assertion of the compiler")
-
-    rows = measured("swiglu", liger=raises)
-    assert rows["liger", WHOLE]["reason"] == "liger-kernel raises RuntimeError: an assertion of the compiler"
-    with pytest.raises(RuntimeError, match="assertion of the compiler"):
-        measured("swiglu", ours=raises)
 
 
 def test_the_head_s_floor_is_that_of_its_products():
@@ -157,19 +135,15 @@ def test_the_head_s_floor_is_that_of_its_products():
     assert (read["bandwidth_source"], read["peak_source"]) == ("datasheet", "datasheet")
 
 
-def test_own_operations_are_checked_first_and_timed_with_the_rest():
+def test_own_operations_are_checked_first_and_timed_with_the_rest_in_cells_of_their_operation():
+    assert [op for op in OPERATIONS if dataclasses.replace(CELL, op=op).takes("swiglu_v2")] == ["swiglu"]
     places = {"rms_norm": "norm", "rms_norm_bad": "norm_without_eps"}
     subjects = [Subject("op", name, f"{OWN}:{place}") for name, place in places.items()]
-    rows = rows_read(measure, CELL, QUICK, Stopwatch(), subjects)
+    rows = rows_read(measure, CELL, QUICK, subjects)
     by_name = {name: [row for row in rows if row["impl"] == name] for name in (*places, "eager")}
     assert [len(group) for group in by_name.values()] == [len(PHASES)] * 3
-    assert {row["status"] for row in by_name["rms_norm"] + by_name["eager"]} <= {"ok", "unstable"}
+    assert all("median_ms" in row for row in by_name["rms_norm"] + by_name["eager"])
     assert {row["status"] for row in by_name["rms_norm_bad"]} == {"wrong"}
-
-
-def test_a_cell_takes_the_own_operations_of_its_kind_alone():
-    cells = {op: dataclasses.replace(CELL, op=op) for op in OPERATIONS}
-    assert [op for op, cell in cells.items() if cell.takes("swiglu_v2")] == ["swiglu"]
 
 
 @pytest.mark.gpu
@@ -177,7 +151,7 @@ def test_a_cell_takes_the_own_operations_of_its_kind_alone():
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_every_implementation_on_a_gpu_is_right_or_says_why_not(op, dtype):
     cell = dataclasses.replace(CELL, op=op, dtype=dtype, size="small", context_length=256, vocab_size=1000)
-    for row in rows_read(measure, cell, dataclasses.replace(QUICK, compiled=True), Stopwatch()):
+    for row in rows_read(measure, cell, dataclasses.replace(QUICK, compiled=True)):
         if row["status"] == "skipped":
             assert "is not installed" in row["reason"], row
             continue

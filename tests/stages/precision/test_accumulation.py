@@ -1,20 +1,10 @@
 import pytest
 import torch
 
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.precision.accumulation import running_sums
 from pipeline.stages.precision.cases import ASSIGNED_SUMS
-from pipeline.stages.precision.cell import Cell
-from pipeline.stages.precision.measure import measure
 
-from ...records import rows_read
-from .conftest import SETTINGS
-
-
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def rows(request, cpu_rows_by_cell):
-    cell = Cell("accumulation", request.param)
-    return cpu_rows_by_cell.get(cell) or rows_read(measure, cell, SETTINGS, Stopwatch())
+EXPERIMENT = "accumulation"
 
 
 def test_the_assigned_sums_are_what_its_own_code_prints():
@@ -29,7 +19,7 @@ def test_the_assigned_sums_are_what_its_own_code_prints():
     assert [running_sums(case, 0.0, 1000, torch.device("cpu"))[-1].item() for case in ASSIGNED_SUMS] == printed
 
 
-def test_a_sum_and_its_stall_are_as_predicted_to_the_last_bit_and_both_roundings_make_up_its_error(rows):
+def test_a_sum_its_stall_and_its_curve_are_as_predicted_and_both_roundings_make_up_its_error(rows):
     for row in rows:
         for name in ("result", "stalled_at_step", "stall"):
             assert row.get(name) == row.get(f"predicted_{name}"), (name, row)
@@ -37,9 +27,6 @@ def test_a_sum_and_its_stall_are_as_predicted_to_the_last_bit_and_both_roundings
         assert row["addend_error"] + row["rounding_error"] == pytest.approx(row["error"], abs=1e-12)
         assert abs(row["rounding_error"]) <= row["rounding_error_bound"]
         assert row["rel_error"] == pytest.approx(abs(row["error"]) / row["expected"])
-
-
-def test_a_curve_begins_and_ends_with_the_sum(rows):
     for row in rows:
         assert (row["curve_steps"][0], row["curve_steps"][-1]) == (1, row["steps"])
         assert row["curve_sums"][-1] == row["result"]

@@ -1,17 +1,17 @@
 import pytest
 
-from pipeline.stages.precision.cell import EXPERIMENTS, Cell
+from pipeline.stages.precision.cell import EXPERIMENTS
 from pipeline.stages.precision.report import build
 
 from ..frames import shown
-from .conftest import table
+from ..published import sound
 
-OF_EXPERIMENT = {
-    "accumulation": {"sums", "sums_table"},
-    "autocast": {"dtypes"},
-    "layer_norm": {"layer_norm"},
-    "layer_norm_eps": set(),
-}
+OF_EXPERIMENT = dict(zip(EXPERIMENTS, ({"sums", "sums_table"}, {"dtypes"}, {"layer_norm"}, set()), strict=True))
+
+
+@pytest.fixture
+def rows():
+    return sound("precision", "laptop")
 
 
 def parts(rows):
@@ -19,15 +19,13 @@ def parts(rows):
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_a_cell_alone_has_its_parts_and_an_answer(cpu_rows_by_cell, experiment):
-    cell = Cell(experiment, "cpu")
-    alone = table({cell: cpu_rows_by_cell[cell]})
+def test_a_cell_alone_has_its_parts_and_an_answer(rows, experiment):
+    alone = rows[(rows["experiment"] == experiment) & (rows["device"] == "cpu")]
     assert set(parts(alone)) == OF_EXPERIMENT[experiment]
     assert build(alone, {}).answer
 
 
-def test_both_roundings_add_up_to_the_error_of_a_sum_and_one_that_is_not_as_predicted_is_told_as_such(tables):
-    rows = tables["laptop"].copy()
+def test_both_roundings_add_up_to_the_error_of_a_sum_and_one_that_is_not_as_predicted_is_told_as_such(rows):
     sums = parts(rows)["sums_table"].rows
     assert (sums["addend_error"] + sums["rounding_error"]).tolist() == pytest.approx(sums["error"].tolist(), abs=1e-9)
     assert set(sums["predicted"]) == {"yes"}
@@ -38,28 +36,27 @@ def test_both_roundings_add_up_to_the_error_of_a_sum_and_one_that_is_not_as_pred
     assert set(sums.loc[sums["predicted"] == "no", "accumulator"]) == {"bf16"}
 
 
-def test_the_largest_inputs_of_layer_norm_are_those_before_a_row_is_lost(tables):
-    rows = tables["laptop"].copy()
+def test_the_largest_inputs_of_layer_norm_are_those_before_a_row_is_lost(rows):
     of_fp16 = (rows["dtype"] == "fp16") & (rows["method"] == "in_format") & (rows["input"] == "normal")
 
-    def largest(table):
-        found = table.rows
+    def largest():
+        found = parts(rows)["layer_norm"].rows
         return found.loc[(found["dtype"] == "fp16") & (found["method"] == "in_format"), "up_to"].iloc[0]
 
-    assert largest(parts(rows)["layer_norm"]) == 4.0
-    rows.loc[of_fp16 & (rows["magnitude"] == 4.0), "output_zero_share"] = 0.1
-    assert largest(parts(rows)["layer_norm"]) == 1.0
+    before = largest()
+    rows.loc[of_fp16 & (rows["magnitude"] == before), "output_zero_share"] = 0.1
+    assert largest() == before / 4  # the next that is measured
 
 
-def test_data_types_are_those_seen_on_each_device_and_all_of_them(tables):
+def test_data_types_are_those_seen_on_each_device_and_all_of_them(rows):
     def seen(rows, part):
         found = parts(rows)["dtypes"].rows
         return found[found["part"] == part].set_index("where")["observed_dtype"]
 
-    assert set(parts(tables["gpu"])["sums_table"].rows["device"]) == {"cuda"}
-    on_both = seen(tables["gpu"], "layernorm output")
+    gpu = sound("precision")
+    assert set(parts(gpu)["sums_table"].rows["device"]) == {"cuda"}
+    on_both = seen(gpu, "layernorm output")
     assert on_both[["fp16 on cuda", "fp16 on cpu"]].tolist() == ["fp32", "fp16"]
-    rows = tables["laptop"].copy()
     assert "fp16 on cuda" not in seen(rows, "layernorm output")
     first = rows[(rows["component"] == "gradients") & (rows["autocast_dtype"] == "fp16")].index[0]
     rows.loc[first, "observed_dtype"] = "bf16"

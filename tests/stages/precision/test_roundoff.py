@@ -21,7 +21,6 @@ def powers(low, high, count, seed=0):
 
 
 def addends(name, random=100):
-    """Give many positive numbers of a format."""
     return torch.cat([torch.tensor(SPECIAL, dtype=torch.float64), powers(-12, 4, random)]).to(TORCH[name])
 
 
@@ -74,16 +73,13 @@ def test_the_predicted_sum_stall_and_bound_hold_after_any_number_of_steps(name, 
             assert abs(expected[0] - count * value) <= roundoff.rounding_error_bound(value, count, known)
 
 
-def test_a_wider_addend_is_rounded_with_the_sum_and_not_before():
+def test_a_wider_addend_is_rounded_with_the_sum_alone_and_past_the_largest_number_a_sum_is_infinite():
     values = addends("fp32")
     total = torch.zeros(len(values), dtype=torch.float16)
     for _ in range(900):
         total += values
     predicted = [roundoff.running_sum(value, 900, FORMATS["fp16"])[0] for value in values.tolist()]
     assert predicted == total.double().tolist()
-
-
-def test_a_sum_past_the_largest_number_is_infinite():
     values = torch.tensor([100.0, 17.0, 5000.0], dtype=torch.float16)
     assert brute_force(values, 4000)[-1].tolist() == [math.inf] * 3
     for value in values.tolist():

@@ -10,12 +10,11 @@ import torch
 from pipeline.errors import Skipped
 from pipeline.instruments.profilers import nsys, torch_profiler
 from pipeline.instruments.profilers.gpu_busy import GpuBusy
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.profile import measure, workload
 from pipeline.stages.profile.cell import PASSES, Cell, Settings
 
 from ...records import derived, rows_read
-from .conftest import simulated
+from .conftest import trace_of
 
 TINY = Cell(size="tiny", context_length=16)
 CPU = torch.device("cpu")
@@ -28,11 +27,11 @@ def measured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("files")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
-        rows = rows_read(measure.measure, TINY, quick, Stopwatch(), folder)
+        rows = rows_read(measure.measure, TINY, quick, folder)
     return pd.DataFrame(rows), folder
 
 
-def test_every_pass_has_every_clock(measured):
+def test_every_pass_has_every_clock_and_the_kept_files_are_a_perfetto_trace_and_all_kernels(measured):
     assert set(measured[0]["not_by_nsys"]) == {"nsys captures need a CUDA GPU"}
     times = measured[0].query("kind == 'time'")
     for name in PASSES:
@@ -41,21 +40,6 @@ def test_every_pass_has_every_clock(measured):
         assert clocks["kernel_sum"] <= clocks["span"] <= clocks["profiled"]
     samples = times[times["range"] == "train_step"].set_index("clock")["n"]
     assert (samples["span"], samples["host"]) == (2, 10)
-
-
-def test_only_a_training_step_has_the_optimizer_and_attentions_phases_are_found_with_all_their_products(measured):
-    shares = measured[0].query("kind == 'category'").groupby("range")["category"].agg(set)
-    assert "optimizer" not in shares["inference"]
-    assert "optimizer" not in shares["forward_backward"]
-    assert "optimizer" in shares["train_step"]
-    assert shares["train_step/optimizer"] == {"optimizer"}
-    phases = measured[0].query("kind == 'attention'").set_index(["range", "phase"])
-    assert (phases.loc[("inference", "attention scores"), "matmul_ms"]) > 0
-    both = ("attention scores", "softmax", "final matmul")
-    assert set(phases.index) == {("inference", "mask"), *product(("inference", "backward_by_part"), both)}
-
-
-def test_the_kept_files_are_a_perfetto_trace_and_all_kernels(measured):
     rows, folder = measured
     assert sorted(path.name for path in folder.iterdir()) == ["kernels.csv", "perfetto.json.gz"]
     with gzip.open(folder / "perfetto.json.gz", "rt") as file:
@@ -68,6 +52,22 @@ def test_the_kept_files_are_a_perfetto_trace_and_all_kernels(measured):
         assert listed == pytest.approx(summed)
 
 
+def test_only_a_training_step_has_the_optimizer_and_attentions_phases_are_found_with_all_their_products(measured):
+    by_range = measured[0].query("kind == 'category'").groupby("range")
+    shares = by_range["category"].agg(set)
+    assert {name: "optimizer" in shares[name] for name in PASSES} == dict(
+        zip(PASSES, (False, False, True), strict=True)
+    )
+    assert shares["train_step/optimizer"] == {"optimizer"}
+    assert by_range["share_pct"].sum().tolist() == pytest.approx([100] * len(shares))
+    sums_ms = measured[0].query("clock == 'kernel_sum'").set_index("range")["mean_ms"]
+    assert by_range["time_ms"].sum().to_dict() == pytest.approx(sums_ms.to_dict())
+    phases = measured[0].query("kind == 'attention'").set_index(["range", "phase"])
+    assert (phases.loc[("inference", "attention scores"), "matmul_ms"]) > 0
+    both = ("attention scores", "softmax", "final matmul")
+    assert set(phases.index) == {("inference", "mask"), *product(("inference", "backward_by_part"), both)}
+
+
 def test_a_pass_out_of_memory_takes_the_larger_ones_with_it_and_leaves_the_smaller(monkeypatch, quick, tmp_path):
     calls = workload.calls
 
@@ -76,7 +76,7 @@ def test_a_pass_out_of_memory_takes_the_larger_ones_with_it_and_leaves_the_small
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(workload, "calls", lambda step: calls(step) | {"forward_backward": no_memory})
-    rows = pd.DataFrame(rows_read(measure.measure, TINY, quick, Stopwatch(), tmp_path))
+    rows = pd.DataFrame(rows_read(measure.measure, TINY, quick, tmp_path))
     outcomes = rows[rows["clock"] == "host"].set_index("range")
     assert set(outcomes.loc[["forward_backward", "train_step"], "status"]) == {"oom"}
     assert outcomes.loc["train_step", "reason"] == "CUDA out of memory. Tried to allocate 20 GiB"
@@ -131,16 +131,15 @@ def test_a_capture_that_fails_is_made_again_by_the_other_profiler_and_says_why(m
         measure._capture("", by_name, quick, passes, CPU, tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Skipped, match="nsys captures need a CUDA GPU"):
-        rows_read(measure.measure, by_name, Settings(), Stopwatch(), tmp_path)
+        rows_read(measure.measure, by_name, Settings(), tmp_path)
 
 
 def test_a_capture_by_nsys_is_exported_read_and_kept_in_part(monkeypatch, quick, tmp_path):
-    cell = Cell(size="small", context_length=128)
-    captured = simulated(cell, quick).trace("nsys")
+    captured = trace_of([("gemm", 7, 5.0, 4.0, 1)], [(1, 1.0, 1)], [("inference", 1, 0.0, 10.0)])
     monkeypatch.setattr(nsys, "capture", lambda _command, report: report.write_text("a report"))
     monkeypatch.setattr(nsys, "export", lambda report, database: database.write_text(f"{report.read_text()}'s export"))
     monkeypatch.setattr(measure, "read_export", lambda database: {"a report's export": captured}[database.read_text()])
-    assert measure._capture("", cell, quick, list(PASSES), torch.device("cuda"), tmp_path) == (captured, "")
+    assert measure._capture("", TINY, quick, list(PASSES), torch.device("cuda"), tmp_path) == (captured, "")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["capture.nsys-rep", "perfetto.json.gz"]
 
 
@@ -166,7 +165,7 @@ def test_on_a_gpu_kernels_have_categories_and_the_clocks_agree(profiler, quick, 
     cell = Cell(size="small", context_length=256, profiler=profiler)
     settings = replace(quick, captured_rounds=3, warmup_steps=5)
     try:
-        rows = pd.DataFrame(rows_read(measure.measure, cell, settings, Stopwatch(), tmp_path))
+        rows = pd.DataFrame(rows_read(measure.measure, cell, settings, tmp_path))
     except Skipped as skipped:
         pytest.skip(str(skipped))
     times = rows.query("kind == 'time' and range == 'inference'").set_index("clock")["median_ms"]

@@ -1,31 +1,34 @@
+import pandas as pd
 import pytest
 
 from pipeline.stages.profile.cell import PASSES
 from pipeline.stages.profile.report import build
 
 from ..frames import shown
-
-SMALL = {"size": "small", "context_length": 256}
-PAIR = ({**SMALL, "precision": "fp32"}, {**SMALL, "precision": "bf16"})
+from ..published import sound
 
 
 def part(section, name):
     return shown(section)[name]
 
 
-@pytest.fixture(scope="session")
-def pair(frame_of):
-    return frame_of(*PAIR)
+def captured(size="small", context_length=256, profiler="auto", **columns):
+    rows = sound("profile")
+    for name, value in {"size": size, "context_length": context_length, "profiler": profiler, **columns}.items():
+        rows = rows[rows[name] == value]
+    return rows.reset_index(drop=True)
 
 
-def test_the_kinds_of_a_bar_make_up_all_of_its_time_and_one_that_is_nowhere_a_hundredth_is_other(pair):
+@pytest.fixture
+def pair():
+    return captured()
+
+
+def test_the_kinds_of_a_bar_and_the_parts_of_attention_make_up_all_of_its_time(pair):
     assert list(part(build(pair, {}), "kinds").rows.groupby("label")["share_pct"].sum()) == pytest.approx([100, 100])
     is_rare = (pair["category"] == "normalisation") & (pair["kind"] == "category")
     kinds = part(build(pair.assign(share_pct=pair["share_pct"].mask(is_rare, 0.4)), {}), "kinds").rows
     assert set(kinds.loc[kinds["category"] == "normalisation", "kind_of_work"]) == {"other"}
-
-
-def test_the_parts_of_attention_make_up_its_time(pair):
     rows = part(build(pair, {}), "attention").rows
     assert len(rows) == 2
     for _, row in rows.iterrows():
@@ -37,30 +40,30 @@ def test_the_parts_of_attention_make_up_its_time(pair):
         )
 
 
-def test_captures_of_a_forward_pass_alone_are_shown_as_such(frame_of):
-    found = build(frame_of(*PAIR, fitting=("inference",)), {})
-    assert set(part(found, "kinds").rows["range"]) == {"inference"}
+def test_captures_of_a_forward_pass_alone_are_shown_as_such_and_those_of_two_profilers_not_mixed(pair):
+    found = build(pair[pair["range"] == PASSES[0]], {})
+    assert set(part(found, "kinds").rows["range"]) == {PASSES[0]}
     assert set(part(found, "kernels").rows["part"]) == {"forward only"}
-
-
-def test_a_larger_model_in_lower_precision_leads_at_the_context_that_most_have(frame_of):
-    longer = {"size": "small", "context_length": 512, "precision": "bf16"}
-    found = build(frame_of(*PAIR, {**PAIR[1], "size": "medium"}, longer), {})
-    assert len(part(found, "kinds").rows["label"].unique()) == 3
-    assert set(part(found, "kinds").rows["range"]) == {PASSES[-1]}
-    assert "medium in bf16" in found.answer
-
-
-def test_captures_of_two_profilers_are_not_mixed(frame_of):
-    found = build(frame_of(PAIR[0], {**PAIR[0], "profiler": "torch"}), {})
+    both = [captured(profiler=profiler, precision="fp32") for profiler in ("auto", "torch")]
+    found = build(pd.concat(both, ignore_index=True), {})
     assert len(part(found, "kinds").rows["label"].unique()) == 1
     assert len(part(found, "shares").rows) == len(PASSES)
     assert set(part(found, "forward_times").rows["profiler"]) == {"auto"}
 
 
+def test_a_larger_model_in_lower_precision_leads_at_the_context_that_most_have(pair):
+    medium = captured("medium", 1024, precision="bf16").assign(context_length=256)
+    found = build(pd.concat([pair, medium, captured(context_length=512, precision="bf16")], ignore_index=True), {})
+    assert len(part(found, "kinds").rows["label"].unique()) == 3
+    assert set(part(found, "kinds").rows["range"]) == {PASSES[-1]}
+    assert "medium in bf16" in found.answer
+
+
 def test_a_capture_is_held_against_the_host_s_clock_and_an_unstable_time_is_marked(pair):
-    # The frames' host clock reads 1% more than the capture.
     is_host = (pair["clock"] == "host") & (pair["precision"] == "bf16")
-    table = part(build(pair.assign(status=pair["status"].mask(is_host, "unstable")), {}), "forward_times")
-    assert list(table.rows["off_pct"]) == pytest.approx([100 * (1 / 1.01 - 1)] * 2)
+    rows = pair.assign(status=pair["status"].mask(is_host, "unstable"))
+    table = part(build(rows, {}), "forward_times")
+    times = rows[(rows["kind"] == "time") & (rows["range"] == PASSES[0])].pivot_table("median_ms", "precision", "clock")
+    off_pct = 100 * (times["span"] / times["host"] - 1)
+    assert table.rows.set_index("precision")["off_pct"].to_dict() == pytest.approx(off_pct.to_dict())
     assert table.markdown().count("~") == 1

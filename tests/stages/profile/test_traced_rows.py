@@ -2,20 +2,54 @@
 import json
 import math
 
-import pandas as pd
 import pytest
 
 from pipeline.formulas.sizes import SIZES
-from pipeline.stages.profile.cell import ATTENTION_PHASES
 from pipeline.stages.profile.rows import attention_flops
-from pipeline.stages.profile.traced_rows import _layer_rows, kernel_table, short_name
+from pipeline.stages.profile.traced_rows import kernel_table, rows_of, short_name
 
-from .conftest import trace_of
+from .conftest import Simulator, trace_of
+
+GEMM, MUL = "nvjet_tst_128x256_64x4_v_bz_TNT", "void at::native::elementwise_kernel<4, MulFunctor<float>>(int)"
+SOFTMAX = "void softmax_warp_forward<float, 8>(float *)"
+LAYER = (
+    ("attention", GEMM, 40.0),
+    *(("attention/attention/attention scores", *kernel) for kernel in ((GEMM, 10.0), (MUL, 2.0))),
+    ("attention/attention/mask", MUL, 3.0),
+    ("attention/attention/softmax", SOFTMAX, 5.0),
+    ("attention/attention/final matmul", GEMM, 10.0),
+    ("", MUL, 1.0),
+    ("feed_forward", GEMM, 70.0),
+)
 
 
 @pytest.fixture(scope="module")
-def rows(frame_of):
-    return frame_of({"precision": "bf16", "size": "large", "context_length": 256})
+def rows():
+    """The rows of two forward passes of three layers, and of a backward pass of one, whose parts have ranges."""
+    device = Simulator()
+
+    def forward(layers):
+        for index in range(layers):
+            with device.range(f"layers.{index}"):
+                for kernel in LAYER:
+                    device.kernel(*kernel)
+
+    for _ in range(2):
+        with device.range("inference"):
+            forward(3)
+    with device.range("forward_backward"):
+        device.kernel("", GEMM, 1.0)
+    with device.range("backward_by_part"):
+        with device.range("forward"):
+            forward(1)
+        with device.range("backward"):
+            for kernel in (("final matmul", GEMM, 20.0), ("softmax", SOFTMAX, 15.0), ("attention scores", GEMM, 20.0)):
+                device.kernel(f"forward/layers.0/attention/attention/{kernel[0]}", *kernel[1:])
+    return rows_of(device.trace(), ["inference", "forward_backward"], top_kernels=10)
+
+
+def of(rows, kind, path="inference"):
+    return [row for row in rows if (row["kind"], row["range"]) == (kind, path)]
 
 
 @pytest.fixture
@@ -24,51 +58,37 @@ def two_runs():
     work = [("gemm", 7, 5.0, 4.0, 1), ("gemm", 7, 25.0, 6.0, 2), ("gemm", 7, 32.0, 2.0, 3)]
     launches = [(1, 1.0, 1), (2, 21.0, 1), (3, 22.0, 1)]
     ranges = [(name, 1, start, 10.0) for start in (0.0, 20.0) for name in ("inference", "layers.0")]
-    return trace_of(work, launches, ranges, "by hand")
+    return trace_of(work, launches, ranges)
 
 
-def by_category(rows, path):
-    return rows[(rows["kind"] == "category") & (rows["range"] == path)].set_index("category")
+def test_times_and_counts_of_categories_and_kernels_are_of_one_run_and_kernels_are_ranked_by_time(rows):
+    categories = {row["category"]: (row["count"], pytest.approx(row["time_ms"])) for row in of(rows, "category")}
+    assert categories == {"matmul": (12, 0.39), "elementwise": (9, 0.018), "softmax": (3, 0.015)}
+    samples = {row["clock"]: row["samples_ms"] for row in of(rows, "time")}
+    assert samples["kernel_sum"] == pytest.approx([0.423] * 2)
+    kernels = of(rows, "kernel")
+    ranked = [(row["rank"], row["kernel"], row["count"]) for row in kernels]
+    assert ranked == [(1, GEMM, 12), (2, "elementwise_kernel<MulFunctor>", 9), (3, "softmax_warp_forward", 3)]
 
 
-def clock(rows, path, name):
-    return rows[(rows["kind"] == "time") & (rows["range"] == path) & (rows["clock"] == name)].iloc[0]
+def test_attentions_products_are_counted_without_mask_and_scaling_and_its_backward_pass_without_the_forward(rows):
+    phases = {
+        path: {row["phase"]: (row["count"], row["time_ms"], row["matmul_ms"]) for row in of(rows, "attention", path)}
+        for path in ("inference", "backward_by_part")
+    }
+    forward = {"attention scores": (6, 0.036, 0.03), "mask": (3, 0.009, 0), "softmax": (3, 0.015, 0)}
+    backward = {"attention scores": (1, 0.02, 0.02), "softmax": (1, 0.015, 0), "final matmul": (1, 0.02, 0.02)}
+    for path, expected in (("inference", forward | {"final matmul": (3, 0.03, 0.03)}), ("backward_by_part", backward)):
+        assert phases[path] == {phase: pytest.approx(values) for phase, values in expected.items()}
 
 
-def test_categories_add_up_to_the_sum_of_kernels(rows):
-    for path in ("inference", "forward_backward", "train_step", "train_step/backward"):
-        shares = by_category(rows, path)
-        assert shares["share_pct"].sum() == pytest.approx(100)
-        assert shares["time_ms"].sum() == pytest.approx(clock(rows, path, "kernel_sum")["mean_ms"])
-
-
-def test_counts_are_of_one_run_and_those_of_a_backward_pass_launched_from_another_thread_are_the_steps(rows):
-    # Three layers of seven linear products and two inside attention; captured twice.
-    assert by_category(rows, "inference").loc["matmul", "count"] == 3 * 9
-    assert clock(rows, "inference", "span")["n"] == 2
-    assert by_category(rows, "train_step/backward").loc["matmul", "count"] == 3 * 14
-    assert by_category(rows, "train_step").loc["matmul", "count"] == 3 * (9 + 14)
-
-
-def test_kernels_are_ranked_by_time_and_named_apart_from_each_other(rows):
-    kernels = rows[(rows["kind"] == "kernel") & (rows["range"] == "inference")]
-    assert list(kernels["rank"]) == list(range(1, len(kernels) + 1))
-    assert kernels["time_ms"].is_monotonic_decreasing
-    assert kernels.iloc[0][["kernel", "count"]].tolist() == ["nvjet_tst_128x256_64x4_v_bz_TNT", 21]
-    assert kernels["avg_us"].tolist() == pytest.approx((1e3 * kernels["time_ms"] / kernels["count"]).tolist())
-
-
-def test_attentions_products_are_counted_without_mask_and_scaling(rows):
-    phases = rows[(rows["kind"] == "attention") & (rows["range"] == "inference")].set_index("phase")
-    scores, mask, softmax, final = (phases.loc[name] for name in ATTENTION_PHASES)
-    assert scores["matmul_ms"] == pytest.approx(final["matmul_ms"])
-    assert scores["time_ms"] > scores["matmul_ms"]
-    assert softmax["matmul_ms"] == mask["matmul_ms"] == 0 < mask["time_ms"]
-    assert list(phases["count"]) == [6, 3, 3, 3]
-    # The backward pass, told from the forward pass before it.
-    phases = rows[(rows["kind"] == "attention") & (rows["range"] == "backward_by_part")].set_index("phase")
-    assert dict(phases["count"]) == {"attention scores": 2, "softmax": 1, "final matmul": 2}
-    assert phases.loc["final matmul", "matmul_ms"] == pytest.approx(0.02)
+def test_the_layers_timeline_is_one_layer_of_one_run(rows):
+    (layer,) = of(rows, "layer")
+    assert layer["layer"] == "layers.1"
+    _, _, paths, _, starts_us, durations_us = zip(*json.loads(layer["events"]), strict=True)
+    assert (list(paths), list(durations_us)) == ([path for path, *_ in LAYER], [us for *_, us in LAYER])
+    assert starts_us[0] == 0
+    assert list(starts_us) == sorted({*starts_us})
 
 
 def test_flops_of_attention_by_hand():
@@ -86,27 +106,8 @@ def test_a_kernels_count_and_time_are_of_a_run_and_its_mean_and_extremes_of_a_ca
     assert (kernel["count"], kernel["time_ms"]) == (3 / 2, pytest.approx((4 + 6 + 2) / 2 / 1e3))
     assert (kernel["min_us"], kernel["avg_us"], kernel["max_us"]) == (2, pytest.approx((4 + 6 + 2) / 3), 6)
     assert (kernel["median_us"], kernel["std_us"]) == (4, pytest.approx(math.sqrt((0 + 4 + 4) / 3)))
-    (layer,) = _layer_rows(two_runs, "inference")
+    (layer,) = of(rows_of(two_runs, ["inference"], 10), "layer")
     assert [duration_us for *_, duration_us in json.loads(layer["events"])] == [6, 2]  # of the last run
-
-
-def test_the_layers_timeline_is_one_layer_of_one_run(rows):
-    layer = rows[rows["kind"] == "layer"].iloc[0]
-    events = pd.DataFrame(
-        json.loads(layer["events"]), columns=["name", "category", "path", "stream", "start_us", "duration_us"]
-    )
-    assert layer["layer"] == "layers.1"
-    assert len(events) == 14
-    assert list(events["path"][[0, 4, 7, 8, 10, 11]]) == [
-        "attention_norm",
-        "attention",
-        "attention/attention/mask",
-        "attention/attention/softmax",
-        "",
-        "feed_forward",
-    ]
-    assert events["start_us"].iloc[0] == 0
-    assert (events["start_us"].diff().dropna() > 0).all()
 
 
 SHORT = {

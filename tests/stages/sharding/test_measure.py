@@ -7,7 +7,6 @@ import torch
 
 from pipeline.formulas.training_state import KINDS
 from pipeline.instruments.sampling.step_timing import Sampling
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.weight_differences import Comparison
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.sharding.cell import IMPLS, Cell, Settings
@@ -33,14 +32,20 @@ def rows(host, kept):
     return pd.DataFrame(rows_on_gloo(host, partial(measure, files_dir=kept), TINY, SMOKE))
 
 
-def test_every_optimizer_has_a_time_for_every_phase(rows):
+def test_every_optimizer_has_a_time_for_every_phase_and_sends_what_is_predicted(rows):
     times = rows[rows["measures"] == "time"].pivot(index="impl", columns="phase", values="median_ms")
     assert set(times.index) == set(IMPLS)
     assert times[["forward", "backward", "communication", "optimizer", "train_step"]].gt(0).all(axis=None)
     assert (rows.loc[rows["measures"] == "time", "weight_difference"] == 0).all()
+    traffic = rows[rows["measures"] == "traffic"].set_index(["impl", "collective"])
+    assert (traffic["measured_bytes"] == traffic["predicted_bytes"]).all()
+    assert traffic.loc[("adamw", "broadcast"), "calls"] == 0
+    gradients, parameters = traffic.loc[("sharded", "allreduce")], traffic.loc[("sharded", "broadcast")]
+    assert gradients["measured_bytes"] == parameters["measured_bytes"] > 0
+    assert parameters["sent_bytes"] == gradients["sent_bytes"] / 2
 
 
-def test_memory_is_the_predicted_one_at_every_moment_and_sharing_out_halves_the_state_alone(rows):
+def test_memory_is_the_predicted_one_at_every_moment_and_over_a_step_begins_and_ends_with_what_is_held(rows, kept):
     memory = rows[rows["measures"] == "memory"]
     assert len(memory) == len(IMPLS) * 5 * len(KINDS)
     assert (memory["measured_bytes"] == memory["predicted_bytes"]).all()
@@ -48,9 +53,6 @@ def test_memory_is_the_predicted_one_at_every_moment_and_sharing_out_halves_the_
     kinds = warm.pivot(index="impl", columns="kind", values="measured_bytes")
     assert kinds.loc["sharded", "optimizer_state"] < 0.55 * kinds.loc["adamw", "optimizer_state"]
     assert kinds["parameters"].nunique() == kinds["gradients"].nunique() == 1
-
-
-def test_memory_over_a_step_begins_and_ends_with_what_is_held_and_its_snapshot_is_kept(rows, kept):
     lines = rows[rows["measures"] == "timeline"].set_index("impl")["active_bytes"]
     warm = rows[(rows["moment"] == "initialised") | (rows["moment"] == "after_step")]
     held = warm.pivot_table(index="impl", columns=["moment", "kind"], values="measured_bytes")
@@ -61,20 +63,11 @@ def test_memory_over_a_step_begins_and_ends_with_what_is_held_and_its_snapshot_i
     assert lines["sharded"][0] < lines["adamw"][0]
 
 
-def test_ours_sends_every_gradient_and_then_every_parameter(rows):
-    traffic = rows[rows["measures"] == "traffic"].set_index(["impl", "collective"])
-    assert (traffic["measured_bytes"] == traffic["predicted_bytes"]).all()
-    assert traffic.loc[("adamw", "broadcast"), "calls"] == 0
-    gradients, parameters = traffic.loc[("sharded", "allreduce")], traffic.loc[("sharded", "broadcast")]
-    assert gradients["measured_bytes"] == parameters["measured_bytes"] > 0
-    assert parameters["sent_bytes"] == gradients["sent_bytes"] / 2
-
-
 @pytest.mark.gpu(count=2)
 def test_on_gpus_kinds_and_peaks_are_as_predicted():
     settings = Settings(vocab_size=10_000, warmup_steps=2, steps=5, rounds=1)
     # so large that the workspaces of matrix products, 64 MiB on a Hopper GPU and not predicted, are within the bound
-    rows = pd.DataFrame(rows_read(measure, Cell(size="medium", context_length=64), settings, Stopwatch()))
+    rows = pd.DataFrame(rows_read(measure, Cell(size="medium", context_length=64), settings))
     memory = rows[(rows["measures"] == "memory") & rows["predicted_bytes"].notna()]
     kinds = memory[memory["kind"].isin(KINDS)]
     assert (kinds["measured_bytes"] == kinds["predicted_bytes"]).all()
@@ -110,15 +103,17 @@ class Step:
             thread.join()
 
 
-def turn_of(step, files):
-    context = RankContext(rank=0, world_size=2, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
-    way = Way("adamw", partial(build, "adamw"))
-    return Turn(way, step, Result([Sampling({}, [], [])]), context, Settings(), Comparison(), weights_of_model, files)
+@pytest.fixture
+def turn_of(monkeypatch):
+    """Return what makes a turn on one rank of two, which agrees with the other."""
+    monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda values, device: values)
+    context, way = RankContext(0, 2, "gloo", torch.device("cpu"), 0.0), Way("adamw", partial(build, "adamw"))
+    rest = Result([Sampling({}, [], [])]), context, Settings(), Comparison(), weights_of_model
+    return lambda step, files: Turn(way, step, *rest, files)
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3])
-def test_a_recording_that_lost_a_release_is_taken_again(lost, tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda values, device: values)
+def test_a_recording_that_lost_a_release_is_taken_again(lost, tmp_path, turn_of):
     turn = turn_of(Step(lost), tmp_path)
     note_timeline(turn)
     _, active_bytes = turn.result.timeline
@@ -127,19 +122,17 @@ def test_a_recording_that_lost_a_release_is_taken_again(lost, tmp_path, monkeypa
     assert active_bytes == [held, held + 3 * MIB, held]
 
 
-def test_only_the_timeline_has_no_values_where_no_recording_is_complete(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda values, device: values)
+def test_only_the_timeline_has_no_values_where_no_recording_is_complete(tmp_path, turn_of):
     turn = turn_of(Step(lost=1000), tmp_path)
     note_timeline(turn)
     turn.result.memory[("after_step", "parameters")] = 48.0
     found = {row["measures"]: row for row in rows_of_way(turn.way, turn.result, TINY, "gloo")}
-    assert found["memory"]["status"] == "ok"
-    assert found["timeline"]["status"] == "skipped"
+    assert (found["memory"]["status"], found["timeline"]["status"]) == ("ok", "skipped")
     assert "events are missing" in found["timeline"]["reason"]
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_takes_the_step_again_as_often_as_the_one_that_records(monkeypatch):
+def test_a_rank_takes_the_step_again_as_often_as_the_one_that_records(monkeypatch, turn_of):
     short = iter([1.0, 1.0, 0.0])
     monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda *_: {"is_short": next(short)})
     turn = turn_of(Step(lost=0), None)

@@ -53,7 +53,7 @@ def test_shares_are_dealt_out_largest_first(sizes, world_size, share):
     assert fullest_share(sizes, world_size) == Share(*share)
 
 
-def test_on_a_gpu_the_step_counters_are_elsewhere_and_peaks_follow_from_the_first():
+def test_on_a_gpu_step_counters_are_elsewhere_peaks_follow_from_the_first_and_storages_are_counted_once():
     share = Share(1, 500)
     beside, on_gpu = (memory_bytes(1000, share, peaks) for peaks in (None, {"peak": 5000, "requested_peak": 4000}))
     assert beside["after_step", "optimizer_state"] == on_gpu["after_step", "optimizer_state"] + 4 == 1004
@@ -64,9 +64,6 @@ def test_on_a_gpu_the_step_counters_are_elsewhere_and_peaks_follow_from_the_firs
     assert on_gpu["initialised", "peak"] == on_gpu["initialised", "allocated"] == 1000
     assert on_gpu["first_before_step", "requested"] == 2000
     assert ("first_before_step", "peak") not in on_gpu
-
-
-def test_storages_are_counted_once_and_as_a_whole():
     model = nn.Linear(4, 4, bias=False)
     model.weight.grad = torch.zeros(100)[:16].view(4, 4)
     kinds = kinds_bytes(model, torch.optim.SGD(model.parameters()))

@@ -8,7 +8,6 @@ from pipeline.errors import UserError
 from pipeline.formulas.flops import causal_train_step_flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stage
 from pipeline.stages.step8b.cell import IMPLS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.step8b.correctness import check_rows
@@ -23,7 +22,6 @@ from .test_parts import SMALL, SMALL_SETTINGS
 
 @pytest.fixture(scope="module")
 def rows(host):
-    """A real cell on two processes of this machine, without its GPUs."""
     return rows_on_gloo(host, measure, SMALL, SMALL_SETTINGS)
 
 
@@ -42,14 +40,11 @@ def test_every_implementation_has_a_time_for_every_phase_and_the_peer_those_of_b
     assert [row["fusion"] for row in rows if row["measures"] == "fusion"] == ["none", "kept_products"]
 
 
-def test_rates_follow_from_the_median_step(rows):
+def test_rates_follow_from_the_median_step_and_all_implementations_descend_alike(rows):
     ours = whole(rows, "ours")
     assert ours["tokens_per_s"] == pytest.approx(2 * 64 / ours["median_ms"] * 1e3)
     step_flops = causal_train_step_flops(SIZES["tiny"], 500, 1, 64)
     assert ours["model_tflops_per_s"] == pytest.approx(step_flops / ours["median_ms"] / 1e9)
-
-
-def test_all_implementations_descend_alike(rows):
     losses = {row["impl"]: row["losses"] for row in rows if row["measures"] == "descent"}
     assert set(losses) == {*IMPLS} - {"torch_compiled"}
     assert losses["ours"][-1] < losses["ours"][0]
@@ -57,7 +52,7 @@ def test_all_implementations_descend_alike(rows):
         assert losses[impl] == pytest.approx(losses["torch_eager"], rel=2e-3)
 
 
-def test_wrong_gradients_leave_no_times():
+def test_wrong_gradients_leave_no_times_and_a_loss_that_does_not_fall_is_wrong():
     names = ("loss", "loss_error", "gradient_error", "worst_gradient_error")
     errors = {"ours": (11.95, 1e-6, 0.0048, 0.1), "bf16_eager": (11.95, 2e-6, 0.0049, 0.011)}
     found = {model: dict(zip(names, each, strict=True)) for model, each in errors.items()}
@@ -67,14 +62,11 @@ def test_wrong_gradients_leave_no_times():
     assert "worst_gradient_error is 0.1, allowed 0.0165, 1.5 times" in whole(rows, "ours")["reason"]
     assert {row["measures"] for row in rows} == {"time", "check"}
     assert not any("samples_ms" in row for row in rows)
-
-
-def test_a_loss_that_does_not_fall_is_wrong():
     row = descent_row([7.0, 8.0])
     assert (row["status"], row["reason"]) == ("wrong", "the loss does not fall: 7, then 8")
 
 
-def test_what_is_skipped_or_does_not_fit_leaves_the_others_their_rows(monkeypatch):
+def test_what_is_skipped_or_does_not_fit_leaves_the_others_their_rows_and_the_unknown_is_refused(monkeypatch):
     def run_ranks(*_args, args, **_kwargs):
         if args[2] == "torch_eager":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.44 GiB\nmore")
@@ -83,13 +75,10 @@ def test_what_is_skipped_or_does_not_fit_leaves_the_others_their_rows(monkeypatc
 
     monkeypatch.setattr(ranks, "run_ranks", run_ranks)
     monkeypatch.setenv("PATH", "")  # no compiler
-    rows = rows_read(measure, Cell(), Settings(), Stopwatch())
+    rows = rows_read(measure, Cell(), Settings())
     outcomes = {impl: whole(rows, impl)["status"] for impl in ("torch_compiled", "torch_eager", "ours")}
     assert outcomes == {"torch_compiled": "skipped", "torch_eager": "oom", "ours": "ok"}
     assert whole(rows, "torch_eager")["reason"] == "CUDA out of memory. Tried to allocate 7.44 GiB"
-
-
-def test_unknown_implementations_are_refused_in_one_line():
     with pytest.raises(UserError, match=r"^impls is 'ours\+theirs', allowed are, joined by \+, torch_eager, "):
         Cell(impls="ours+theirs")
 
@@ -97,7 +86,7 @@ def test_unknown_implementations_are_refused_in_one_line():
 @pytest.mark.gpu(count=2)
 def test_on_gpus_a_small_model_is_right_and_has_a_budget_and_every_fusion():
     cell = Cell(size="small", context_length=2048, impls="ours+torch_eager")
-    rows = rows_read(measure, cell, Settings(vocab_size=10_000, checked_context=1024, descent_context=256), Stopwatch())
+    rows = rows_read(measure, cell, Settings(vocab_size=10_000, checked_context=1024, descent_context=256))
     table = pd.DataFrame(rows)
     assert set(table["status"]) <= {"ok", "unstable"}, table["reason"].dropna().unique()
     assert len(table[table["measures"] == "fusion"]) == 7

@@ -19,9 +19,8 @@ from pipeline.stages.step8b.turn import ladder
 
 CPU = torch.device("cpu")
 SMALL = Cell(size="tiny", context_length=64, impls="torch_eager+ours+torch_eager+ours_fully_shard+torch_selective")
-SMALL_SETTINGS = Settings(
-    vocab_size=500, loss_chunk=24, checked_context=32, descent_context=32, descent_steps=8, steps=2
-)
+FEW = {"vocab_size": 500, "loss_chunk": 24, "checked_context": 32, "descent_context": 32, "descent_steps": 8}
+SMALL_SETTINGS = Settings(**FEW, steps=2)
 
 
 def test_the_fused_model_is_as_near_to_fp32_as_the_plain_one_in_bf16():

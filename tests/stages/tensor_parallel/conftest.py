@@ -13,5 +13,4 @@ BLOCK = Cell(what="block", precision="fp32", size="nano", batch_size=4, context_
 
 @pytest.fixture(scope="session")
 def block_rows(host):
-    """A block over four processes, without GPUs."""
     return rows_on_gloo(host, measure, BLOCK, SMOKE)

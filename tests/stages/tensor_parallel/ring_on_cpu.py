@@ -29,7 +29,6 @@ def _handle(operator, arguments, _keywords):
 
 @contextmanager
 def ring_on_cpu():
-    """Let context parallelism run on a CPU inside this context."""
     before = dict(ring.custom_ops)
     ring.custom_ops |= {FORWARD: _handle, BACKWARD: _handle}
     try:

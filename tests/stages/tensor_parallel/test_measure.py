@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from pipeline.formulas.sizes import OwnSize
-from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.stages.tensor_parallel import ranks
 from pipeline.stages.tensor_parallel.cell import IMPLS, Cell
 from pipeline.stages.tensor_parallel.measure import measure, rows_of, why_not
@@ -26,7 +25,6 @@ GROUPED = OwnSize(64, 96, 2, num_heads=4, num_kv_heads=2, head_dim=24)
 
 @pytest.fixture(scope="module")
 def step_rows(host):
-    """A training step over two processes, without GPUs."""
     return rows_on_gloo(host, measure, STEP, SMOKE)
 
 
@@ -106,7 +104,7 @@ def test_what_is_wrong_is_told_and_not_timed(errors, what):
     assert row["reason"].startswith(f"the {what} is off")
 
 
-def test_bytes_sent_are_those_of_the_formulas(block_rows):
+def test_bytes_sent_rates_and_predictions_stand_beside_the_times(block_rows):
     steps = whole_steps(block_rows)
     for impl in ("none", "tensor", "sequence"):  # of matrices alone, as the formulas are
         assert steps[impl]["sent_bytes"] == steps[impl]["predicted_bytes"]
@@ -117,6 +115,15 @@ def test_bytes_sent_are_those_of_the_formulas(block_rows):
     activations = 4 * 16 * 128 * 4  # bytes: two all-reduces a pass
     assert sent(block_rows, "tensor")["allreduce"]["measured_bytes"] == 4 * activations
     assert sent(block_rows, "fsdp_tensor")["allreduce"]["measured_bytes"] == 4 * activations / 2
+    rates = {row["rate"]: row for row in block_rows if row["measures"] == "rate"}
+    assert rates["allreduce_activations"]["size_bytes"] == 4 * 16 * 128 * 4
+    assert rates["allreduce_weights"]["size_bytes"] == (4 * 128**2 + 3 * 128 * 512) * 4
+    steps = whole_steps(block_rows)
+    assert "CPU" in steps.pop("context")["reason"]  # there is no ring without GPUs
+    for row in steps.values():
+        assert row["compute_ms"] > 0
+        assert row["overlapped_ms"] <= row["in_turn_ms"] == row["compute_ms"] + row["communication_ms"]
+        assert row["tokens"] == 4 * 16
 
 
 def test_of_a_step_losses_and_norms_are_sent_beside_what_the_formulas_count(step_rows):
@@ -135,18 +142,6 @@ def test_in_bf16_half_as_many_bytes_are_sent(host, block_rows):
     for impl in ("tensor", "sequence", "fsdp", "fsdp_tensor"):
         for name, row in sent(rows, impl).items():
             assert row["measured_bytes"] == sent(block_rows, impl)[name]["measured_bytes"] / 2, (impl, name)
-
-
-def test_rates_and_predictions_stand_beside_the_times(block_rows):
-    rates = {row["rate"]: row for row in block_rows if row["measures"] == "rate"}
-    assert rates["allreduce_activations"]["size_bytes"] == 4 * 16 * 128 * 4
-    assert rates["allreduce_weights"]["size_bytes"] == (4 * 128**2 + 3 * 128 * 512) * 4
-    steps = whole_steps(block_rows)
-    assert "CPU" in steps.pop("context")["reason"]  # there is no ring without GPUs
-    for row in steps.values():
-        assert row["compute_ms"] > 0
-        assert row["overlapped_ms"] <= row["in_turn_ms"] == row["compute_ms"] + row["communication_ms"]
-        assert row["tokens"] == 4 * 16
 
 
 @pytest.mark.parametrize(
@@ -172,7 +167,7 @@ def test_what_cannot_be_divided_is_skipped_with_the_reason(impl, changes, words)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_on_gpus_every_way_is_right_and_its_kernels_are_told(what, precision):
     cell = Cell(what=what, precision=precision, size="small", batch_size=4, context_length=256)
-    rows = rows_read(measure, cell, replace(SMOKE, matmul_side=1024), Stopwatch())
+    rows = rows_read(measure, cell, replace(SMOKE, matmul_side=1024))
     steps = whole_steps(rows)
     possible = [impl for impl in IMPLS[what] if impl != "fsdp_tensor"]
     assert {impl: steps[impl]["status"] for impl in possible if steps[impl]["status"] not in ("ok", "unstable")} == {}

@@ -38,31 +38,25 @@ def test_a_block_has_the_feed_forward_layer_of_the_course_in_it():
         assert ours.flops > course.flops * (1 + 4 * WIDTH / (3 * INNER))  # and attention's own products
 
 
-def test_keys_and_values_travel_once_forward_and_with_their_gradients_backward():
+def test_times_are_work_over_rates_and_keys_and_values_travel_once_forward_and_with_gradients_backward():
     fsdp, context = both_passes("fsdp"), both_passes("context")
     keys_and_values = 2 * 2 * TOKENS * WIDTH * 3 / 4
     assert [each.activation_bytes for each in context] == [keys_and_values, 2 * keys_and_values]
     assert [each.weight_bytes for each in context] == [each.weight_bytes for each in fsdp]
+    work, rates = predicted("context", CELL, VOCAB, "forward"), Rates(1e12, 1e9, 2e9)
+    assert work.compute_ms(rates) == pytest.approx(work.flops / 1e9)
+    sent_ms = work.activation_bytes / 1e6 + work.weight_bytes / 2e6
+    assert work.communication_ms(rates) == pytest.approx(sent_ms)
 
 
-def test_in_fp32_twice_as_much_is_sent_and_as_much_computed():
+def test_in_fp32_twice_as_much_is_sent_and_fsdp_of_a_whole_step_sends_every_matrix_three_times():
     for half, full in zip(
         both_passes("fsdp_tensor"), both_passes("fsdp_tensor", replace(CELL, precision="fp32")), strict=True
     ):
         assert full.activation_bytes == 2 * half.activation_bytes
         assert full.weight_bytes == 2 * half.weight_bytes
         assert full.flops == half.flops
-
-
-def test_fsdp_of_a_whole_step_sends_every_matrix_three_times():
     works = both_passes("fsdp", replace(CELL, what="step"))
     norms = WIDTH * (2 * 32 + 1)
     matrices = parameter_count(SIZES["2.7B"], VOCAB) - norms
     assert sum(each.weight_bytes for each in works) == pytest.approx(3 * 2 * matrices * 3 / 4)
-
-
-def test_times_are_work_over_rates():
-    work, rates = predicted("context", CELL, VOCAB, "forward"), Rates(1e12, 1e9, 2e9)
-    assert work.compute_ms(rates) == pytest.approx(work.flops / 1e9)
-    sent_ms = work.activation_bytes / 1e6 + work.weight_bytes / 2e6
-    assert work.communication_ms(rates) == pytest.approx(sent_ms)

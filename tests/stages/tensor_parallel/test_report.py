@@ -49,14 +49,11 @@ def section_of(*cells, failing=()):
     return build(frame_of(STAGE, pd.concat(tables).to_dict("records")), {})
 
 
-def test_the_fastest_way_is_told_beside_its_formula_and_one_process():
+def test_the_fastest_way_is_told_beside_one_process_and_each_beside_its_formula():
     section = section_of(Cell())
     assert "FSDP takes 10" in section.answer
     assert "1.70×" in section.answer
     assert "(faster)" in section.answer
-
-
-def test_predictions_stand_beside_what_was_measured():
     row = shown(section_of(Cell()))["blocks"].rows.set_index("way").loc["tensor parallel"]
     flops = 3 * 2 * 16384 * (4 * 2560**2 + 3 * 2560 * 10240) + 3.5 * 2 * 8 * 2048**2 * 2560
     compute_ms = flops / 2 / (2 * 8192**3 / 1.6)
@@ -66,9 +63,6 @@ def test_predictions_stand_beside_what_was_measured():
     assert row["overlapped_ms"] == pytest.approx(compute_ms)
     assert row["sent_bytes"] == 336e6
     assert row["predicted_bytes"] == 4 * 2 * 16384 * 2560
-
-
-def test_what_the_formula_counts_is_drawn_under_what_was_measured():
     drawn = shown(section_of(Cell()))["by_kind"].rows
     by_formula = drawn[drawn["way"] == "FSDP, by formula"]
     assert list(by_formula["category"]) == ["matmul", "communication"]

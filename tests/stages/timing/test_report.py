@@ -43,7 +43,7 @@ def test_no_headline_and_no_change_rests_on_a_step_that_the_host_limits():
     assert "TFLOP/s" not in section(cell(10.0, precision="bf16", limited_by="host")).answer
 
 
-def test_a_gain_is_undecided_where_repeats_contradict_each_other_and_narrow_models_lead():
+def test_rows_tell_their_repeats_and_gpus_and_narrow_models_lead():
     found = section(
         *(cell(100.0, 100.1, 99.9, size="2.35B"), cell(50.0, 90.0, 51.0, precision="bf16", size="2.35B")),
         *(cell(100.0, 100.1, 99.9, size="2.7B"), cell(50.0, 50.1, 49.9, precision="bf16", size="2.7B")),
@@ -51,26 +51,19 @@ def test_a_gain_is_undecided_where_repeats_contradict_each_other_and_narrow_mode
     rows = part(found, "precisions").rows
     assert rows.groupby("size")["verdict"].agg(set).to_dict() == {"2.7B": {"faster"}, "2.35B": {"undecided"}}
     assert rows["size"].drop_duplicates().tolist() == ["2.7B", "2.35B"]
-
-
-def test_rows_tell_their_repeats_and_on_how_many_gpus_they_ran():
     here = cell(100.0, 101.0, 99.0, cards=("GPU 1", "GPU 2", "GPU 3"))
     found = section(here, cell(50.0, precision="bf16", cards=("GPU 4",)))
-    assert part(section(here), "steps").rows.set_index("phase").loc[
-        "train_step", ["median_ms", "repeats", "gpus"]
-    ].tolist() == [100.0, 3, 3]
+    whole = part(section(here), "steps").rows.query("phase == 'train_step'").iloc[0]
+    assert whole[["median_ms", "repeats", "gpus"]].tolist() == [100.0, 3, 3]
     rows = part(found, "precisions").rows
     assert rows[["both_repeats", "gpus"]].drop_duplicates().to_numpy().tolist() == [["1 / 3", 4]]
 
 
-def test_the_deviation_is_of_all_steps_of_all_repeats():
+def test_deviations_are_of_all_steps_of_all_repeats_and_the_first_step_stands_beside_the_later_ones_of_its_process():
     found = part(section(cell(10.0, 20.0, samples_ms=[[10.0] * 5, [20.0] * 5])), "phases").rows.iloc[0]
     forward = pd.Series([3.0] * 5 + [6.0] * 5)
     seen = found[["mean_of_steps", "std_of_steps", "count_of_steps"]].tolist()
     assert seen == pytest.approx([forward.mean(), forward.std(), 10])
-
-
-def test_the_first_step_stands_beside_the_later_ones_of_its_process():
     cold = cell(10.0, warmup_steps=0, samples_ms=[[90.0] + [10.0] * 14])
     rows = part(section(cold, cell(10.0), cell(10.0, size="medium")), "warm_up").rows
     assert list(rows["warmup_steps"]) == [0, 5]  # of the model that was warmed up in several ways
@@ -92,16 +85,13 @@ def test_compiling_is_paid_back_only_where_the_compiled_step_is_faster():
     assert pd.isna(steps["medium"])
 
 
-def test_the_main_setting_is_the_longest_context_that_most_models_have_and_a_step_out_of_memory_keeps_its_row():
+def test_the_main_setting_is_the_longest_context_that_most_models_have_and_what_a_product_reaches_is_beside_the_peak():
     cells = [cell(100.0, size=size, context_length=length) for size in ("small", "medium") for length in (256, 1024)]
     short = [failed(**CELL | {"size": "large", "phase": phase}) for phase in PARTS]
     table = part(section(*cells, cell(900.0, context_length=2048), short), "steps")
     assert set(table.rows["context_length"]) == {1024}
     assert table.rows["size"].drop_duplicates().tolist() == ["small", "medium", "large"]
     assert table.markdown().splitlines()[-1].count("OOM") > len(PARTS)
-
-
-def test_the_peak_has_what_a_product_alone_reaches_beside_it():
     ceilings = pd.DataFrame({"dtype": ["bf16", "bf16", "fp32"], "tflops_per_s": [700.0, 800.0, 50.0]})
     rows = [row | {"peak_tflops_per_s": 989.0} for row in cell(100.0, precision="bf16")]
     alone, beside = (part(section(rows, beside=each), "achieved").limits for each in ({}, {"ceilings": ceilings}))

@@ -17,7 +17,7 @@ CELL = ["backend", "nodes", "world_size", "dtype", "collective"]
 ORDERS = {"backend": ("nccl", "gloo"), "collective": COLLECTIVES, "dtype": ("fp32", "bf16")}
 BURST, SINGLE, GRAPH = HOW = "burst", "single", "graph"
 SIZE_AXIS = Axis("size_bytes", log=True)
-CALL, BEST = "{backend} {what}, {ranks}", "busbw_gb_per_s_best"
+CALL, BEST = "{backend} {what} in {dtype}, {ranks}", "busbw_gb_per_s_best"
 UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}
 # What the course asks for, and what training with one replica per rank sends.
 USUAL = {"collective": "all_reduce", "dtype": "fp32"}

@@ -1,0 +1,33 @@
+"""The tables of published runs, as the sections read them."""
+
+import functools
+from pathlib import Path
+
+from pipeline.registry import stages
+from pipeline.report import frame
+from pipeline.report.own import without_own
+from pipeline.snapshots.records import archived_records
+
+SNAPSHOTS = Path(__file__).parents[2] / "reports"
+
+
+@functools.cache
+def records(run):
+    return [record for _, record in archived_records(SNAPSHOTS / run / "records.tar.xz", stages())]
+
+
+@functools.cache
+def rows(name, run):
+    own = [record for record in records(run) if record["stage"] == name]
+    return without_own(frame.build(stages()[name], own), stages()[name])
+
+
+@functools.cache
+def frames(run):
+    return {name: rows(name, run) for name in {record["stage"]: None for record in records(run)}}
+
+
+def sound(name, run="h200"):
+    """Return a copy of a stage's rows, of which none is unstable."""
+    found = rows(name, run)
+    return found.assign(status=found["status"].replace("unstable", "ok"))
