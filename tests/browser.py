@@ -13,7 +13,6 @@ TIMEOUT_S = 60.0
 
 
 def executable():
-    """Return the path of a chromium; None where there is none."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -71,14 +70,12 @@ class Browser:
         return result["result"].get("value")
 
     def wait_for(self, expression):
-        """Wait until an expression is true."""
         deadline = time.monotonic() + TIMEOUT_S
         while not self.run(expression):
             assert time.monotonic() < deadline, f"waited in vain for {expression}"
             time.sleep(0.05)
 
     def look(self, width=1280, height=900, dark=False):
-        """Take a size of the window and a colour scheme."""
         size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -91,14 +88,12 @@ class Browser:
         self.wait_for("document.body?.dataset.ready === 'yes'")
 
     def marks(self, chart):
-        """Return how many bars a chart of a page shows."""
         bars = f"document.querySelectorAll('[data-chart=\"{chart}\"] .mark-rect.role-mark path')"
         return self.run(f"{bars}.length")
 
 
 @contextmanager
 def started(profile) -> Iterator[Browser]:
-    """Start a browser with this folder for its profile, and end it."""
     (to_read, commands), (answers, to_write) = os.pipe(), os.pipe()
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--remote-debugging-pipe"]
     words = [executable(), *options, f"--user-data-dir={profile}"]

@@ -9,10 +9,10 @@ import re
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -139,17 +139,9 @@ TF32_SWITCHES = {
 }
 
 
-@dataclass(frozen=True)
-class TF32Switch:
-    """What a user said, said anew by `set`, and what products on a GPU then do."""
-
-    set: Callable[[], None]
-    allows_tf32: bool
-
-
 @pytest.fixture(params=TF32_SWITCHES)
 def tf32_switch(request):
-    """Set torch's switch for TF32, from its defaults; put back the defaults."""
+    """Set torch's switch for TF32 from its defaults, anew by `set`; put back the defaults."""
 
     def as_it_is_by_default():
         torch.set_float32_matmul_precision("highest")
@@ -162,7 +154,7 @@ def tf32_switch(request):
         exec(request.param, {"torch": torch})
 
     switch()
-    yield TF32Switch(switch, TF32_SWITCHES[request.param])
+    yield SimpleNamespace(set=switch, allows_tf32=TF32_SWITCHES[request.param])
     as_it_is_by_default()
 
 
@@ -184,7 +176,6 @@ def turn_on_the_gpu(request, tmp_path_factory, worker_id):
 
 @pytest.fixture(scope="session")
 def one_browser(tmp_path_factory):
-    """A headless browser for all tests of a process."""
     if executable() is None:
         pytest.skip("needs chromium: apt-get install chromium")
     with started(tmp_path_factory.mktemp("browser")) as opened:
@@ -205,7 +196,6 @@ class Disk:
     folder: Path
 
     def fill(self):
-        """Leave no byte free."""
         with contextlib.suppress(OSError), (self.folder / "filler").open("wb", buffering=0) as filler:
             while filler.write(bytes(4096)):
                 pass
@@ -219,7 +209,7 @@ def small_disk(tmp_path):
 
     def mount(size_mib):
         folder.mkdir()
-        words = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", str(folder)]
+        words = ["mount", "-t", "tmpfs", "-o", f"size={size_mib}m", "tmpfs", folder]
         mounted = subprocess.run(words, capture_output=True, text=True, check=False)
         if mounted.returncode != 0:
             pytest.skip(f"needs the right to mount a disk: {mounted.stderr.strip()}")

@@ -33,7 +33,6 @@ def _patch_once(function):
 
 
 def hasten():
-    """Have kernels interpreted so from now on in this process."""
     interpreter._LangPatchScope = _Scope
     interpreter._patch_lang = _patch_once
     # Whether integers overflow is worked out always, and told in debug mode only.

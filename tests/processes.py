@@ -16,7 +16,6 @@ def has_ended(process):
 
 
 def assert_ended(processes):
-    """Wait until all of them have ended."""
     deadline = time.monotonic() + PATIENCE_S
     while not all(map(has_ended, processes)):
         assert time.monotonic() < deadline, "waited in vain"

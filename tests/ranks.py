@@ -165,7 +165,6 @@ def pytest_unconfigure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem):
-    """Run a test that takes `context` on ranks."""
     arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
     if "context" not in arguments:
         return None
@@ -182,5 +181,4 @@ def context(request):
 
 @pytest.fixture(scope="session")
 def host(pytestconfig):
-    """The process with one thread, which forks ranks."""
     return pytestconfig.stash[HOST]

@@ -7,7 +7,6 @@ import torch
 
 from pipeline.cells.record import SCHEMA_VERSION
 from pipeline.cells.rows import columns
-from pipeline.cells.timed_rows import summarise
 from pipeline.instruments.machine.gpus import visible_gpus
 from pipeline.instruments.machine.identity import SOFTWARE, gpu_facts
 from pipeline.instruments.sampling.stopwatch import Stopwatch
@@ -31,7 +30,6 @@ def timed_row(phase="forward", samples_ms=(1.99, 2.0, 2.01), mode="eager", **col
 
 
 def stage_of(cell):
-    """Return the stage of which this is a cell."""
     return stages()[type(cell).__module__.split(".")[-2]]
 
 
@@ -70,11 +68,6 @@ def rows_on_gloo(host, measure, cell, settings):
 def skipped_rows(cell):
     """Return the rows of a cell on a machine with one GPU."""
     return [{**key, "status": "skipped", "reason": "needs 2 GPUs, 1 present"} for key in cell.row_keys()]
-
-
-def as_read(row):
-    """Return a timed row with the columns that are derived when its record is read."""
-    return row | summarise(row["samples_ms"])
 
 
 def attention_row(impl="triton", samples_ms=(1.99, 2.0, 2.01), **columns):

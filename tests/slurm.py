@@ -55,8 +55,6 @@ PartitionName=all Nodes=n1,n2 Default=YES MaxTime=INFINITE State=UP
 
 @dataclass
 class Cluster:
-    """A Slurm that runs, and its commands."""
-
     folder: Path
     daemons: dict[str, psutil.Popen] = field(default_factory=dict)
 
@@ -83,11 +81,9 @@ class Cluster:
             )
 
     def start_node(self, name):
-        """Start the daemon of a node."""
         self.start(name, "slurmd", "-D", "-N", name)
 
     def await_nodes(self):
-        """Wait until both nodes are idle."""
         wait_until(lambda: self.nodes() == dict.fromkeys(GPUS, "idle"), LIMIT_S)
 
     @contextlib.contextmanager
@@ -102,7 +98,6 @@ class Cluster:
             self.await_nodes()
 
     def run(self, *command, env=os.environ):
-        """Run one of Slurm's commands and return what it prints."""
         environment = {**env, **self.environment}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -175,7 +170,6 @@ def kill(processes):
 
 
 def free_ports(count):
-    """Return ports that nothing listens on."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
         return [each.getsockname()[1] for each in sockets]

@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.errors import UserError, or_exit
+from pipeline.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -16,13 +16,3 @@ from pipeline.errors import UserError, or_exit
 def test_a_message_is_one_line_that_a_terminal_shows_as_it_is(message, shown):
     assert str(UserError(message)) == shown
     assert str(UserError(str(UserError(message)))) == shown
-
-
-def test_input_that_cannot_be_used_ends_the_process_with_one_line(capsys):
-    def refuse(name):
-        raise UserError(f"{name} is no stage")
-
-    with pytest.raises(SystemExit) as ended:
-        or_exit("snakemake", refuse, "a\nb")
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == "snakemake: a\\nb is no stage\n"

@@ -22,8 +22,6 @@ def installed(tmp_path, monkeypatch):
 
 @pytest.fixture
 def bare(monkeypatch):
-    """Hide whatever peers are installed."""
-
     def absent(package):
         raise peers.PackageNotFoundError(package)
 
@@ -37,14 +35,11 @@ def test_what_is_not_installed_says_the_line_that_installs_it(bare):
     assert peers.versions(peers.PEERS) == dict.fromkeys(peers.PEERS, "absent")
 
 
-def test_what_is_installed_is_imported_when_it_is_asked_for(installed):
+def test_what_is_installed_is_imported_when_it_is_asked_for_or_skipped_with_its_version_and_cause(installed):
     installed("liger", "a_peer_that_works", "VALUE = 3")
     assert peers.version_of("liger") == "9.9"
     assert "a_peer_that_works" not in sys.modules
     assert peers.load("liger", "a_peer_that_works").VALUE == 3
-
-
-def test_what_is_installed_and_cannot_be_imported_is_skipped_with_its_version_and_cause(installed):
     installed("torchao", "a_peer_that_fails", "raise ImportError('libcuda.so.1: no such file\\nmore')")
     with pytest.raises(Skipped, match=r"^torchao 9\.9 cannot be imported: libcuda\.so\.1: no such file$"):
         peers.load("torchao", "a_peer_that_fails")
@@ -52,9 +47,9 @@ def test_what_is_installed_and_cannot_be_imported_is_skipped_with_its_version_an
 
 def test_doctor_lists_each_with_its_version_and_the_line_that_installs_what_is_missing(monkeypatch):
     monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "torchao": "0.18", "flash-attn-4": "4"}.get)
-    whole = next(check for check in doctor.findings() if check.name == "peers")
-    assert (whole.ok, whole.detail, whole.remedy) == (True, "flash-attn-4 4, liger-kernel 9.9, torchao 0.18", "")
+    whole = doctor.Check("peers", True, "flash-attn-4 4, liger-kernel 9.9, torchao 0.18")
+    assert whole in doctor.findings()
     monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "flash-attn-4": "4"}.get)
-    lacking = next(check for check in doctor.findings() if check.name == "peers")
+    (lacking,) = (check for check in doctor.findings() if check.name == "peers")
     assert (lacking.ok, lacking.detail) == (False, "flash-attn-4 4, liger-kernel 9.9, torchao not installed")
     assert lacking.remedy.endswith("install -e '.[peers]'")

@@ -7,8 +7,6 @@ from pipeline.ranges import listening, span
 
 
 class Recorder:
-    """A listener that keeps the names in the order in which ranges open and close."""
-
     def __init__(self):
         self.events = []
 
@@ -26,15 +24,11 @@ def scaled_sum(x):
             return y.sum()
 
 
-def test_listener_sees_ranges_nested_as_in_the_code():
-    recorder = Recorder()
+def test_a_listener_sees_ranges_nested_as_in_the_code_and_a_former_one_comes_back_even_after_an_exception():
+    recorder, outer, inner = Recorder(), Recorder(), Recorder()
     with listening(recorder):
         scaled_sum(torch.ones(2))
     assert recorder.events == ["open outer", "open inner", "close inner", "close outer"]
-
-
-def test_former_listener_comes_back_even_after_an_exception():
-    outer, inner = Recorder(), Recorder()
     with listening(outer):
         with pytest.raises(KeyError), listening(inner):
             raise KeyError

@@ -52,7 +52,6 @@ def assert_equal(found, expected, **within):
 
 
 def relative_errors(actual, exact):
-    """Return the L2 norm of each tensor's error over that of the tensor."""
     return torch.stack([(a.double() - e).norm() / e.norm() for a, e in zip(actual, exact, strict=True)])
 
 

@@ -39,14 +39,10 @@ def test_autocast_casts_neither_integers_nor_fp64(attend, dtype):
                 attend(*tensors, True)
 
 
-def test_a_head_dimension_without_a_kernel_is_named_with_the_largest_that_has_one():
-    tensors = [torch.zeros(2, 8, 257)] * 3
-    with pytest.raises(ValueError, match="head_dim must be at most 256, got 257"):
-        FlashAttentionTriton.apply(*tensors, True)
-
-
-def test_wrappers_of_tensors_have_no_memory_that_a_kernel_could_read():
+def test_a_head_dimension_without_a_kernel_is_refused_and_so_are_wrappers_of_tensors_which_have_no_memory():
     """A wrapper, such as a DTensor, says that it lies at address 0: there a GPU's kernel would end the process."""
+    with pytest.raises(ValueError, match="head_dim must be at most 256, got 257"):
+        FlashAttentionTriton.apply(*[torch.zeros(2, 8, 257)] * 3, True)
     good = torch.zeros(GOOD)
     with pytest.raises(ValueError, match=r"^q is a Tensor, k is a TwoTensor, v is a Tensor: all"):
         FlashAttentionTriton.apply(good, TwoTensor(good, good), good, True)

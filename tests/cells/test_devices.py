@@ -25,8 +25,8 @@ def folder(monkeypatch, own_locks):
     """Let each test begin as a process does that holds nothing, outside a scheduler, with CUDA not started."""
     monkeypatch.setattr(devices, "visible_devices_variable", lambda: "CUDA_VISIBLE_DEVICES")
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in [name for name in os.environ if name.startswith("SLURM_")]:
-        monkeypatch.delenv(name)
+    for name in ("SLURM_JOB_ID", *devices.GRANTED):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "before")
     return own_locks
 
@@ -80,13 +80,8 @@ def test_a_long_wait_is_announced_once_with_who_has_what_it_waits_for(start, mon
     monkeypatch.setattr(locks, "QUIET_S", 0.1)
     holder = start(3)
     claimed_by(holder)
-    polls = iter([0.1] * 5)
-
-    def draw(_low, _high):
-        """Let the holder die after a few polls, which ends the wait."""
-        return next(polls, None) or holder.kill() or 0.1
-
-    monkeypatch.setattr(random, "uniform", draw)
+    polls = iter([0.1] * 5)  # and then the holder dies
+    monkeypatch.setattr(random, "uniform", lambda *_: next(polls, None) or holder.kill() or 0.1)
     assert claim(2).waited_s > 0.1
     told = f"waiting for 2 of 4 GPUs to be free: in use by process {holder.pid} (measure flash)"
     assert capsys.readouterr().err.splitlines() == [told]

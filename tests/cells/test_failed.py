@@ -33,7 +33,6 @@ def test_a_failure_is_told_by_its_signal_or_how_its_log_ends(tmp_path, log, code
 
 @pytest.fixture
 def left(tmp_path):
-    """The record that a killed cell leaves, of a stage whose cells keep files."""
     path = tmp_path / "cell.json"
     words = ["137", "profile", "--log", "a.log", "--out", str(path), "--files", str(tmp_path / "files")]
     assert cli.run(["failed", *words], "ordinary", 0.0) == 0
@@ -41,7 +40,7 @@ def left(tmp_path):
     return path
 
 
-def test_a_failed_cell_has_its_rows_and_its_command_measures_it(left):
+def test_a_failed_cell_has_its_rows_and_a_command_that_measures_it_and_is_stale_whatever_is_the_same(left):
     record = read_record(left, stages())
     keys = [{name: row[name] for name in key} for row, key in zip(record["rows"], Cell().row_keys(), strict=True)]
     assert keys == Cell().row_keys()
@@ -50,9 +49,6 @@ def test_a_failed_cell_has_its_rows_and_its_command_measures_it(left):
     table = cell_table([left], stages())
     assert ",failed,ended by SIGKILL," in table
     assert table.rstrip().endswith(",a.log")
-
-
-def test_a_failed_cell_is_stale_whatever_is_the_same(left):
     head = read_head(left, stages())
     present = Present(head["machine"]["software"], 0)
     assert why_stale(head, Settings(), Cell().gpus, present) == "failed before"
@@ -64,7 +60,7 @@ def test_failures_are_those_of_the_records_that_are_there(left, tmp_path):
     del sound["log"]
     (tmp_path / "sound.json").write_text(json.dumps(sound))
     (line,) = failures([tmp_path / "sound.json", left, tmp_path / "none.json"], stages())
-    assert line.startswith("profile ")
+    assert line.partition(" ")[0] == "profile"
     assert line.endswith(": ended by SIGKILL (a.log)")
 
 

@@ -1,5 +1,3 @@
-"""Cores of its own for each GPU: no core belongs to two, and those of one physical core belong to one."""
-
 import os
 
 import pytest

@@ -1,17 +1,15 @@
-"""Cells on one host: none beside one that is to be alone, and other processes noticed, waited for and told."""
-
 import os
-import subprocess
-import sys
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from pipeline.cells import quiet_host
 from pipeline.cells.quiet_host import Host
-from pipeline.errors import UserError
-from pipeline.instruments.machine.cpu_use import CpuUse, cpu_use
+from pipeline.instruments.machine.cpu_use import CpuUse
+
+from ..complaints import complaint
 
 CELL = """
 import sys, time
@@ -25,13 +23,11 @@ time.sleep(60)
 
 @pytest.fixture(autouse=True)
 def own_run(monkeypatch, own_locks):
-    """Give the test locks and a run of its own."""
     monkeypatch.delenv(quiet_host.RUN_VARIABLE, raising=False)
 
 
 @pytest.fixture
 def start(start_python):
-    """Start processes that take the host as cells do."""
     return partial(start_python, CELL)
 
 
@@ -72,11 +68,13 @@ def others(monkeypatch):
             clock["s"] += seconds
             clock["all_s"] += seconds * (coming.pop(0) if len(coming) > 1 else coming[0])
 
-        use = lambda _core_ids: CpuUse(clock["s"], clock["all_s"], 0.0, 4)  # noqa: E731
+        def use(core_ids):
+            assert core_ids == os.sched_getaffinity(0)
+            return CpuUse(clock["s"], clock["all_s"], 0.0, 4)
+
+        now = lambda: clock["s"]  # noqa: E731
         monkeypatch.setattr(quiet_host, "cpu_use", use)
-        monkeypatch.setattr(quiet_host.time, "sleep", sleep)
-        monkeypatch.setattr(quiet_host.time, "monotonic", lambda: clock["s"])
-        monkeypatch.setattr(quiet_host.time, "perf_counter", lambda: clock["s"])
+        monkeypatch.setattr(quiet_host, "time", SimpleNamespace(sleep=sleep, monotonic=now, perf_counter=now))
         return clock
 
     return play
@@ -143,21 +141,4 @@ def test_where_nothing_can_or_need_be_told_no_sample_is_taken(others, monkeypatc
 
 def test_another_wish_for_the_check_is_refused(monkeypatch):
     monkeypatch.setenv(quiet_host.CHECK_VARIABLE, "no")
-    with pytest.raises(UserError, match="PIPELINE_HOST_CHECK must be off or left unset, got 'no'"):
-        settled()
-
-
-def test_real_processes_are_seen(monkeypatch):
-    monkeypatch.delenv(quiet_host.CHECK_VARIABLE)
-    monkeypatch.setattr(quiet_host, "PATIENCE_S", 0.0)
-    # Of this one alone: it keeps it as busy as other processes on the machine let it.
-    core = min(os.sched_getaffinity(0))
-    if cpu_use({core}) is None:
-        pytest.skip("nothing tells how busy this machine is")
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {core})
-    endless = f"import os; os.sched_setaffinity(0, [{core}])\nprint('ready', flush=True)\nwhile True: pass"
-    with subprocess.Popen([sys.executable, "-c", endless], stdout=subprocess.PIPE, text=True) as process:
-        process.stdout.readline()
-        host = settled()
-        process.kill()
-    assert host.is_busy
+    assert complaint(settled) == "PIPELINE_HOST_CHECK must be off or left unset, got 'no'"

@@ -8,8 +8,6 @@ from pipeline.cells.rows import Row, RowTypes, column, columns, derived
 
 @dataclass(frozen=True, kw_only=True)
 class Time(Row):
-    """A time."""
-
     KEYS = ("phase",)
     phase: str = column("which", allowed=("forward", "backward"))
     time_ms: float = column("how long", positive=True)
@@ -20,38 +18,33 @@ class Time(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Peak(Row):
-    """A peak."""
-
     peak_bytes: int = column("how much", minimum=0)
 
 
 TIME = {"phase": "forward", "status": "ok", "time_ms": 2}
-SOUND = [
-    TIME,
-    {**TIME, "calls": 3, "samples_ms": [1, 2.5], "on_gpu": False, "reason": "a word"},
-    {**TIME, "calls": None},
-]
-SOUND += [{"phase": "forward", "status": "oom"}, {"status": "skipped"}]
+NO_TIMES = (0, -1.5, float("nan"), float("inf"), "2", True, [2.0])
 
 
-@pytest.mark.parametrize("row", SOUND)
-def test_a_row_as_declared_is_sound(row):
-    RowTypes.one(Time).check({}, [row])
+def test_a_row_as_declared_is_sound():
+    more = {"calls": 3, "samples_ms": [1, 2.5], "on_gpu": False, "reason": "a word"}
+    for row in (
+        TIME,
+        TIME | more,
+        TIME | {"calls": None},
+        {"phase": "forward", "status": "oom"},
+        {"status": "skipped"},
+    ):
+        RowTypes.one(Time).check({}, [row])
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        *(
-            ({"time_ms": value}, f"time_ms must be a finite number above 0, got {value!r}")
-            for value in (0, -1.5, float("nan"), float("inf"), "2", True, [2.0])
-        ),
+        *(({"time_ms": value}, f"time_ms must be a finite number above 0, got {value!r}") for value in NO_TIMES),
         ({"time_ms": None}, "time_ms is missing: must be a finite number above 0"),
         *(({"calls": value}, f"calls must be a whole number, at least 0, got {value}") for value in (1.5, -1)),
-        *(
-            ({"samples_ms": value}, f"samples_ms must be a list, each a finite number, got {value}")
-            for value in (1.0, [1.0, None])
-        ),
+        ({"samples_ms": 1.0}, "samples_ms must be a list, each a finite number, got 1.0"),
+        ({"samples_ms": [1.0, None]}, "samples_ms must be a list, each a finite number, got [1.0, None]"),
         ({"on_gpu": 1}, "on_gpu must be true or false, got 1"),
         ({"phase": "sideways"}, "phase must be one of forward, backward, got"),
         ({"status": "fine"}, "status must be one of ok, skipped, oom, wrong"),
@@ -62,42 +55,27 @@ def test_a_value_that_is_not_allowed_is_named_with_its_row_column_and_what_is(ch
     with pytest.raises(ValueError, match=r"^row 2: ") as raised:
         RowTypes.one(Time).check({}, [{**TIME, "phase": "backward"}, {**TIME, **changes}])
     assert str(raised.value).startswith(f"row 2: {complaint}")
-    assert "\n" not in str(raised.value)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Race(Row):
-    """A time of an implementation."""
-
     KEYS = ("impl",)
     impl: str = column("whose", allowed=("ours", "torch"), or_subject=True)
 
 
-def test_a_column_may_hold_a_name_of_the_users_own():
+def test_a_column_may_hold_a_name_of_the_users_own_if_it_is_one():
     RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"} for impl in ("ours", "torch", "mine", "my_flash_2")])
     assert RowTypes.one(Race).names() == {"ours", "torch"}
+    for impl in ("Mine", "", "a" * 33, "<b>", "../x", "mine\n", 3):
+        with pytest.raises(ValueError, match="must be one of ours, torch, or a name of your own"):
+            RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"}])
 
 
-@pytest.mark.parametrize("impl", ["Mine", "", "a" * 33, "<b>", "../x", "mine\n", 3])
-def test_a_name_that_would_not_be_allowed_is_none(impl):
-    with pytest.raises(ValueError, match="must be one of ours, torch, or a name of your own"):
-        RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"}])
-
-
-@pytest.mark.parametrize(
-    ("row_type", "rows", "complaint"),
-    [
-        (Time, [TIME, {**TIME, "phase": "backward"}, TIME], "row 3 is of the same as row 1: phase=forward"),
-        (
-            Peak,
-            [{"status": "ok", "peak_bytes": 1}] * 2,
-            "row 2 is of the same as row 1: Peak has no KEYS to tell rows apart",
-        ),
-    ],
-)
-def test_two_rows_of_the_same_are_refused(row_type, rows, complaint):
-    with pytest.raises(ValueError, match=f"^{complaint}$"):
-        RowTypes.one(row_type).check({}, rows)
+def test_two_rows_of_the_same_are_refused():
+    with pytest.raises(ValueError, match=r"^row 3 is of the same as row 1: phase=forward$"):
+        RowTypes.one(Time).check({}, [TIME, {**TIME, "phase": "backward"}, TIME])
+    with pytest.raises(ValueError, match=r"^row 2 is of the same as row 1: Peak has no KEYS to tell rows apart$"):
+        RowTypes.one(Peak).check({}, [{"status": "ok", "peak_bytes": 1}] * 2)
 
 
 @pytest.mark.parametrize("told_by_axis", [True, False])
@@ -114,8 +92,6 @@ def test_an_axis_or_a_column_tells_which_kind_a_row_is_of(told_by_axis):
 def test_columns_stand_as_keys_outcome_values_lists_and_what_a_row_is_of_is_a_key_where_it_is_a_column():
     @dataclass(frozen=True, kw_only=True)
     class Named(Time):
-        """A time that says that it is one."""
-
         kind: str = column("what", allowed=("a", "b"))
 
     assert list(columns(Time)) == ["phase", "status", "reason", "time_ms", "calls", "on_gpu", "samples_ms"]
@@ -128,27 +104,21 @@ def test_columns_stand_as_keys_outcome_values_lists_and_what_a_row_is_of_is_a_ke
 def test_a_row_is_of_a_reference_where_it_has_all_the_values_that_its_kind_names():
     @dataclass(frozen=True, kw_only=True)
     class Timed(Time):
-        """A time, of a reference forward on a GPU."""
-
         REFERENCE: ClassVar = {"phase": "forward", "on_gpu": True}
 
     types = RowTypes.one(Timed)
     assert types.is_reference({**TIME, "on_gpu": True})
-    assert not types.is_reference({**TIME, "on_gpu": False})
-    assert not types.is_reference(TIME)
+    assert not any(map(types.is_reference, (TIME, {**TIME, "on_gpu": False})))
     assert not RowTypes.one(Time).is_reference({**TIME, "on_gpu": True})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer(Row):
-    """An answer by formula: a record has one row for all of them."""
-
     KEYS = ("number",)
     number: int = derived("which", minimum=1)
 
     @classmethod
     def derive_rows(cls, reading):
-        """Return as many as the settings ask for."""
         first = reading.settings.get("first", 1)
         return [{"number": number} for number in range(first, reading.settings["answers"] + 1)]
 

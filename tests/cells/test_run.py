@@ -2,6 +2,7 @@ import os
 import time
 from dataclasses import dataclass
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.errors import Skipped
 from pipeline.instruments.machine.gpus import Gpu
 
+ROW = {"phase": "forward", "status": "ok"}
 START = run.ProcessStart("ordinary", 0.0, "python -m pipeline measure fake")
 
 
@@ -35,11 +37,8 @@ class Phase(Row):
 
 
 def stage(measure):
-    """Return a stage of one kind of row that measures by this function."""
-    types = RowTypes.one(Phase)
-    return SimpleNamespace(
-        name="fake", package="fake", row_types=types, measure=lambda: measure, needed_bytes=lambda *_: 0
-    )
+    named = {"name": "fake", "package": "fake", "row_types": RowTypes.one(Phase)}
+    return SimpleNamespace(**named, measure=lambda: measure, needed_bytes=lambda *_: 0)
 
 
 @pytest.fixture(autouse=True)
@@ -54,15 +53,17 @@ def same_process_afterwards(monkeypatch, own_locks):
     os.environ.update(environment)
 
 
-def record_of(measure, cell=Cell(), settings=Settings(), granted=None):
-    return run.run_cell(stage(measure), cell, settings, granted, START)
+@pytest.fixture
+def gpus(monkeypatch):
+    def present(count, *taken):
+        monkeypatch.setattr(run.identity, "gpu_count", lambda: count)
+        monkeypatch.setattr(run, "claim_gpus", lambda asked, _command: Claim(taken or ("0",) * asked))
+
+    return present
 
 
-def raising(error):
-    def measure(_cell, _settings, _stopwatch):
-        raise error
-
-    return measure
+def record_of(measure, cell=Cell(), settings=Settings(), granted=None, start=START, **words):
+    return run.run_cell(stage(measure), cell, settings, granted, start, **words)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def raising(error):
     ],
 )
 def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(error, status, reason):
-    rows = record_of(raising(error))["rows"]
+    rows = record_of(Mock(side_effect=error))["rows"]
     assert [(row["phase"], row["status"]) for row in rows] == [("forward", status), ("backward", status)]
     assert all(row["reason"].startswith(reason) and "\n" not in row["reason"] for row in rows)
 
@@ -95,16 +96,14 @@ def test_what_this_machine_cannot_hold_is_refused_and_what_is_not_free_now_measu
     assert capsys.readouterr().err == warned
 
 
-@pytest.mark.parametrize(("gpus", "force", "measures"), [(0, False, False), (0, True, True), (1, False, True)])
+@pytest.mark.parametrize(("count", "force", "measures"), [(0, False, False), (0, True, True), (1, False, True)])
 def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_unless_by_force_or_on_a_gpu(
-    monkeypatch, gpus, force, measures
+    monkeypatch, gpus, count, force, measures
 ):
+    gpus(count)
     monkeypatch.setattr(run, "too_large", lambda *_: Skipped("takes 34 GB, this machine has 16 GB"))
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
-    monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim(()))
     monkeypatch.setattr(run.freshness, "code_facts", lambda *_, measured: {"modules": {}, "measured": measured})
-    row = {"phase": "forward", "status": "ok"}
-    measured = run.run_cell(stage(lambda *_: [row]), Cell(), Settings(), None, START, force=force)
+    measured = record_of(lambda *_: [ROW], force=force)
     # The code that told its memory counts only where nothing was measured.
     assert measured["code"]["measured"] == measures
     reasons = {each.get("reason") for each in measured["rows"]}
@@ -114,16 +113,15 @@ def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_unless_by_force_or
 def test_a_bug_is_no_outcome_nor_are_rows_that_are_not_as_their_stage_declares_them():
     for error in (RuntimeError("shapes differ"), KeyError("size")):
         with pytest.raises(type(error)):
-            record_of(raising(error))
+            record_of(Mock(side_effect=error))
     with pytest.raises(ValueError, match="row 1: unknown column 'median_ms': must be one of phase, status, reason"):
-        record_of(lambda *_: [{"phase": "forward", "status": "ok", "median_ms": 1.0}])
+        record_of(lambda *_: [{**ROW, "median_ms": 1.0}])
 
 
-def test_a_record_says_how_and_when_its_process_was_started_and_how_busy_the_host_was(monkeypatch):
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: 0)
-    row = {"phase": "forward", "status": "ok"}
-    record = record_of(lambda *_: [row], cell=Cell(gpus=4), granted=0)
-    assert record["rows"] == [row]  # without any GPU a cell runs on the CPU
+def test_a_record_says_how_and_when_its_process_was_started_and_how_busy_the_host_was(gpus):
+    gpus(0)
+    record = record_of(lambda *_: [ROW], cell=Cell(gpus=4), granted=0)
+    assert record["rows"] == [ROW]  # without any GPU a cell runs on the CPU
     assert (record["process"], record["command"]) == ("ordinary", START.command)
     assert record["seconds"]["start_up"] > 1e9  # issued in 1970
     assert {"waiting", "set_up", "measuring"} < set(record["seconds"])
@@ -132,7 +130,7 @@ def test_a_record_says_how_and_when_its_process_was_started_and_how_busy_the_hos
     assert (host["cores"], host["busy"]) == (len(os.sched_getaffinity(0)), False)
     # A clock that is set back gives no negative time.
     later = run.ProcessStart("ordinary", time.time() + 3600, START.command)
-    assert min(run.run_cell(stage(lambda *_: []), Cell(), Settings(), None, later)["seconds"].values()) >= 0
+    assert min(record_of(lambda *_: [], start=later)["seconds"].values()) >= 0
 
 
 @pytest.mark.parametrize("asked", [0, 1])
@@ -146,14 +144,13 @@ def test_a_cell_has_the_threads_that_its_settings_name_or_all_whatever_snakemake
     assert os.environ["OMP_NUM_THREADS"] == str(cores)
 
 
-def test_a_cell_that_shares_the_host_runs_on_the_cores_of_its_gpu_with_as_many_threads(monkeypatch):
+def test_a_cell_that_shares_the_host_runs_on_the_cores_of_its_gpu_with_as_many_threads(gpus, monkeypatch):
+    gpus(2, "GPU-1")
     cores = sorted(os.sched_getaffinity(0))
-    gpus = [Gpu(id=f"GPU-{index}", index=index, name="H100", memory_bytes=None) for index in range(2)]
-    monkeypatch.setattr(run.own_cores, "gpus_on_host", lambda: gpus)
+    on_host = [Gpu(id=f"GPU-{index}", index=index, name="H100", memory_bytes=None) for index in range(2)]
+    monkeypatch.setattr(run.own_cores, "gpus_on_host", lambda: on_host)
     monkeypatch.setattr(run.own_cores, "MIN_CORES_PER_GPU", len(cores) // 2)
     monkeypatch.setattr(run.own_cores, "by_physical_core", lambda given, *_: sorted(given))
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: 2)
-    monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim(("GPU-1",)))
     seen = []
     record = record_of(lambda *_: seen.append((os.sched_getaffinity(0), torch.get_num_threads())) or [])
     half = len(cores) // 2
@@ -165,7 +162,7 @@ def test_the_time_waited_for_the_host_and_for_gpus_is_neither_start_up_nor_measu
     monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))
     start = run.ProcessStart("ordinary", time.time() - 1.6e9, START.command)
-    seconds = run.run_cell(stage(lambda *_: []), Cell(), Settings(), None, start)["seconds"]
+    seconds = record_of(lambda *_: [], start=start)["seconds"]
     assert seconds["waiting"] == 1.5e9
     assert 1e8 <= seconds["start_up"] < 1e8 + 1e3
     assert seconds["set_up"] + seconds["measuring"] < 1e3
@@ -182,7 +179,7 @@ class CellOfAnyNumber(Cell):
 
 
 @pytest.mark.parametrize(
-    ("cell", "gpus", "granted", "alone", "taken"),
+    ("cell", "present", "granted", "alone", "taken"),
     [
         (Cell(), 0, None, True, 0),
         (Cell(), 1, None, False, 1),
@@ -194,22 +191,16 @@ class CellOfAnyNumber(Cell):
     ],
 )
 def test_a_cell_is_alone_unless_it_may_share_the_host_or_has_too_few_gpus_which_is_told(
-    monkeypatch, cell, gpus, granted, alone, taken
+    monkeypatch, gpus, cell, present, granted, alone, taken
 ):
-    asked = []
-
-    def take(*, alone, command):
-        asked.append((alone, command))
-        return quiet_host.Host(False, command)
-
-    monkeypatch.setattr(run, "Host", take)
+    gpus(present)
+    host = Mock(return_value=quiet_host.Host(False, START.command))
+    monkeypatch.setattr(run, "Host", host)
     monkeypatch.setattr(run.own_cores, "each_gpu_has_its_own", lambda: True)
     monkeypatch.setattr(run.own_cores, "count_for", lambda _gpus: 1)
     monkeypatch.setattr(run.own_cores, "keep_to_those_of", lambda _ids, at_most: {0})
-    monkeypatch.setattr(run.identity, "gpu_count", lambda: gpus)
-    monkeypatch.setattr(run, "claim_gpus", lambda count, _command: Claim(("0",) * count))
     record = record_of(lambda *_: [], cell=cell, granted=granted)
-    assert asked == [(alone, START.command)]
+    host.assert_called_once_with(alone=alone, command=START.command)
     lacking = {(row["status"], row["reason"]) for row in record["rows"]}
     assert lacking == ({("skipped", "needs 4 GPUs, 2 present")} if taken is None else set())
     assert len(record["machine"]["gpus_taken"]) == (taken or 0)

@@ -1,3 +1,4 @@
+import subprocess
 import sys
 
 import pytest
@@ -75,11 +76,8 @@ def test_modules_that_import_each_other_are_reached_once_and_one_that_is_not_the
     (package / "section.py").write_text("from pipeline import measure, other\n")
     (package / "other.py").write_text("from pipeline import section\n")
     sources.forget()
-    reached = {
-        "pipeline",
-        *(f"pipeline.{name}" for name in ("section", "other", "measure", "subject", "subject.model")),
-    }
-    assert sources.reached_modules("pipeline.section") == reached
+    reached = (f"pipeline.{name}" for name in ("section", "other", "measure", "subject", "subject.model"))
+    assert sources.reached_modules("pipeline.section") == {"pipeline", *reached}
     assert sources.module_digest("pipeline")
     assert sources.module_digest("pipeline.gone") is sources.module_digest("pipeline.subject.model.f") is None
 
@@ -93,10 +91,5 @@ def test_the_files_of_a_module_are_those_beside_it_that_it_names_or_that_have_it
 
 
 def test_taking_a_digest_imports_nothing():
-    import subprocess
-
-    code = (
-        "import sys; from pipeline.cells.sources import module_digest\n"
-        "module_digest('pipeline.stages.timing.measure'); sys.exit('torch' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    code = "import sys; from pipeline.cells import sources; sources.module_digest('pipeline.stages.timing.measure')"
+    assert subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"]).returncode == 0

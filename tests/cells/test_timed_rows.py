@@ -1,5 +1,3 @@
-"""What tables derive of a timed row: idle time, limits, rates, and whether it is stable."""
-
 from dataclasses import asdict
 
 import pytest
@@ -66,7 +64,7 @@ def test_tokens_and_energy_give_tokens_per_joule():
     assert step["tokens_per_j"] == step["tokens"] / 4.0
 
 
-STEADY, NOISY, WAITS = [10.0] * 10, [10.0, 20.0] * 5, [0.1, 0.2] * 5
+STEADY, NOISY, WAITS, APART = [10.0] * 10, [10.0, 20.0] * 5, [0.1, 0.2] * 5, [230.0] * 50 + [292.0] * 50
 TWO = {"turns": 2}
 
 
@@ -78,8 +76,8 @@ TWO = {"turns": 2}
         (NOISY, {}, "median known to "),
         (STEADY, {"slowdowns": ["hw_thermal_slowdown"]}, "GPU slowed down: hw_thermal_slowdown"),
         # Turns that differ are no single value, however many samples they have.
-        ([230.0] * 50 + [292.0] * 50, TWO, "rounds lie 27% apart"),
-        ([230.0] * 50 + [292.0] * 50, {}, "median known to "),
+        (APART, TWO, "rounds lie 27% apart"),
+        (APART, {}, "median known to "),
         ([100.0] * 50 + [105.0] * 50, TWO, None),
         ([100.0] * 50 + [112.0] * 50, TWO, "rounds lie 12% apart"),  # a mean off by 6
         # Nor is noise of a phase a reason that the step would not notice.

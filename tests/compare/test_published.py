@@ -31,7 +31,10 @@ def table(run, make_run):
     return beside([run, make_run("levers", {"eager": [1.0]})])
 
 
-def test_every_value_is_of_words_that_its_stage_knows_and_in_a_unit_of_its_columns():
+def test_every_value_is_above_zero_stands_once_is_of_words_that_its_stage_knows_and_in_a_unit_of_its_columns():
+    assert not EVERY.duplicated(["source", "machine", "stage", "of", "quantity"]).any()
+    assert (EVERY["value"].astype(float) > 0).all()
+    assert load("levers").empty
     for stage, of, quantity in EVERY[["stage", "of", "quantity"]].drop_duplicates().itertuples(index=False):
         known, words = stages()[stage], dict(word.split("=") for word in of.split())
         fields.build(known.cell_type, {name: word for name, word in words.items() if name in known.axes}, of)
@@ -46,12 +49,6 @@ def accepts(row_type, keys):
         known[name].accepts(known[name].type(float(word)) if known[name].type in (int, float) else word)
         for name, word in keys.items()
     )
-
-
-def test_no_value_stands_twice_all_are_numbers_above_zero_and_a_stage_has_its_own():
-    assert not EVERY.duplicated(["source", "machine", "stage", "of", "quantity"]).any()
-    assert (EVERY["value"].astype(float) > 0).all()
-    assert load("levers").empty
 
 
 def test_published_values_stand_beside_the_rows_that_they_are_of_each_source_in_a_column_of_its_own(run, table):

@@ -4,15 +4,9 @@ import json
 
 import pytest
 from snakemake.api import SnakemakeApi
+from snakemake.settings import types
 from snakemake.settings.enums import Quietness
-from snakemake.settings.types import (
-    ConfigSettings,
-    DAGSettings,
-    ExecutionSettings,
-    OutputSettings,
-    ResourceSettings,
-    WorkflowSettings,
-)
+from snakemake.settings.types import ConfigSettings, DAGSettings, ResourceSettings
 from snakemake_interface_executor_plugins.settings import ExecMode
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the solver that Snakemake's scheduler uses
@@ -36,20 +30,18 @@ rule made:
 
 @pytest.fixture
 def execute(tmp_path):
-    """Return what runs a workflow; it returns what the workflow told."""
-
     def run(text, targets=(), resources=None, executor="local", configfiles=(), mode=ExecMode.DEFAULT, **config):
         (tmp_path / "Snakefile").write_text(BEGINNING + text)
-        with SnakemakeApi(OutputSettings(quiet={Quietness.ALL})) as snakemake:
+        with SnakemakeApi(types.OutputSettings(quiet={Quietness.ALL})) as snakemake:
             workflow = snakemake.workflow(
                 resources or ResourceSettings(cores=1),
                 ConfigSettings(config=config, configfiles=configfiles),
-                workflow_settings=WorkflowSettings(exec_mode=mode),
+                workflow_settings=types.WorkflowSettings(exec_mode=mode),
                 snakefile=tmp_path / "Snakefile",
                 workdir=tmp_path,
             )
             workflow.dag(DAGSettings(targets=frozenset(targets))).execute_workflow(
-                executor, execution_settings=ExecutionSettings(keep_going=True)
+                executor, execution_settings=types.ExecutionSettings(keep_going=True)
             )
 
     run.told = lambda: json.loads((tmp_path / "told.json").read_text())

@@ -1,6 +1,7 @@
 """What is used of torch's private names is there: a test a name, for an upgrade may move any of them."""
 
 import importlib.util
+import operator
 
 import pytest
 import torch
@@ -13,14 +14,9 @@ from pipeline.compat.torch_private import base_of, has_gradient_hooks
 from pipeline.worker.child import PRELOADED
 
 PATHS = (
-    *(
-        "_C._are_functorch_transforms_active",
-        "_C._current_graph_task_id",
-        "_C._get_fp32_precision_getter",
-        "_C._has_cudnn",
-    ),
+    *("_C._are_functorch_transforms_active", "_C._current_graph_task_id", "_C._get_fp32_precision_getter"),
     *(f"_C._profiler._EventType.{kind}" for kind in ("Allocation", "PyCCall", "PyCall", "TorchOp")),
-    *("_C._set_fp32_precision_setter", "_C._storage_Use_Count", "_foreach_copy_", "_fused_sdp_choice"),
+    *("_C._has_cudnn", "_C._set_fp32_precision_setter", "_C._storage_Use_Count", "_foreach_copy_", "_fused_sdp_choice"),
     *("autograd._get_sequence_nr", "cuda._sleep", "cuda.memory._dump_snapshot", "cuda.memory._record_memory_history"),
     *("utils._python_dispatch.TorchDispatchMode", "utils._python_dispatch.is_in_torch_dispatch_mode"),
     *("utils._pytree.tree_leaves", "distributed.distributed_c10d._coalescing_manager"),
@@ -29,14 +25,8 @@ PATHS = (
 
 
 def test_torch_still_has_every_name_and_every_module_that_the_worker_imports_ahead_of_need():
-    missing = []
     for path in PATHS:
-        part = torch
-        for name in path.split("."):
-            part = getattr(part, name, None)
-        if part is None:
-            missing.append(path)
-    assert missing == [], "pipeline.compat.torch_private needs another way"
+        assert operator.attrgetter(path)(torch) is not None, "pipeline.compat.torch_private needs another way"
     assert [name for name in PRELOADED if "torch._" in name and not importlib.util.find_spec(name)] == []
 
 
@@ -47,28 +37,16 @@ def test_nodes_are_numbered_in_the_order_in_which_they_are_made():
     assert torch_private.next_node_number() == first + 1
 
 
-def test_a_view_is_another_use_of_a_storage():
-    x = torch.ones(2)
-    alone = torch_private.storage_uses(x)
-    view = x[:1]
-    assert torch_private.storage_uses(x) == torch_private.storage_uses(view) == alone + 1
-
-
-def test_a_module_sees_what_is_put_among_its_parameters():
-    layer, other = torch.nn.Linear(2, 2), torch.ones(1)
-    torch_private.parameters_of(layer)["weight"] = other
-    assert layer.weight is other
-
-
-def test_tensors_are_found_in_nested_results():
-    x, y = torch.ones(1), torch.zeros(1)
+def test_a_module_sees_what_is_put_among_its_parameters_and_tensors_are_found_in_nested_results():
+    layer, x, y = torch.nn.Linear(2, 2), torch.ones(1), torch.zeros(1)
+    torch_private.parameters_of(layer)["weight"] = x
+    assert layer.weight is x
     assert torch_private.tensors_in({"out": (x, [1, None]), "state": {"inner": y}}) == [x, y]
 
 
 def test_a_backward_pass_is_known_as_such():
     x = torch.ones(1, requires_grad=True)
-    y = x * 2
-    seen = []
+    y, seen = x * 2, []
     y.register_hook(lambda _: seen.append(torch_private.in_backward()))
     y.backward()
     assert seen == [True]
@@ -92,7 +70,9 @@ def test_both_kinds_of_gradient_hooks_are_found_until_they_are_removed(register)
     assert not has_gradient_hooks(weight)
 
 
-def test_a_view_of_a_view_has_the_base_of_both():
+def test_a_view_of_a_view_has_the_base_of_both_and_is_another_use_of_its_storage():
     x = torch.ones(2, 3)
-    assert base_of(x.view(6)[1:]) is x
-    assert base_of(x) is x
+    alone = torch_private.storage_uses(x)
+    view = x.view(6)[1:]
+    assert base_of(view) is base_of(x) is x
+    assert torch_private.storage_uses(x) == torch_private.storage_uses(view) == alone + 1

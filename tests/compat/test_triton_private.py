@@ -38,7 +38,6 @@ class Kernel(CompiledKernel):
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch):
-    """Have Triton find a device and its stream."""
     active = SimpleNamespace(get_current_device=lambda: DEVICE, get_current_stream=lambda device: (STREAM, device))
     for module in (triton_private, triton.compiler.compiler):
         monkeypatch.setattr(module, "driver", SimpleNamespace(active=active))
@@ -54,16 +53,13 @@ def test_a_launch_is_what_triton_itself_would_have_launched_with_the_tensors_add
 
 @pytest.mark.parametrize("chain", ["launch_enter_hook", "launch_exit_hook"])
 def test_a_hook_hears_of_the_launches_after_it_was_added_until_it_is_removed(chain):
-    launch = triton_private.launcher(Kernel(), GRID, ARGUMENTS)
+    launch, hooks = triton_private.launcher(Kernel(), GRID, ARGUMENTS), getattr(knobs.runtime, chain)
     heard = []
     hook = lambda metadata: heard.append(metadata.get()["name"])  # noqa: E731
-    launch(*TENSORS)
-    getattr(knobs.runtime, chain).add(hook)
-    try:
+    for change in (None, hooks.add, hooks.remove):
+        if change:
+            change(hook)
         launch(*TENSORS)
-    finally:
-        getattr(knobs.runtime, chain).remove(hook)
-    launch(*TENSORS)
     assert heard == ["name"]
 
 

@@ -1,22 +1,20 @@
 """Small models and their training steps, of which tests count what formulas say."""
 
-from dataclasses import asdict
-
 import torch
 
-from pipeline.formulas.sizes import ModelSize
+from pipeline.formulas.sizes import ModelSize, OwnSize
 from pipeline.model import TransformerLM
 from pipeline.model.step import build_training_step
 
 ODD_SIZE = ModelSize(d_model=24, d_ff=56, num_layers=3, num_heads=2)
+GROUPED = OwnSize(d_model=64, d_ff=96, num_layers=2, num_heads=8, num_kv_heads=2, vocab_size=120)
 
 
 def build_model(size, vocab_size, context_length=24):
-    return TransformerLM(vocab_size=vocab_size, context_length=context_length, **asdict(size))
+    return TransformerLM(vocab_size=size.vocabulary(vocab_size), context_length=context_length, **size.widths())
 
 
 def step_of(workload):
-    """Build the training step of a workload."""
     return build_training_step(
         workload.size,
         vocab_size=workload.vocab_size,

@@ -4,13 +4,7 @@ import pytest
 import torch
 
 from pipeline.attention import eager_attention
-from pipeline.formulas.activations import (
-    Workload,
-    attention_bytes,
-    bytes_by_part,
-    residual_stream_bytes,
-    saved_terms,
-)
+from pipeline.formulas.activations import Workload, attention_bytes, bytes_by_part, residual_stream_bytes, saved_terms
 from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
 from pipeline.instruments.memory.saved_tensors import saved_bytes
 
@@ -75,18 +69,12 @@ def test_scores_are_a_row_of_the_softmax_or_one_log_sum_exp_a_query(attention, o
     assert bytes_by_part(workload(attention))["scores"] == 4 * queries * of_a_query
 
 
-def test_eager_attention_keeps_the_softmax_and_its_inputs():
-    q, k, v = torch.randn(3, 2, SIZE.num_heads, 16, 16).unbind()
-    for tensor in (q, k, v):
-        tensor.requires_grad_()
-    counted = attention_bytes(workload())
-    assert counted["inputs"] == q.nbytes + k.nbytes + v.nbytes
-    # k and v are views of what is kept anyway; the scaled queries take the place of q.
-    kept = saved_bytes(lambda: eager_attention(q.clone(), k.clone(), v.clone(), True), [])
-    assert kept == counted["inputs"] + counted["kept"]
-
-
-def test_eager_attention_has_scores_and_softmax_at_once_and_flash_no_more_than_it_keeps():
+def test_eager_attention_keeps_softmax_and_inputs_and_has_the_scores_too_and_flash_no_more_than_it_keeps():
     eager, flash = (attention_bytes(workload(kind)) for kind in ("eager", "flash"))
+    leaves = [torch.randn(2, SIZE.num_heads, 16, 16, requires_grad=True) for _ in range(3)]
+    assert eager["inputs"] == sum(leaf.nbytes for leaf in leaves)
+    # k and v are views of what is kept anyway; the scaled queries take the place of q.
+    kept = saved_bytes(lambda: eager_attention(*(leaf.clone() for leaf in leaves), True), [])
+    assert kept == eager["inputs"] + eager["kept"]
     assert eager["most"] == 2 * 4 * 2 * SIZE.num_heads * 16**2
     assert flash["most"] == flash["kept"]

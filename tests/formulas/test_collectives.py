@@ -1,4 +1,3 @@
-import numpy as np
 import pytest
 
 from pipeline.formulas.collectives import (
@@ -10,15 +9,13 @@ from pipeline.formulas.collectives import (
 )
 from pipeline.stages.collectives.cell import COLLECTIVES
 
-from .rings import Ring
-
 SIZES_BYTES = [1e6, 1e7, 1e8, 1e9]
 
 
-@pytest.mark.parametrize(("world_size", "all_reduce", "all_gather"), [(1, 0, 0), (2, 1, 0.5), (4, 1.5, 0.75)])
-def test_a_rank_of_a_ring_sends_two_n_minus_one_nths(world_size, all_reduce, all_gather):
-    assert all_reduce_bus_factor(world_size) == all_reduce
-    assert all_gather_bus_factor(world_size) == all_gather
+@pytest.mark.parametrize(("world_size", "factors"), [(1, (0, 0, 0)), (2, (1, 0.5, 1)), (4, (1.5, 0.75, 3))])
+def test_a_rank_of_a_ring_sends_two_n_minus_one_nths_or_whole_tensors_n_minus_one_times(world_size, factors):
+    found = (all_reduce_bus_factor, all_gather_bus_factor, whole_tensor_ring_factor)
+    assert tuple(factor(world_size) for factor in found) == factors
 
 
 def test_bus_factors_are_those_of_nccl_tests():
@@ -29,18 +26,8 @@ def test_bus_factors_are_those_of_nccl_tests():
 
 @pytest.mark.parametrize(("latency_s", "bytes_per_s"), [(20e-6, 300e9), (2e-3, 1e9), (1, 1e12)])
 def test_a_fit_recovers_the_line_that_the_times_lie_on(latency_s, bytes_per_s):
-    times_s = [latency_s + size / bytes_per_s for size in SIZES_BYTES]
-    cost = fit_linear_cost(SIZES_BYTES, times_s)
-    assert cost.latency_s == pytest.approx(latency_s, rel=1e-6)
-    assert cost.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-6)
-
-
-def test_a_fit_recovers_the_line_from_noisy_times():
-    noise = 1 + 0.02 * np.random.default_rng(0).standard_normal((4, 50))
-    times_s = ((20e-6 + np.array(SIZES_BYTES) / 300e9)[:, None] * noise).ravel()
-    cost = fit_linear_cost(np.repeat(SIZES_BYTES, 50), times_s)
-    assert cost.latency_s == pytest.approx(20e-6, rel=0.02)
-    assert cost.bytes_per_s == pytest.approx(300e9, rel=0.02)
+    cost = fit_linear_cost(SIZES_BYTES, [latency_s + size / bytes_per_s for size in SIZES_BYTES])
+    assert (cost.latency_s, cost.bytes_per_s) == pytest.approx((latency_s, bytes_per_s), rel=1e-6)
 
 
 def test_every_size_counts_alike():
@@ -62,20 +49,3 @@ def test_latency_is_never_negative():
 def test_times_that_give_no_line_are_refused(sizes, times):
     with pytest.raises(ValueError, match=r"two sizes|do not grow"):
         fit_linear_cost(sizes, times)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 8])
-def test_a_ring_that_moves_arrays_sends_the_bytes_of_the_formulas(world_size):
-    arrays = [np.arange(24.0) * (device + 1) for device in range(world_size)]
-    total = sum(arrays)
-    for collective, factor in {
-        Ring.all_reduce: all_reduce_bus_factor,
-        Ring.all_reduce_whole: whole_tensor_ring_factor,
-    }.items():
-        ring = Ring(world_size)
-        for result in collective(ring, arrays):
-            np.testing.assert_array_equal(result, total)
-        assert ring.sent == [pytest.approx(24 * factor(world_size))] * world_size
-    ring = Ring(world_size)
-    np.testing.assert_array_equal(np.concatenate(ring.reduce_scatter(arrays)), total)
-    assert ring.sent == [pytest.approx(24 * all_gather_bus_factor(world_size))] * world_size

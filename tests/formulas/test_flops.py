@@ -2,20 +2,15 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from pipeline.formulas.flops import (
-    backward_flops,
-    causal_train_step_flops,
-    forward_flops,
-    train_step_flops,
-)
+from pipeline.formulas.flops import backward_flops, causal_train_step_flops, forward_flops, train_step_flops
 from pipeline.formulas.sizes import SIZES
 
-from .models import ODD_SIZE, build_model
+from .models import GROUPED, ODD_SIZE, build_model
 
 VOCAB_SIZE, BATCH_SIZE, SEQ_LEN = 100, 3, 24
 
 
-@pytest.mark.parametrize("size", [SIZES["tiny"], ODD_SIZE])
+@pytest.mark.parametrize("size", [SIZES["tiny"], ODD_SIZE, GROUPED])
 def test_flops_equal_those_that_torch_counts(size):
     workload = (size, VOCAB_SIZE, BATCH_SIZE, SEQ_LEN)
     model = build_model(size, VOCAB_SIZE, SEQ_LEN)

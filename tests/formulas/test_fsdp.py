@@ -31,13 +31,10 @@ def plan_of(elements, itemsize=4, compute_itemsize=4, replicated=0):
     return FsdpPlan(units, replicated, itemsize, compute_itemsize)
 
 
-def test_kept_bytes_are_a_share_of_what_is_sharded_and_all_of_what_is_not():
+def test_kept_are_a_share_of_what_is_sharded_all_of_what_is_not_and_two_buffers_as_large_as_their_largest_unit():
     plan = plan_of([160, 320], replicated=10)
     assert plan.persistent_bytes == plan.gradient_bytes == 4 * (240 + 10)
     assert fsdp_training.moments_bytes(plan) == 8 * (240 + 10)
-
-
-def test_units_take_turns_in_two_buffers_each_as_large_as_its_largest_unit():
     assert plan_of([160, 320, 480, 16]).gathered_bytes == 4 * (480 + 320)
     assert plan_of([160], compute_itemsize=2).gathered_bytes == 2 * 160
 
@@ -51,11 +48,7 @@ def test_gradients_peak_where_the_most_have_been_received_or_are_under_way():
 
 def test_the_last_two_units_are_not_gathered_again():
     sent = plan_of([160, 320, 480], replicated=10).collective_bytes
-    assert sent == {
-        "allgather_base": 4 * (2 * 960 - 800),
-        "reduce_scatter_base": 4 * 960,
-        "allreduce": 40,
-    }
+    assert sent == {"allgather_base": 4 * (2 * 960 - 800), "reduce_scatter_base": 4 * 960, "allreduce": 40}
 
 
 def test_communication_is_exposed_at_both_ends_of_a_step_and_where_it_outlasts_the_computation():

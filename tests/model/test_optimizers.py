@@ -1,5 +1,3 @@
-"""Optimizers beside PyTorch's AdamW."""
-
 import pytest
 import torch
 
@@ -42,9 +40,7 @@ def test_muon_takes_the_matrices_of_blocks_and_adamw_all_else_once():
     model = TransformerLM(50, 8, d_model=16, num_layers=2, num_heads=2, d_ff=32)
     optimizer = muon(model, fused=False)
     assert isinstance(optimizer, Several)
-    of_muon, others = (
-        [parameter for group in each.param_groups for parameter in group["params"]] for each in optimizer.optimizers
-    )
+    of_muon, others = ([p for group in each.param_groups for p in group["params"]] for each in optimizer.optimizers)
     assert len(of_muon) == 2 * 7
     assert {id(each) for each in others} == {
         *map(id, (model.token_embedding.weight, model.lm_head.weight, model.final_norm.weight)),

@@ -9,9 +9,7 @@ from pipeline.tf32 import allows_tf32
     ("precision", "fp32_products", "is_autocast"),
     [("fp32", "highest", False), ("tf32", "high", False), ("bf16", "highest", True)],
 )
-def test_precision_sets_fp32_products_and_autocast_whatever_was_set_before(
-    tf32_switch, precision, fp32_products, is_autocast
-):
+def test_precision_sets_fp32_products_and_autocast_whatever_was_set(tf32_switch, precision, fp32_products, is_autocast):
     with precision_context(precision, "cpu"):
         assert torch.get_float32_matmul_precision() == fp32_products
         assert torch.backends.cuda.matmul.allow_tf32 == (precision == "tf32")
@@ -26,12 +24,9 @@ def test_former_state_comes_back_even_after_an_exception(precision, tf32_switch)
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_matmul_precision_leaves_autocast_alone():
+def test_matmul_precision_leaves_autocast_alone_and_an_unknown_one_is_named_in_one_line():
     with matmul_precision("bf16"):
         assert not torch.is_autocast_enabled("cpu")
-
-
-def test_unknown_precision_is_named_in_one_line():
     message = "^precision='fp8': must be one of fp32, bf16, tf32$"
     with pytest.raises(ValueError, match=message), precision_context("fp8", "cpu"):
         pass

@@ -1,4 +1,4 @@
-"""Modules that go wrong."""
+"""Modules that go wrong, or may."""
 
 import torch
 from torch import nn
@@ -15,6 +15,30 @@ class Breaks(torch.autograd.Function):
     @staticmethod
     def backward(ctx, gradient):
         raise MemoryError("halfway")
+
+
+class Boxed(nn.Module):
+    def __init__(self, box, width):
+        super().__init__()
+        self.box, self.layer = box, nn.Linear(width, width)
+
+    def forward(self, x):
+        y = self.layer(x)
+        return self.box(out=y, more={"twice": 2 * y})
+
+
+class Unboxing(nn.Module):
+    """Layers that need each other's buffers in between."""
+
+    def __init__(self, box, width):
+        super().__init__()
+        self.layers = nn.ModuleList(Boxed(box, width) for _ in range(4))
+
+    def forward(self, x):
+        for layer in self.layers:
+            box = layer(x)
+            x = torch.tanh(box.out) + box.more["twice"]
+        return x
 
 
 class Lookup(nn.Module):

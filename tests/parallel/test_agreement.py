@@ -1,5 +1,3 @@
-"""What the ranks must agree on for a sharded optimizer: where they do not, every rank raises the same error."""
-
 import pytest
 import torch
 from torch import nn
@@ -27,12 +25,8 @@ CONSTRUCTIONS = {
     "rank 2 raised ValueError: Attempted to use an uninitialized parameter": lambda rank: sharded(
         (nn.Linear(2, 3) if rank < 2 else nn.LazyLinear(3)).parameters()
     ),
-    "rank 0 raised ValueError: optimizer got an empty parameter list": lambda rank: sharded(
-        make_net().parameters() if rank else []
-    ),
-    "rank 1 raised ValueError: Muon only supports 2D parameters": lambda rank: sharded(
-        nn.Linear(3, 3).parameters(), Muon
-    ),
+    "rank 0 raised ValueError: optimizer got an empty": lambda rank: sharded(make_net().parameters() if rank else []),
+    "rank 1 raised ValueError: Muon only supports 2D": lambda rank: sharded(nn.Linear(3, 3).parameters(), Muon),
 }
 
 
@@ -45,30 +39,17 @@ def test_a_mismatch_at_construction_is_the_same_error_on_every_rank(context, tol
 
 
 @on_ranks(1, 2)
-def test_bad_arguments_are_the_errors_that_the_plain_optimizer_raises(context):
+def test_what_is_wrong_on_every_rank_is_the_error_that_the_plain_optimizer_raises(context):
     with pytest.raises(ValueError, match=r"^optimizer got an empty parameter list"):
         sharded([], AdamW)
-    with pytest.raises(ValueError, match=r"^Invalid learning rate"):
-        sharded(make_net().parameters(), AdamW, lr=-1)
     with pytest.raises(TypeError, match=r"^params argument given to the optimizer"):
         sharded(torch.ones(2), AdamW)
-    with pytest.raises(ValueError, match=r"^Attempted to use an uninitialized parameter"):
-        sharded(nn.LazyLinear(3).parameters(), AdamW)
-
-
-class Note:
-    """Something whose words differ from rank to rank, as an address does."""
-
-    def __init__(self, rank):
-        self.rank = rank
-
-    def __repr__(self):
-        return f"a note of rank {self.rank}"
 
 
 @on_ranks(2)
 def test_hyperparameters_of_any_kind_are_accepted(context):
-    extra = {"lr": torch.tensor(0.05), "note": Note(context.rank), "foreach": False}
+    note = type("Note", (), {"__repr__": lambda self: f"of rank {context.rank}"})()  # as an address differs
+    extra = {"lr": torch.tensor(0.05), "note": note, "foreach": False}
     ours, plain = make_pair(AdamW, lambda net: [{"params": net.parameters(), **extra}])
     for pair in (ours, plain):
         train(*pair, range(2))
@@ -76,8 +57,6 @@ def test_hyperparameters_of_any_kind_are_accepted(context):
 
 
 class OnlyMatrices(SGD):
-    """Refuses other parameters, but only after it has taken their group."""
-
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
         if any(parameter.dim() != 2 for parameter in self.param_groups[-1]["params"]):

@@ -1,5 +1,3 @@
-"""State dicts of the sharded optimizer: brought together from all ranks, and shared out again."""
-
 import io
 import pickle
 from copy import copy, deepcopy
@@ -38,10 +36,6 @@ def with_a_group_added(net, make_optimizer):
 CASES = [(in_groups, 0), (in_groups, 3), (with_momentum, 3), (in_bfloat16, 3), (with_a_group_added, 3)]
 
 
-def make_plain(params, optimizer_cls, **arguments):
-    return optimizer_cls(params, **arguments)
-
-
 def saved_in_each_case(context):
     by_case = []
     for build, steps in CASES:
@@ -62,6 +56,7 @@ def saved_in_each_case(context):
 
 def assert_continued_in_each_case(context, saved):
     by_case = torch.load(io.BytesIO(saved))
+    make_plain = lambda params, optimizer_cls, **arguments: optimizer_cls(params, **arguments)  # noqa: E731
     for (build, steps), loaded in zip(CASES, by_case, strict=True):
         net, alone, throughout = make_net(), make_net(), make_net()
         sharded, plain, unbroken = build(net, ShardedOptimizer), build(alone, make_plain), build(throughout, make_plain)
@@ -84,27 +79,14 @@ def test_what_two_ranks_save_goes_on_in_a_plain_optimizer_and_in_any_world_size(
         host.run(assert_continued_in_each_case, world_size, saved=saved)
 
 
-@on_ranks(1, 2, 3)
-def test_a_plain_optimizers_state_dict_loads_into_a_sharded_one(context):
-    (net, sharded), (alone, plain) = make_pair(AdamW, groups_of, lr=0.05)
-    train(alone, plain, range(3))
-    net.load_state_dict(alone.state_dict())
-    sharded.param_groups[0]["lr"] = 1.0
-    sharded.load_state_dict(deepcopy(plain.state_dict()))  # loading on the same device shares the tensors
-    assert [group["lr"] for group in sharded.param_groups] == [0.05, 0.01]
-    for pair in ((net, sharded), (alone, plain)):
-        train(*pair, range(3, 6))
-    assert_alike((net, sharded), (alone, plain))
-
-
 @on_ranks(2)
 def test_looking_up_the_state_of_another_ranks_parameter_leaves_it_in_the_state_dict(context):
-    (net, sharded), (alone, plain) = make_pair(AdamW)
-    train(net, sharded, range(2))
-    train(alone, plain, range(2))
-    for parameter in net.parameters():
-        sharded.state[parameter].get("exp_avg")
-    assert_same_state(sharded.state_dict(), plain.state_dict())
+    ours, plain = make_pair(AdamW)
+    for pair in (ours, plain):
+        train(*pair, range(2))
+    for parameter in ours[0].parameters():
+        ours[1].state[parameter].get("exp_avg")
+    assert_alike(ours, plain)
 
 
 @on_ranks(2)
@@ -120,10 +102,19 @@ def test_hooks_after_saving_find_all_state_once(context):
     assert len(sharded.state) < 5
 
 
+class Unread(dict):
+    def items(self):
+        raise AssertionError("another rank's share was read")
+
+
 @on_ranks(2)
-def test_hooks_around_loading_find_what_is_given_and_may_change_it_and_then_the_own_share(context):
+def test_loading_reads_the_own_share_alone_and_hooks_may_change_what_is_given_before(context):
     (net, sharded), (alone, plain) = make_pair(AdamW)
     train(alone, plain, range(2))
+    given, is_own = plain.state_dict(), [sharded.owner(parameter) == context.rank for parameter in net.parameters()]
+    given["state"] |= {index: Unread() for index in range(5) if not is_own[index]}
+    sharded.load_state_dict(given)
+    assert_same_state(sharded.state_dict(), plain.state_dict())
     seen = []
 
     def without_the_first(_, given):
@@ -132,31 +123,10 @@ def test_hooks_around_loading_find_what_is_given_and_may_change_it_and_then_the_
 
     sharded.register_load_state_dict_pre_hook(without_the_first)
     sharded.register_load_state_dict_post_hook(lambda optimizer: seen.append(len(optimizer.state)))
-    given = plain.state_dict()
     sharded.load_state_dict(given)
     assert len(given["state"]) == 5
-    own = [sharded.owner(parameter) == context.rank for parameter in net.parameters()]
-    assert seen == [5, sum(own[1:])]
+    assert seen == [5, sum(is_own[1:])]
     assert sorted(sharded.state_dict()["state"]) == [1, 2, 3, 4]
-
-
-class Unread(dict):
-    """What fails as soon as it is read."""
-
-    def items(self):
-        raise AssertionError("another rank's share was read")
-
-
-@on_ranks(2)
-def test_loading_takes_the_state_of_the_own_share_alone_to_the_device(context):
-    (net, sharded), (alone, plain) = make_pair(AdamW)
-    train(alone, plain, range(2))
-    given = plain.state_dict()
-    for index, parameter in enumerate(net.parameters()):
-        if sharded.owner(parameter) != context.rank:
-            given["state"][index] = Unread()
-    sharded.load_state_dict(given)
-    assert_same_state(sharded.state_dict(), plain.state_dict())
 
 
 @on_ranks(2)

@@ -1,25 +1,18 @@
-"""Properties that all four ways of data-parallel training share, shown by real processes."""
-
 import copy
 import gc
-import io
 import pickle
 from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..ranks import on_ranks
 from . import nets
-from .freed import still_there
 from .nets import data, loss, share
 from .ways import OVERLAPPING, assert_same, every_way, gradients, synchronize
 
 SMALL_BYTES = 300  # a few buckets for the nets below
-
-
 Net = partial(nets.Net, tied=True)
 
 
@@ -45,6 +38,9 @@ def test_training_equals_one_process_with_the_full_batch_at_every_step(context, 
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=step % 2 == 0)
+        for parameter in (*alone.parameters(), *net.parameters()) if step == 3 else ():
+            if parameter.grad is not None:
+                parameter.grad = torch.zeros_like(parameter)  # neither none nor a view of a buffer
         assert_same(net.state_dict(), alone.state_dict())
 
 
@@ -95,53 +91,27 @@ def test_a_module_whose_wrapper_is_gone_can_be_wrapped_again(context, way):
         net.zero_grad()
 
 
-@on_ranks(2)
-@every_way(SMALL_BYTES)
-def test_dropping_module_and_optimizer_frees_parameters_and_gradients(context, way):
-    ddp = way(Net())
-    optimizer = torch.optim.AdamW(ddp.parameters())
-    for _ in range(2):
-        synchronize(ddp, loss(ddp(share(context, data()), branches=(0,))))
-        optimizer.step()
-    tensors = [*ddp.parameters(), *(parameter.grad for parameter in ddp.parameters() if parameter.grad is not None)]
-    storages = [StorageWeakRef(tensor.untyped_storage()) for tensor in tensors]
-    del ddp, optimizer, tensors
-    gc.collect()
-    assert still_there(storages) == 0
-
-
-class Mixed(nn.Module):
-    """Layers of three dtypes, in turns."""
+class Weights(nn.Module):
+    """Parameters of three dtypes, in turns, whose gradients are multiples of what it is given."""
 
     DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.bfloat16, torch.float32)
 
-    def __init__(self, seed):
+    def __init__(self):
         super().__init__()
-        torch.manual_seed(seed)
-        self.layers = nn.ModuleList(nn.Linear(4, 4, dtype=dtype) for dtype in self.DTYPES)
+        self.weights = nn.ParameterList(torch.ones(3, dtype=dtype) for dtype in self.DTYPES)
 
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x.to(layer.weight.dtype))
-        return x
+    def forward(self, factor):
+        return sum((place * factor * weight).double().sum() for place, weight in enumerate(self.weights, 1))
 
 
 @on_ranks(2)
 @every_way(SMALL_BYTES)
 def test_parameters_of_different_dtypes_each_keep_theirs(context, way):
-    net = Mixed(seed=context.rank)
-    batch = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+    net = Weights()
     ddp = way(net)
-    synchronize(ddp, loss(ddp(share(context, batch))))
-    by_rank = []
-    for part in batch.chunk(context.world_size):
-        alone = Mixed(seed=0)
-        loss(alone(part)).backward()
-        by_rank.append(gradients(alone))
-    for name, parameter in net.named_parameters():
-        assert parameter.grad.dtype == parameter.dtype
-        mean = torch.stack([of_rank[name].double() for of_rank in by_rank]).mean(0)
-        torch.testing.assert_close(parameter.grad.double(), mean, rtol=2e-2, atol=1e-3)
+    synchronize(ddp, ddp(1.0 + context.rank))
+    for place, weight in enumerate(net.weights, 1):
+        assert torch.equal(weight.grad, torch.full_like(weight, 1.5 * place))
 
 
 @on_ranks(2)
@@ -174,14 +144,12 @@ def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(cont
 
 @on_ranks(2)
 @every_way(SMALL_BYTES)
-@pytest.mark.parametrize(
-    "breaks_behind", [("branches", "branches"), ("branches", "embedding"), ("embedding", None)], ids=str
-)
-def test_training_goes_on_after_a_failed_backward_pass_whose_gradients_are_discarded(context, way, breaks_behind):
+@pytest.mark.parametrize("behind", [("branches", "branches"), ("branches", "embedding"), ("embedding", None)], ids=str)
+def test_training_goes_on_after_a_failed_backward_pass_whose_gradients_are_discarded(context, way, behind):
     net, part = Net(), share(context, data())
     ddp = way(net)
     for _ in range(2):
-        fail_backward(ddp, part, breaks_behind[context.rank])
+        fail_backward(ddp, part, behind[context.rank])
         ddp.discard_gradients()
         assert all(parameter.grad is None for parameter in net.parameters())
         synchronize(ddp, loss(ddp(part, (0,))))
@@ -189,7 +157,6 @@ def test_training_goes_on_after_a_failed_backward_pass_whose_gradients_are_disca
 
 
 def fail_backward(ddp, part, place):
-    """Fail at a place of the backward pass, or nowhere."""
     failing = loss(ddp(part, (0,), breaks_behind=place))
     if place is None:
         failing.backward()
@@ -209,17 +176,6 @@ def test_the_step_after_a_failed_backward_pass_is_refused_with_the_way_to_start_
     ddp.discard_gradients()
 
 
-def saved_and_loaded(module):
-    file = io.BytesIO()
-    torch.save(module, file)
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def unpickled(module):
-    return pickle.loads(pickle.dumps(module))
-
-
 def hooks(module):
     return [len(parameter._post_accumulate_grad_hooks or ()) for parameter in module.parameters()]
 
@@ -228,7 +184,7 @@ def hooks(module):
 @every_way(SMALL_BYTES)
 def test_a_copy_trains_like_the_original_and_apart_from_it(context, way):
     part = share(context, data())
-    for duplicate in (copy.deepcopy, unpickled, saved_and_loaded):
+    for duplicate in (copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))):
         ddp = way(Net())
         with ddp.no_sync():
             loss(ddp(part, (0,))).backward()
@@ -243,12 +199,3 @@ def test_a_copy_trains_like_the_original_and_apart_from_it(context, way):
             assert_same(gradients(copied.module), gradients_alone(data()))
             copied.zero_grad()
         assert_same({name: gradients(ddp)[name] for name in kept}, kept, rtol=0, atol=0)
-
-
-@on_ranks(2)
-@every_way(SMALL_BYTES)
-def test_the_state_dict_is_the_modules_and_can_be_loaded(context, way):
-    ddp, other = way(Net(seed=1)), way(Net(seed=2))
-    assert_same(ddp.state_dict(), {f"module.{name}": value for name, value in Net(seed=1).state_dict().items()})
-    other.load_state_dict(ddp.state_dict())
-    assert_same(other.module.state_dict(), Net(seed=1).state_dict())

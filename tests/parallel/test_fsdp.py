@@ -1,5 +1,3 @@
-"""Properties of fully sharded training, shown by real processes."""
-
 import copy
 from functools import partial
 

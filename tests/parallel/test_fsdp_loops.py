@@ -1,15 +1,13 @@
-"""Fully sharded training in loops as users write them: hooks, dataclasses, in-place operations, loss scaling."""
-
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 from pipeline.parallel import FSDP, BucketedDDP, ShardedOptimizer
 
 from ..ranks import on_ranks
+from .modules import Boxed, Unboxing
 from .ways import assert_same, synchronize
 
 WIDTH = 4
@@ -30,35 +28,9 @@ class Box:
     more: dict[str, Tensor]
 
 
-class Boxed(nn.Module):
-    """A layer whose results are in a dataclass."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x):
-        y = self.layer(x)
-        return Box(y, {"twice": 2 * y})
-
-
-class Unboxing(nn.Module):
-    """Layers that need each other's buffers in between."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Boxed() for _ in range(4))
-
-    def forward(self, x):
-        for layer in self.layers:
-            box = layer(x)
-            x = torch.tanh(box.out) + box.more["twice"]
-        return x
-
-
 def boxed():
     torch.manual_seed(0)
-    return Unboxing().double()
+    return Unboxing(Box, WIDTH).double()
 
 
 def in_place():
@@ -69,7 +41,6 @@ def in_place():
 
 
 def hooked():
-    """Build layers with hooks that use their parameters."""
     net = plain()
     for layer in net:
         layer.register_forward_pre_hook(lambda module, args: (args[0] * module.weight.sum(),))
@@ -102,57 +73,27 @@ def test_dataclasses_in_place_operations_and_hooks_of_the_user_train_like_one_pr
 
 
 @on_ranks(2)
-def test_with_a_sharded_scaler_one_ranks_infinity_skips_the_step_on_all(context):
-    fsdp = FSDP(plain())
-    optimizer = torch.optim.SGD(fsdp.parameters(), lr=0.1)
-    scaler = ShardedGradScaler("cpu", init_scale=4.0)
-    for has_infinity in (True, False):
-        before = fsdp.full_state_dict()
-        synchronize(fsdp, scaler.scale(fsdp(batch(context.rank)).square().mean()))
-        if has_infinity and context.rank == context.world_size - 1:
-            fsdp.module[0].weight.grad[0] = float("inf")
-        scaler.unscale_(optimizer)
-        fsdp.clip_grad_norm_(1.0)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        after = fsdp.full_state_dict()
-        assert all(torch.equal(after[name], before[name]) for name in after) == has_infinity
-        assert scaler.get_scale() == 2.0
-
-
-@on_ranks(2)
-def test_second_derivatives_are_refused(context):
-    fsdp = FSDP(plain())
-    x = batch(0).requires_grad_()
-    with pytest.raises(RuntimeError, match=r"^FSDP cannot go backward with create_graph=True"):
-        torch.autograd.grad(fsdp(x).sum(), x, create_graph=True)
-
-
-@on_ranks(2)
-def test_an_optimizers_step_before_the_finish_is_refused(context):
-    fsdp = FSDP(plain())
-    optimizer = torch.optim.AdamW(fsdp.parameters(), fused=True)
-    fsdp(batch(0)).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    with pytest.raises(RuntimeError, match=r"^gradients were dropped before finish_gradient_synchronization\(\)"):
-        fsdp(batch(0)).sum().backward()
-    fsdp.discard_gradients()
-    synchronize(fsdp, fsdp(batch(0)).sum())
-
-
-@on_ranks(2)
-def test_gradient_hooks_are_refused(context):
+def test_second_derivatives_a_step_before_the_finish_and_gradient_hooks_are_refused(context):
     net = plain()
     hook = net[1].weight.register_hook(torch.neg)
     with pytest.raises(ValueError, match=r"^1\.weight has a gradient hook, which FSDP would not call: remove it$"):
         FSDP(net)
     hook.remove()
-    fsdp = FSDP(net)
+    fsdp, x = FSDP(net), batch(0).requires_grad_()
+    with pytest.raises(RuntimeError, match=r"^FSDP cannot go backward with create_graph=True"):
+        torch.autograd.grad(fsdp(x).sum(), x, create_graph=True)
+    fsdp.discard_gradients()
+    optimizer = torch.optim.AdamW(fsdp.parameters(), fused=True)
+    fsdp(x).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    with pytest.raises(RuntimeError, match=r"^gradients were dropped before finish_gradient_synchronization\(\)"):
+        fsdp(x).sum().backward()
+    fsdp.discard_gradients()
+    synchronize(fsdp, fsdp(x).sum())
     net[0].weight.register_post_accumulate_grad_hook(lambda _: None)
     with pytest.raises(RuntimeError, match=r"^0\.weight has a gradient hook"):
-        fsdp(batch(0))
+        fsdp(x)
 
 
 @on_ranks(2)

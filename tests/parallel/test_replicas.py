@@ -8,7 +8,6 @@ DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int64, torch.bfloat16, tor
 
 
 def every_kind(fill):
-    """Make tensors of every dtype and layout."""
     return [
         *(torch.full((2, 3), fill).to(dtype) for dtype in DTYPES),
         torch.full((2, 3), fill).t(),

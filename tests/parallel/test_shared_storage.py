@@ -28,17 +28,6 @@ def positioned():
     return nn.Sequential(first, nn.Linear(3, 4), nn.Linear(4, 4), AddPosition(), nn.Tanh(), nn.Linear(4, 3))
 
 
-class Sum(nn.Module):
-    """Use but the sum of two parameters: both gradients are views of one tensor."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = Parameter(torch.randn(2, 3)), Parameter(torch.randn(3, 2))
-
-    def forward(self, x):
-        return (self.a.view(-1) + self.b.view(-1)) * x
-
-
 class Joined(nn.Module):
     """Add one parameter to two others joined: two gradients are each a part of the third."""
 
@@ -69,7 +58,7 @@ def means(kind, world_size, step):
 
 @on_ranks(2)
 @every_way(bucket_bytes=100)
-@pytest.mark.parametrize("kind", [positioned, Sum, Joined])
+@pytest.mark.parametrize("kind", [positioned, Joined])
 def test_gradients_that_share_a_storage_are_averaged_each_by_itself(context, way, kind):
     net = build(kind)
     ddp = way(net)

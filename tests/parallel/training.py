@@ -7,7 +7,6 @@ from pipeline.parallel import ShardedOptimizer
 
 
 def make_net():
-    """Build the net, with the same weights at every call."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 7), nn.Tanh(), nn.Linear(7, 5, bias=False), nn.Tanh(), nn.Linear(5, 1)).double()
 
@@ -21,7 +20,6 @@ def groups_of(net):
 
 
 def list_of(net):
-    """Return its parameters in one group."""
     return list(net.parameters())
 
 
@@ -33,13 +31,11 @@ def make_pair(optimizer_cls, parameters_of=list_of, make=make_net, **arguments):
 
 
 def add_gradients(net, step):
-    """Run forward and backward with the batch of a step."""
     x = torch.randn(6, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
     net(x.to(net[0].weight.dtype)).square().mean().backward()
 
 
 def train(net, optimizer, steps, scheduler=None):
-    """Run training steps, by the numbers of their batches."""
     for step in steps:
         add_gradients(net, step)
         optimizer.step()
@@ -49,18 +45,15 @@ def train(net, optimizer, steps, scheduler=None):
 
 
 def assert_alike(sharded, plain):
-    """Compare two pairs of a net and its optimizer: parameters and state dicts."""
     assert_same(sharded[0], plain[0])
     assert_same_state(sharded[1].state_dict(), plain[1].state_dict())
 
 
 def assert_same(net, other):
-    """Compare the parameters of two nets."""
     torch.testing.assert_close(list_of(net), list_of(other), rtol=1e-10, atol=1e-12)
 
 
 def assert_same_state(actual, wanted):
-    """Compare two state dicts."""
     assert actual["param_groups"] == wanted["param_groups"]
     torch.testing.assert_close(actual["state"], wanted["state"], rtol=1e-10, atol=1e-12)
     assert actual.keys() == wanted.keys()

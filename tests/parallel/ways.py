@@ -33,6 +33,5 @@ def _or_nothing(tensor):
 
 
 def synchronize(ddp, loss):
-    """Go backward, and average the gradients."""
     loss.backward()
     ddp.finish_gradient_synchronization()

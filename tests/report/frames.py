@@ -13,7 +13,6 @@ def samples(median_ms, spread=0.004):
 
 
 def timed(name, median_ms, **columns):
-    """Return a row as a stage's rows are before repeats are folded."""
     values = samples(median_ms)
     return {
         "name": name,
@@ -31,15 +30,12 @@ def timed(name, median_ms, **columns):
 
 
 def failed(name, status="oom", reason="CUDA out of memory", **columns):
-    """Return a row without values."""
     return {"name": name, "phase": "train_step", "status": status, "reason": reason, "cards": "a GPU", **columns}
 
 
 def folded(*rows, keys=("name",)):
-    """Return rows as a frame."""
     return fold(pd.DataFrame(list(rows)), keys)
 
 
 def repeated(name, medians_ms, **columns):
-    """Return the rows of the repeats of one cell."""
     return [timed(name, median, repeat=number, **columns) for number, median in enumerate(medians_ms, 1)]

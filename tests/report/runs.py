@@ -16,7 +16,6 @@ GPU = {
 
 
 def step(levers, median_ms, **columns):
-    """Return a row of the levers stage as a record holds it."""
     samples_ms = [median_ms * (1 + 0.0002 * place) for place in range(-6, 7)]
     shared = {"first_step_ms": 9.0, "peak_bytes": 10**9, "first_loss": 9.0, "loss": 8.0}
     return {"levers": levers, "status": "ok", "samples_ms": samples_ms, **shared, **columns}
@@ -26,7 +25,6 @@ ROWS = (step("eager", 100.0), step("sdpa", 80.0), step("sdpa+compile", 50.0), st
 
 
 def levers_record(*rows, size="medium", machine=GPU, **parts):
-    """Return a record of the levers stage."""
     cell, settings = asdict(Cell(size=size)), asdict(Settings())
     return record(stage="levers", cell=cell, settings=settings, rows=list(rows), machine=machine, **parts)
 

@@ -9,10 +9,13 @@ ROWS = pd.DataFrame({"a": ["x"]})
 TABLE = Table("times", "Times:", ROWS, named(ROWS, "a"))
 
 
-def test_a_part_takes_its_place_and_the_words_stay():
+def test_a_part_takes_its_place_and_words_and_code_stay():
     written = filled("### problem\n\nWords.\n\n[[times]]\n\nMore.", "flash", {"times": TABLE})
     assert written.startswith("### problem\n\nWords.\n\nTimes:\n\n| a |")
     assert written.endswith("More.")
+    assert filled("As code:\n\n    a = 1\n    b = 2", "flash", {}).endswith("\n\n    a = 1\n    b = 2")
+    # Of parts in one place those that are there are shown.
+    assert filled("[[chart]]\n[[times]]", "flash", {"times": TABLE}) == TABLE.markdown()
 
 
 @pytest.mark.parametrize("gap", ["\n", "\n\n"])
@@ -26,14 +29,6 @@ def test_a_part_that_was_not_measured_is_told_once_with_its_command_and_words_ab
     why, told, more = written.split("\n\n")
     assert (why, more) == ("Why.", "More.")
     assert "snakemake results/flash/cells.csv" in told
-
-
-def test_of_parts_in_one_place_those_that_are_there_are_shown():
-    assert filled("[[chart]]\n[[times]]", "flash", {"times": TABLE}) == TABLE.markdown()
-
-
-def test_code_keeps_its_lines():
-    assert filled("As code:\n\n    a = 1\n    b = 2", "flash", {}).endswith("\n\n    a = 1\n    b = 2")
 
 
 @pytest.mark.parametrize("name", list(stages()))

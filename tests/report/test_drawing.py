@@ -45,10 +45,12 @@ def test_both_drawings_have_its_names_and_titles_and_one_colour_a_name_and_the_s
     assert drawn(both, tmp_path) == drawing
 
 
-def test_two_names_of_one_meaning_have_two_colours():
+def test_two_names_of_one_meaning_have_two_colours_and_what_a_record_holds_is_text(tmp_path):
     names = {"ours": "cuDNN", "torch": "FlashAttention-2"}  # of the same colour where either stands alone
     colours = specification(chart(table=ROWS.assign(who=ROWS["who"].map(names))))["layer"][0]["encoding"]["color"]
     assert len({*colours["scale"]["range"]}) == 2
+    drawing = drawn(chart(table=ROWS.assign(who="<script>$x$")), tmp_path)
+    assert ["<script>" in drawing, "&lt;script&gt;$x$" in drawing] == [False, True]
 
 
 def test_a_bar_without_a_value_tells_its_outcome_and_what_is_unstable_is_faint(tmp_path):
@@ -75,6 +77,8 @@ def test_a_limit_is_named_and_lengths_that_are_powers_of_two_have_a_tick_each(tm
 def test_a_line_behind_points_carries_its_label(tmp_path):
     behind = chart("point", lines={"as the copy of memory": [(512.0, 600.0), (1024.0, 1200.0)]})
     drawing = drawn(behind, tmp_path)
+    # A label stands half way along its line as it is drawn.
+    assert (Axis("n", log=True).middle(10, 1000), Axis("n").middle(1.0, 3.0)) == (pytest.approx(100), 2.0)
     assert "as the copy of memory" in texts(drawing)
     assert len(re.findall("mark-line", drawing)) == 1
 
@@ -83,14 +87,3 @@ def test_a_chart_without_values_is_empty():
     assert chart(table=ROWS.assign(rate=float("nan"), status="oom")).is_empty
     assert chart("line", ROWS.head(0)).is_empty
     assert not chart().is_empty
-
-
-def test_what_a_record_holds_is_text_in_a_drawing(tmp_path):
-    drawing = drawn(chart(table=ROWS.assign(who="<script>$x$")), tmp_path)
-    assert "<script>" not in drawing
-    assert "&lt;script&gt;$x$" in drawing
-
-
-def test_a_label_stands_half_way_along_its_line_as_it_is_drawn():
-    x, y = Axis("n", log=True).middle(10, 1000), Axis("n").middle(1.0, 3.0)
-    assert (x, y) == (pytest.approx(100), 2.0)  # a logarithmic and a linear axis

@@ -77,9 +77,3 @@ def test_missing_cells_share_a_line_a_stage_with_what_is_the_same_in_all():
 @pytest.mark.parametrize(("outdated", "count"), [([], 0), (["abc"], 1), (["other"], 0)])
 def test_cells_of_code_that_has_changed_since_are_counted(outdated, count):
     assert len(facts.changed_since(cells(levers_record(*ROWS)), outdated)) == count
-
-
-def test_what_the_machine_lacks_shares_a_line_and_failed_cells_are_left_to_the_first_screen():
-    lacking = [gone("skipped", "needs 2 GPUs"), gone("skipped", "no CUDA GPU", size="xl")]
-    [line] = facts.without_values(cells(*lacking, gone("failed", "killed", size="2.7B"))).to_dict("records")
-    assert (line["outcome"], line["cells"], line["reason"]) == ("skipped", 2, "needs 2 GPUs; no CUDA GPU")

@@ -12,17 +12,13 @@ from .frames import failed, folded, repeated, timed
 
 
 def test_a_row_has_the_median_of_its_repeats_their_number_and_their_spread():
-    [row] = folded(*repeated("a", [10.0, 10.3, 10.1], peak_bytes=7)).to_dict("records")
-    assert (row["median_ms"], row["repeats"], row["peak_bytes"]) == (10.1, 3, 7)
+    rows = [row | {"peak_bytes": size} for row, size in zip(repeated("a", [10.0, 10.3, 10.1]), (7, 9, 7), strict=True)]
+    [row] = folded(*rows).to_dict("records")
+    assert (row["median_ms"], row["repeats"], row["peak_bytes"]) == (10.1, 3, 9)  # so much may a step take
     assert row["spread_pct"] == pytest.approx(3.0)
     assert row["medians_ms"] == [10.0, 10.3, 10.1]
     assert len(row["samples_of_repeats"]) == 3
     assert row["status"] == "ok"
-
-
-def test_bytes_are_the_largest_of_the_repeats_for_so_much_a_step_may_take():
-    rows = [timed("a", 10.0, repeat=number, peak_bytes=size) for number, size in enumerate((7, 9, 7), 1)]
-    assert folded(*rows)["peak_bytes"].tolist() == [9]
 
 
 def test_repeats_that_contradict_each_other_are_unstable_and_say_so():
@@ -84,24 +80,17 @@ def test_cards_are_named_by_machine_and_gpus_each_that_repeats_ran_on():
 
 def of_timing(*rows, **changed):
     """Return the stage's frame of records of one row each, which differ in the values of these axes."""
-    cells = [
-        record()["cell"] | dict(zip(changed, values, strict=True)) for values in zip(*changed.values(), strict=True)
-    ]
-    records = [record(cell=record()["cell"] | cell, rows=[row]) for cell, row in zip(cells, rows, strict=True)]
-    return build(stages()["timing"], records)
+    rows_of = zip(*changed.values(), strict=True)
+    cells = [record()["cell"] | dict(zip(changed, values, strict=True)) for values in rows_of]
+    return build(stages()["timing"], [record(cell=cell, rows=[row]) for cell, row in zip(cells, rows, strict=True)])
 
 
-def test_a_stage_s_frame_has_every_declared_column_and_one_row_for_its_repeats():
-    frame = of_timing(timed_row(median_ms=2.0, q1_ms=1.9, q3_ms=2.1), timed_row(median_ms=2.0), repeat=[1, 2])
-    assert len(frame) == 1
+def test_a_stage_s_frame_has_every_declared_column_one_row_for_its_repeats_and_texts_of_one_line():
+    odd = timed_row(median_ms=2.0) | {"reason": "one\ntwo\x1b[2J", "slowdowns": ["a\nb"]}
+    frame = of_timing(odd, timed_row(median_ms=2.0), repeat=[1, 2])
+    [row] = frame.to_dict("records")
+    assert (row["repeats"], row["reason"], row["slowdowns"]) == (2, "one two\\x1b[2J", ["a b"])
     assert set(stages()["timing"].row_types.column_names()) <= {*frame, "repeat"}
-    assert frame["repeats"][0] == 2
-
-
-def test_text_of_a_record_becomes_one_line():
-    odd = timed_row() | {"median_ms": 2.0, "reason": "one\ntwo\x1b[2J", "slowdowns": ["a\nb"]}
-    [row] = of_timing(odd, repeat=[1]).to_dict("records")
-    assert (row["reason"], row["slowdowns"]) == ("one two\\x1b[2J", ["a b"])
 
 
 def test_the_faster_of_two_steps_has_the_higher_mfu_where_each_process_measured_its_peak():
@@ -112,15 +101,11 @@ def test_the_faster_of_two_steps_has_the_higher_mfu_where_each_process_measured_
     assert list(of_timing(*rows, context_length=[1, 2])["mfu_pct"]) == pytest.approx([100 / 6, 25.0])
 
 
-def test_known_keeps_rows_that_have_all_columns():
-    rows = pd.DataFrame({"a": [1, None], "b": [1, 2]})
-    assert len(having(rows, "a", "b")) == 1
+def test_rows_are_kept_that_have_all_columns_and_sorted_as_listed_unknown_names_last():
+    rows = pd.DataFrame({"size": ["mine", "xl", "small"], "a": [1, None, 1], "b": [1, 2, 3]})
+    assert list(having(rows, "a", "b").index) == [0, 2]
     assert having(rows, "c").empty
-
-
-def test_rows_are_sorted_as_listed_unknown_names_last():
-    rows = in_order(pd.DataFrame({"size": ["mine", "xl", "small"]}), ["size"], {"size": ["small", "xl"]})
-    assert list(rows["size"]) == ["small", "xl", "mine"]
+    assert list(in_order(rows, ["size"], {"size": ["small", "xl"]})["size"]) == ["small", "xl", "mine"]
 
 
 # As torch 2.11 writes it.

@@ -60,9 +60,7 @@ def test_parts_put_together_are_escaped_once_unless_they_are_markdown():
         (code, " ", " "),
     ],
 )
-def test_text_becomes_one_line_of_characters_that_can_be_seen_and_code_stands_between_backticks_if_it_can(
-    write, text, line
-):
+def test_text_becomes_one_line_of_visible_characters_and_code_stands_between_backticks_if_it_can(write, text, line):
     assert write(text) == line
 
 

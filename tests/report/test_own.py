@@ -13,7 +13,6 @@ FLASH = stages()["flash"]
 
 
 def rows(*rows):
-    """Return a frame of the flash stage, by implementation and length."""
     made = [
         {**SHAPE, "impl": row.pop("name"), **row, "phase": "forward_backward", "reason": row["reason"]} for row in rows
     ]
@@ -37,6 +36,7 @@ def test_each_of_the_user_s_own_is_placed_among_all_and_beside_the_fastest_other
     assert list(found["seq_len"].unique()) == [16384, 1024]  # and none that nobody brought anything for
     own = found[found["own"]].set_index(["impl", "seq_len"])
     assert (own.loc[("mine", 1024), "place"], own.loc[("mine", 1024), "of"]) == (2, 3)
+    assert own.loc[("mine", 16384), "place"] == 1
     assert own.loc[("mine", 1024), "ratio"] == pytest.approx(0.5)
     assert own.loc[("mine", 16384), "verdict"] == "faster"
     broken = own.loc[("broken", 16384)]

@@ -26,7 +26,6 @@ def writeup(folder, *records, **asked):
 
 
 def lost(status, reason, **parts):
-    """Return a record none of whose rows has values."""
     return levers_record(*({"levers": row["levers"], "status": status, "reason": reason} for row in ROWS), **parts)
 
 
@@ -35,13 +34,17 @@ def run(tmp_path_factory):
     return pages(tmp_path_factory.mktemp("run"), levers_record(*ROWS), scale="paper")
 
 
-def test_the_first_screen_has_a_line_a_chart_the_models_and_what_to_change(run):
+def test_the_first_screen_has_a_line_a_chart_the_models_and_what_to_change_and_the_summary_these_as_numbers(run):
     text = (run / "writeup.md").read_text().split("\n## ")[0]
     assert text.startswith("# NVIDIA H200")
     assert re.search(r"^\*\*.*medium.*\*\*$", text, re.M)
     assert "](figures/levers/models.svg)" in text
     changes = [line for line in text.splitlines() if line.startswith("| SDPA")]
     assert [("2.00×" in line, "1.25×" in line) for line in changes] == [(True, False), (False, True)]
+    summary = json.loads((run / "summary.json").read_text())
+    [model] = summary["models"]
+    assert (model["eager"]["median_ms"], model["tuned"]["with"]) == (100.0, "sdpa+compile")
+    assert [change["ratio"] for change in summary["changes"]] == pytest.approx([2.0, 1.25])
 
 
 def test_every_drawing_that_a_page_shows_is_there_and_none_of_an_earlier_run_and_all_are_the_same_bytes(run, tmp_path):
@@ -54,26 +57,15 @@ def test_every_drawing_that_a_page_shows_is_there_and_none_of_an_earlier_run_and
         assert all((again / link).is_file() for link in links)
     files = [{path.relative_to(each): path for path in each.rglob("*") if path.is_file()} for each in (run, again)]
     assert len(files[0]) > 5
-    assert {name: path.read_bytes() for name, path in files[0].items()} == {
-        name: path.read_bytes() for name, path in files[1].items()
-    }
+    first, second = ({name: path.read_bytes() for name, path in each.items()} for each in files)
+    assert first == second
 
 
-def test_the_summary_has_the_models_and_changes_as_numbers(run):
-    summary = json.loads((run / "summary.json").read_text())
-    [model] = summary["models"]
-    assert (model["eager"]["median_ms"], model["tuned"]["with"]) == (100.0, "sdpa+compile")
-    assert [change["ratio"] for change in summary["changes"]] == pytest.approx([2.0, 1.25])
-
-
-def test_what_failed_and_what_was_measured_beside_other_work_is_named_on_the_first_screen(tmp_path):
+def test_what_failed_and_what_was_measured_beside_other_work_is_named_on_the_first_screen_else_why_no_value(tmp_path):
     failed = lost("failed", "ended by SIGKILL", size="xl", log="a.log")
     busy = {"cores": 8, "others_cores": 6.0, "busy": True, "load_before": 7.0, "load_after": 7.0}
     text = writeup(tmp_path, levers_record(*ROWS, host=busy), failed).split("\n## ")[0]
     assert all(words in text for words in ("ended by SIGKILL", "a.log", "other processes"))
-
-
-def test_a_stage_without_values_says_why(tmp_path):
     assert "No results: 4 oom. out of memory" in writeup(tmp_path, lost("oom", "out of memory"))
 
 
@@ -81,13 +73,8 @@ def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_pat
     missing = [{"stage": "fsdp", "cell": {"world_size": 4, "size": size}} for size in ("xl", "2.7B")]
     text = writeup(tmp_path, levers_record(*ROWS), scale="paper", missing=missing, outdated=["abc"])
     [line] = [line for line in text.splitlines() if line.startswith("| fsdp | 2 |")]
-    assert ["world_size=4" in line, "size=xl" in line, "snakemake results/fsdp/cells.csv" in line] == [
-        True,
-        False,
-        True,
-    ]
-    named = ["code since changed" in page for page in (text, (run / "writeup.md").read_text())]
-    assert named == [True, False]
+    assert [each in line for each in ("world_size=4", "size=xl", "snakemake results/fsdp/cells.csv")] == [1, 0, 1]
+    assert ["code since changed" in page for page in (text, (run / "writeup.md").read_text())] == [True, False]
 
 
 def test_what_a_record_says_of_its_machine_is_text_on_both_pages(tmp_path):

@@ -35,11 +35,8 @@ def heads(table):
     return [head for head, _, _ in table.columns]
 
 
-def test_the_note_is_what_stands_above_the_definitions(words):
+def test_the_note_stands_above_the_definitions_and_a_sentence_has_values_which_are_escaped(words):
     assert words.note == "A *note* on two lines."
-
-
-def test_a_sentence_has_values_which_are_escaped(words):
     assert words.say("answer", row=ROWS.iloc[0], what="*it*") == "small takes 1.50 ms, which is &#42;it&#42;."
     with pytest.raises(KeyError):
         words.say("answer", row=ROWS.iloc[0])
@@ -57,14 +54,9 @@ def test_a_heading_is_that_of_the_table_then_of_the_column_then_by_its_name(word
     rows = ROWS.assign(mfu_pct=50.0)
     assert heads(words.table("steps", rows, "size median_ms mfu_pct", where="here")) == ["name", "here, ms", "MFU"]
     assert heads(words.table("other", rows, "size median_ms part")) == ["name", "time", ""]
-
-
-def test_values_of_a_column_become_headers(words):
-    table = words.table("other", ROWS.assign(part=["a", "b"]), "size part median_ms:number", across="part")
-    assert "| name | a | b |" in table.markdown()
-
-
-def test_a_column_without_values_is_left_out_only_where_asked(words):
+    across = words.table("other", ROWS.assign(part=["a", "b"]), "size part median_ms:number", across="part")
+    assert "| name | a | b |" in across.markdown()
+    # A column without values is left out only where asked.
     rows = ROWS.assign(mfu_pct=None)
     assert heads(words.table("other", rows, "size mfu_pct")) == ["name", "MFU"]
     assert heads(words.table("other", rows, "size mfu_pct", only_filled=True)) == ["name"]

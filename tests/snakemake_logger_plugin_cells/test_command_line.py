@@ -1,16 +1,11 @@
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from snakemake.cli import get_argument_parser
 
-from snakemake_logger_plugin_cells import command_line
 from snakemake_logger_plugin_cells.command_line import OPTIONS, put_targets_last, with_targets_last
 
 THE_COMMAND = "--cores 1 --resources gpu=8 reports/writeup.md"
-
-
 RECORD = "results/timing/cells/precision=bf16/size=xl.json"
 
 
@@ -60,22 +55,3 @@ def test_only_snakemakes_own_command_line_is_touched(monkeypatch, program, is_sn
     monkeypatch.setattr(sys, "argv", [program, *THE_COMMAND.split()])
     put_targets_last()
     assert sys.argv[1:] == (with_targets_last if is_snakemakes else list)(THE_COMMAND.split())
-
-
-def test_snakemake_itself_takes_the_command_by_its_script_as_it_does_as_a_module(tmp_path):
-    (tmp_path / "Snakefile").write_text('rule:\n    output: "reports/writeup.md"\n    shell: "touch {output}"\n')
-    # What pip and uv make of Snakemake's entry point.
-    script = tmp_path / "bin/snakemake"
-    script.parent.mkdir()
-    script.write_text("import sys\nfrom snakemake.cli import main\nsys.exit(main())\n")
-    source = Path(command_line.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, script, *THE_COMMAND.split(), "--config", "scale=smoke", "--dry-run"],
-        cwd=tmp_path,
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(source), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "reports/writeup.md" in done.stdout + done.stderr

@@ -6,6 +6,7 @@ import logging
 import time
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from snakemake import api, dag, workflow
@@ -25,15 +26,12 @@ PLAN = RunPlan({"measure_timing": {"a.json": 10.0, "b.json": 20.0}}, ["reports/w
 RECORD = record()
 QUIET = {Quietness.PROGRESS, Quietness.RULES}
 HOST = {"cores": 2.0, "others_cores": 1.73, "busy": True, "load_before": 2.0, "load_after": 2.0}
-CHATTER = [
-    *("Building DAG of jobs...", "Using shell: /usr/bin/bash", "Select jobs to execute..."),
-    "2 jobs have missing provenance/metadata so that it in part cannot be used to trigger re-runs.\nRules: a",
-]
+NO_METADATA = "2 jobs have missing provenance/metadata so that it in part cannot be used to trigger re-runs.\nRules: a"
+CHATTER = ("Building DAG of jobs...", "Using shell: /usr/bin/bash", "Select jobs to execute...", NO_METADATA)
 
 
 @pytest.fixture
 def run(monkeypatch):
-    """Return a function that makes Snakemake's logger with the plugin; for the plugin no time passes."""
     monkeypatch.setattr(plugin, "time", SimpleNamespace(monotonic=lambda: 100.0))
     managers = []
 
@@ -98,10 +96,8 @@ def test_errors_warnings_and_what_else_snakemake_says_come_through_and_a_mistype
 
 
 def test_a_quiet_run_says_nothing_of_its_progress_and_verbose_is_all_that_snakemake_says(run, capsys):
-    for settings, said in (
-        ({"quiet": QUIET}, ()),
-        ({"verbose": True}, (*CHATTER, "Job 1: timing", "1 of 3 steps (33%)")),
-    ):
+    everything = (*CHATTER, "Job 1: timing", "1 of 3 steps (33%)")
+    for settings, said in (({"quiet": QUIET}, ()), ({"verbose": True}, everything)):
         manager = run(**settings)
         log_jobs(manager)
         manager.logger.error("an error")
@@ -147,13 +143,11 @@ def said_of(run, tmp_path, capsys):
     return finish
 
 
-def own(rows, *names):
-    return {**RECORD, "rows": rows, "subjects": [{"kind": "model", "name": name, "digest": "abc"} for name in names]}
-
-
+OWN = record(subjects=[{"kind": "model", "name": name, "digest": "abc"} for name in ("mine", "right")])
 FAILED = [failed_row("wrong", "logits depend on later tokens", phase) for phase in ("forward", "train_step")]
-WRONG = own([*RECORD["rows"], *({**row, "impl": "mine"} for row in FAILED)], "mine", "right")
+WRONG = {**OWN, "rows": [*OWN["rows"], *({**row, "impl": "mine"} for row in FAILED)]}
 SKIPPED = {**RECORD, "rows": [failed_row("skipped", "takes 27.6 GB or more")]}
+BUSY = record(host=HOST)
 KILLED = {**RECORD, "rows": [failed_row("failed", "ended by SIGKILL")], "log": "logs/a.log"}
 
 
@@ -161,31 +155,28 @@ KILLED = {**RECORD, "rows": [failed_row("failed", "ended by SIGKILL")], "log": "
     ("records", "said"),
     [
         (
-            [{**RECORD, "host": HOST}, {**RECORD, "host": HOST}, RECORD],
+            [BUSY, BUSY, RECORD],
             [
-                "[measured on a busy host: other processes used 1.7 of 2 cores]",
-                "measured 3 cells: 3 ok",
+                *("[measured on a busy host: other processes used 1.7 of 2 cores]", "measured 3 cells: 3 ok"),
                 "2 cells measured on a busy host: host_busy in results/<stage>/cells.csv",
             ],
         ),
         (
-            [WRONG, WRONG, own(RECORD["rows"], "mine", "right")],
+            [WRONG, WRONG, OWN],
             [
-                "[your mine is wrong: logits depend on later tokens]",
-                "measured 3 cells: 3 ok",
+                *("[your mine is wrong: logits depend on later tokens]", "measured 3 cells: 3 ok"),
                 "your mine is wrong in 2 of 3 cells",
             ],
         ),
         (
             [SKIPPED, RECORD, SKIPPED],
             [
-                "[nothing measured: takes 27.6 GB or more]",
-                "measured 3 cells: 1 ok, 2 skipped",
+                *("[nothing measured: takes 27.6 GB or more]", "measured 3 cells: 1 ok, 2 skipped"),
                 "2 cells of timing skipped: takes 27.6 GB or more",
             ],
         ),
         ([KILLED, RECORD], ["[failed: ended by SIGKILL, see logs/a.log]", "measured 2 cells: 1 ok, 1 failed"]),
-        ([{**RECORD, "host": {**HOST, "busy": False}}], ["measured 1 cell: 1 ok"]),
+        ([record(host={**HOST, "busy": False})], ["measured 1 cell: 1 ok"]),
         *(([damaged], []) for damaged in ({**RECORD, "host": {"busy": True}}, {}, None)),
     ],
     ids=["busy", "wrong", "skipped", "failed", "quiet host", "damaged", "empty", "none"],
@@ -222,15 +213,9 @@ def test_a_job_that_takes_long_is_named_again(run, capsys, monkeypatch):
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_run(run, monkeypatch):
-    class Gone:
-        def write(self, _text):
-            raise OSError(5, "Input/output error")
-
-        def flush(self):
-            raise OSError(5, "Input/output error")
-
+    gone = Mock(side_effect=OSError(5, "Input/output error"))
     manager = run()
-    monkeypatch.setattr("sys.stderr", Gone())
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(write=gone, flush=gone))
     log_jobs(manager)
     handler = manager.plugin_handlers[0]
     manager.stop()

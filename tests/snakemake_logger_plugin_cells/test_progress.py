@@ -9,6 +9,12 @@ CELLS_S = {
 TOTALS = {"measure_timing": 10, "measure_flash": 5, "tabulate_timing": 2, "writeup": 1, "all": 1}
 
 
+def begun(cells_s=CELLS_S, totals=TOTALS):
+    progress = Progress(RunPlan(cells_s))
+    progress.begin(totals, 0.0)
+    return progress
+
+
 def run_through(progress, jobs, slower=1.0):
     """Run jobs (rule, outputs, seconds) one after the other; yield the estimate and what was left in fact."""
     now, left = 100.0, slower * sum(seconds for *_, seconds in jobs)
@@ -21,17 +27,12 @@ def run_through(progress, jobs, slower=1.0):
     yield progress.left_s(now), left
 
 
-def all_jobs(slow_last):
-    cells = [(rule, [path], seconds) for rule, cells in CELLS_S.items() for path, seconds in cells.items()]
-    cells = cells if slow_last else cells[::-1]
-    others = [("tabulate_timing", ["a.csv"], 1.5)] * 2 + [("writeup", ["w.md"], 15.0)]
-    return [*cells, *others, ("all", [], 0.0)]
-
-
 @pytest.mark.parametrize("slow_last", [True, False])
 @pytest.mark.parametrize("slower", [0.25, 1.0, 3.0])
 def test_the_pace_of_another_machine_is_learnt_from_the_first_jobs(slow_last, slower):
-    jobs = all_jobs(slow_last)
+    cells = [(rule, [path], seconds) for rule, cells in CELLS_S.items() for path, seconds in cells.items()]
+    others = [("tabulate_timing", ["a.csv"], 1.5)] * 2 + [("writeup", ["w.md"], 15.0), ("all", [], 0.0)]
+    jobs = [*(cells if slow_last else cells[::-1]), *others]
     whole = slower * sum(seconds for *_, seconds in jobs)
     for estimate, truth in run_through(Progress(RunPlan(CELLS_S)), jobs, slower):
         if slower == 1.0:
@@ -41,24 +42,20 @@ def test_the_pace_of_another_machine_is_learnt_from_the_first_jobs(slow_last, sl
 
 
 def test_a_stage_that_is_slower_than_expected_says_little_of_the_others():
-    progress = Progress(RunPlan(CELLS_S))
-    progress.begin(TOTALS, 0.0)
-    for number in range(5):
-        progress.start(number, "measure_flash", [f"flash/{number}.json"], 40.0 * number)
+    progress = begun()
+    cells = [f"flash/{number}.json" for number in range(5)] + [f"timing/{number}.json" for number in range(3)]
+    for number, cell in enumerate(cells):
+        if number == 5:
+            assert progress.left_s(200.0) == pytest.approx(58, rel=0.05)
+        progress.start(number, f"measure_{cell.partition('/')[0]}", [cell], 40.0 * number)
         progress.finish(number, 40.0 * (number + 1))
-    before = progress.left_s(200.0)
-    for number in range(3):
-        progress.start(10 + number, "measure_timing", [f"timing/{number}.json"], 200.0 + 40 * number)
-        progress.finish(10 + number, 240.0 + 40 * number)
-    after = progress.left_s(320.0)
-    assert before == pytest.approx(58, rel=0.05)
-    assert 7 * 20 < after < 7 * 40 + 30  # seven cells of that stage are to come, and half a minute of other jobs
+    # Seven cells of that stage are to come, and half a minute of other jobs.
+    assert 7 * 20 < progress.left_s(320.0) < 7 * 40 + 30
 
 
 def test_jobs_beside_each_other_take_less_time_together():
     cells_s = {"measure_flash": {f"{number}.json": 40.0 for number in range(80)}}
-    progress = Progress(RunPlan(cells_s))
-    progress.begin({"measure_flash": 80}, 0.0)
+    progress = begun(cells_s, {"measure_flash": 80})
     for turn in range(5):
         for lane in range(8):
             progress.start(8 * turn + lane, "measure_flash", [f"{8 * turn + lane}.json"], 40.0 * turn)
@@ -80,13 +77,12 @@ def test_a_job_under_way_counts_for_what_is_left_of_it_and_its_cell_is_not_to_co
 
 
 def test_a_job_that_fails_is_counted_apart_and_may_start_again():
-    progress = Progress(RunPlan(CELLS_S))
-    progress.begin(TOTALS, 0.0)
+    progress = begun()
     progress.start(7, "measure_flash", ["flash/0.json"], 0.0)
     progress.fail(7)
-    assert (len(progress.running), len(progress.failed), len(progress.done)) == (0, 1, 0)
+    assert (progress.running.keys(), progress.failed.keys(), progress.done.keys()) == (set(), {7}, set())
     without = progress.left_s(0.0)
     progress.start(7, "measure_flash", ["flash/0.json"], 0.0)
     assert progress.left_s(0.0) == pytest.approx(without + 40)
     progress.finish(7, 40.0)
-    assert (len(progress.running), len(progress.failed), len(progress.done)) == (0, 0, 1)
+    assert (progress.running.keys(), progress.failed.keys(), progress.done.keys()) == (set(), set(), {7})

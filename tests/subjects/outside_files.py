@@ -2,10 +2,14 @@
 
 from pathlib import Path
 
+import torch
+
+from pipeline.parallel.processes.rank import RankContext
 from pipeline.subjects.naming import Subject
 
 OUTSIDE = Path(__file__).parent / "outside"
 ADAPTERS = str(OUTSIDE / "adapters.py")
+HERE = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
 
 
 def attention(function, file="kernels/attention.py"):

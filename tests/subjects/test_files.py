@@ -1,7 +1,6 @@
 import os
 import shutil
 import sys
-import warnings
 
 import pytest
 
@@ -99,33 +98,26 @@ def test_a_star_import_beside_a_def_hides_nothing(project, module):
         check_location("mine:Left", "mine")
 
 
-def test_what_cannot_be_resolved_or_is_nested_deeply_is_no_failure(project):
+@pytest.mark.filterwarnings("error")  # of what is read none is repeated
+def test_what_cannot_be_resolved_or_is_nested_deeply_or_warned_of_is_no_failure_and_what_is_no_python_has_its_line(
+    project,
+):
     deep = " + ".join(["1"] * 950)
     digests = set()
     for more in ("", " + 2"):
-        (project / "mine.py").write_text(f"def flash():\n    from {'.' * 80} import x\n    return {deep}{more}\n")
+        text = f"def flash():\n    from {'.' * 80} import x\n    return {deep}{more}, '\\d'\n"
+        (project / "mine.py").write_text(text)
         check_location("mine:flash", "mine")
         digests.add(digest(["mine:flash"]))
     assert len(digests) == 2
-    for nested in (f"{'(' * 50_000}1{')' * 50_000}", f"{'-' * 50_000}1"):
-        (project / "mine.py").write_text(f"VALUE = {nested}\n")
-        with pytest.raises(UserError, match=r"mine: .*mine\.py: .*(nested too deeply|too many nested parentheses)"):
+    for text, said in (
+        (f"VALUE = {'(' * 50_000}1{')' * 50_000}\n", "(nested too deeply|too many nested parentheses)"),
+        (f"VALUE = {'-' * 50_000}1\n", "nested too deeply"),
+        ("VALUE = 1\ndef flash(:\n", "line 2: no valid Python: invalid syntax"),
+    ):
+        (project / "mine.py").write_text(text)
+        with pytest.raises(UserError, match=rf"mine: .*mine\.py: .*{said}"):
             check_location("mine:VALUE", "mine")
-
-
-def test_reading_a_file_repeats_no_warning_of_its_syntax(project):
-    (project / "mine.py").write_text("def flash(x):\n    return '\\d'\n")
-    with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("always")
-        check_location("mine:flash", "mine")
-        digest(["mine:flash"])
-    assert not told
-
-
-def test_a_file_that_is_no_python_is_named_with_the_line(project):
-    (project / "mine.py").write_text("VALUE = 1\ndef flash(:\n")
-    with pytest.raises(UserError, match=r"mine: .*mine\.py: line 2: no valid Python: invalid syntax"):
-        check_location("mine:flash", "mine")
 
 
 def test_a_large_file_that_a_module_names_is_told_by_its_size_and_time_without_being_read(project):

@@ -35,8 +35,3 @@ def test_what_is_changed_is_undone_and_told_once(name):
     assert list(global_state.read()) == list(state)
     assert any(told.startswith(f"{name} from ") for told in global_state.take_changes())
     assert global_state.take_changes() == []
-
-
-def test_what_is_not_changed_is_not_told():
-    global_state.restore(global_state.read())
-    assert global_state.take_changes() == []

@@ -1,14 +1,10 @@
 import pytest
-import torch
 
-from pipeline.parallel.processes.rank import RankContext
 from pipeline.subjects.checking import Wrong
 from pipeline.subjects.model_check import check_model
 from pipeline.subjects.naming import Subject
 
-from .outside_files import OUTSIDE
-
-HERE = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
+from .outside_files import HERE, OUTSIDE
 
 
 def check(place):

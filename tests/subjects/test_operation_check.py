@@ -1,18 +1,16 @@
 """What of the user's own operations passes, and what is told of the rest."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 from pipeline.errors import Skipped, UserError
-from pipeline.parallel.processes.starting import RankContext
 from pipeline.subjects.checking import Wrong
 from pipeline.subjects.naming import OPERATIONS, Subject, operation_of, read
 from pipeline.subjects.operation_check import check_operation
 
-FILE = Path(__file__).parent / "outside/operations.py"
-HERE = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
+from .outside_files import HERE, OUTSIDE
+
+FILE = OUTSIDE / "operations.py"
 RIGHT = dict(zip(OPERATIONS, ("norm", "rotated", "gated", "loss", "Adam"), strict=True))
 
 

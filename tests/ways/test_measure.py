@@ -1,5 +1,3 @@
-"""The rows of ways from their results, and where those of the user's own stand among them."""
-
 import importlib
 from dataclasses import replace
 

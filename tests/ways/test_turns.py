@@ -1,5 +1,3 @@
-"""Turns of ways to train on real ranks: what is left of a turn, and what is done in which order."""
-
 import importlib
 from dataclasses import replace
 from functools import partial
@@ -33,7 +31,7 @@ def storage(tensor):
 
 
 def alive_at_each_build(context, stage):
-    """Count parameters and optimizer state of the turn before that are still there when a turn builds its own."""
+    """Count parameters, gradients and state of the turn before that are still there when a turn builds its own."""
     former, alive = [], []
 
     def noting(build, plain):
@@ -44,8 +42,9 @@ def alive_at_each_build(context, stage):
         return step
 
     def note_state(optimizer, *_):
-        state = [tensor for state in optimizer.state.values() for tensor in state.values()]
-        former.extend(storage(tensor) for tensor in state if isinstance(tensor, torch.Tensor))
+        tensors = [tensor for state in optimizer.state.values() for tensor in state.values()]
+        tensors += [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+        former.extend(storage(tensor) for tensor in tensors if isinstance(tensor, torch.Tensor))
 
     experiment = experiment_of(stage)
     ways = [replace(way, build=partial(noting, way.build)) for way in experiment.ways]
@@ -55,7 +54,7 @@ def alive_at_each_build(context, stage):
 
 @on_ranks(2)
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_model_and_state_of_a_turn_are_gone_when_the_next_is_built(context, stage):
+def test_the_model_its_gradients_and_state_of_a_turn_are_gone_when_the_next_is_built(context, stage):
     alive, noted = alive_at_each_build(context, stage)
     assert len(alive) >= 2 * len(experiment_of(stage).ways)
     assert noted > 0

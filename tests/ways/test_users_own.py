@@ -1,5 +1,3 @@
-"""Wrappers and optimizers of the user's own among the ways of a stage."""
-
 import importlib
 from dataclasses import replace
 from pathlib import Path
@@ -31,13 +29,8 @@ DDP = [
     Subject("ddp", "comes_apart", f"{FILE}:AveragesTheFirst16"),
 ]
 OPTIMIZERS = [Subject("optimizer", name.lower(), f"{FILE}:{name}") for name in ("Shards", "DropsAShard")]
-FSDP = [
-    *(
-        Subject("fsdp", name, f"{COURSE}:{wrapper}")
-        for wrapper, name in {"FSDP": "kept", "StopsAveraging": "stops"}.items()
-    ),
-    Subject("fsdp", "torchs", f"{FILE}:by_torch", gather=f"{FILE}:gather_of_torch"),
-]
+FSDP = [Subject("fsdp", name, f"{COURSE}:{use}") for name, use in (("kept", "FSDP"), ("stops", "StopsAveraging"))]
+FSDP += [Subject("fsdp", "torchs", f"{FILE}:by_torch", gather=f"{FILE}:gather_of_torch")]
 
 
 @pytest.mark.parametrize(
@@ -95,12 +88,9 @@ def test_what_passes_takes_turns_with_the_rest_and_what_does_not_has_a_reason_an
         assert {row["impl"] for row in rows} > {variant.impl for variant in VARIANTS}
     if stage == "sharding":
         assert {row["measures"] for row in own} == {"time", "memory", "traffic"}
-        held = {
-            row["impl"]: row
-            for row in rows
-            if (row.get("moment"), row.get("kind")) == ("after_step", "optimizer_state")
-        }
-        assert 0 < held["right"]["measured_bytes"] < held["adamw"]["measured_bytes"]
+        state = [row for row in rows if (row.get("moment"), row.get("kind")) == ("after_step", "optimizer_state")]
+        held = {row["impl"]: row["measured_bytes"] for row in state}
+        assert 0 < held["right"] < held["adamw"]
     if stage == "fsdp":
         assert all(NOT_SHARDED in row["reason"] for row in own)
         assert {row["measures"] for row in own} == {"time", "memory", "traffic", "capture"}

@@ -43,7 +43,6 @@ class Project:
     variables: dict[str, str] = field(default_factory=dict)
 
     def environment(self):
-        """Return an environment in which the copy's package comes first."""
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         return {**os.environ, "PYTHONPATH": str(self.root / "src"), "PATH": path, **self.variables}
 
@@ -66,19 +65,16 @@ class Project:
         return process.returncode, output
 
     def planned(self, *words):
-        """Return how often a run would execute each rule."""
         code, output = self.snakemake(*words, "--dry-run")
         assert code == 0, output
         table = re.search(r"^job +count\n-+ +-+\n((?:\S+ +\d+\n)+)", output, re.MULTILINE)
         return {rule: int(count) for rule, count in map(str.split, table[1].splitlines())} if table else {}
 
     def records(self):
-        """Return the records that are there."""
         return sorted(self.root.glob("results/timing/cells/**/*.json"))
 
 
 def copied_project(root, scale):
-    """Copy this checkout to a folder, with cells of its own to measure."""
     skip = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("src", "workflow", "config"):
         shutil.copytree(ROOT / folder, root / folder, ignore=skip)
@@ -119,8 +115,6 @@ def without_worker(monkeypatch):
 
 
 class _Counts(logging.Handler):
-    """Keeps how often a run would execute each rule."""
-
     def __init__(self):
         super().__init__()
         self.by_rule = {}

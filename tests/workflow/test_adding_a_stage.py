@@ -1,5 +1,3 @@
-"""What the guide to adding a stage says, done to the letter."""
-
 import re
 
 import pytest

@@ -12,9 +12,8 @@ def last_line(output):
 def test_a_mistyped_target_is_one_line_that_names_the_allowed(project):
     code, output = project.snakemake("--dry-run", "results/timing/fp64.csv")
     assert code == 1
-    using, told = output.splitlines()
-    assert using.startswith("Using workflow specific profile")
     allowed = "targets in results/timing/ are bf16.csv, cells.csv, cells/, fp32.csv, tf32.csv"
+    _using, told = output.splitlines()
     assert told == f"snakemake: no target 'results/timing/fp64.csv' at scale few: {allowed}"
 
 
@@ -23,8 +22,7 @@ def test_a_profile_without_its_plugin_is_one_line_with_the_remedy(project):
     profile.write_text(profile.read_text().replace('executor("slurm")', 'executor("flux")'))
     code, output = project.snakemake("--workflow-profile", "workflow/profiles/slurm", "--dry-run")
     assert code == 1
-    using, told = output.splitlines()
-    assert using.startswith("Using workflow specific profile")
+    _using, told = output.splitlines()
     assert told.endswith("needs the executor 'flux': pip install snakemake-executor-plugin-flux")
 
 
@@ -40,11 +38,7 @@ NOTHING = {stage: {"grids": []} for stage in ("timing", "flash", "accounting")}
         (None, {"scale": "papre"}, "snakemake: config: scale must be one of auto, few, laptop, paper, quick, "),
         (None, {"overrides": NOTHING}, "scale 'few' with its overrides asks for no cell"),
         (None, {"measure": False, "folder": "runs"}, "runs/results/ holds no records to render"),
-        (
-            lambda root: (root / "runs/reports").write_text("in its place"),
-            {"folder": "runs"},
-            "reports/ cannot be written",
-        ),
+        (lambda root: (root / "runs/reports").write_text("a file"), {"folder": "runs"}, "reports/ cannot be written"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_and_leaves_what_is_there(project, plan, capfd, spoil, words, complaint):

@@ -1,6 +1,6 @@
-"""Runs in which something fails: the rest is measured, the report names what failed, and the same command goes on."""
-
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,6 +9,7 @@ import time
 import pytest
 
 from pipeline.cells.record import has_failed, read_record
+from pipeline.measure_command import DISK_IS_FULL
 from pipeline.registry import stages
 
 from ..processes import wait_until
@@ -39,13 +40,7 @@ def break_bf16(project):
         break_code(project, "stages/timing/measure.py", FIRST_LINE, line)
 
 
-def pipeline(project, *words):
-    command = [sys.executable, "-m", "pipeline", *words]
-    return subprocess.run(command, cwd=project.root, env=project.environment(), capture_output=True, text=True)
-
-
 def failed_records(project):
-    """Return the reasons of the cells that failed, by their context length."""
     records = [read_record(path, stages()) for path in project.records()]
     return {each["cell"]["context_length"]: each["rows"][0]["reason"] for each in records if has_failed(each)}
 
@@ -64,8 +59,7 @@ def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_
         cell = CELL.format(length)
         log = f"logs/{cell.replace(' ', '/')}.log"
         assert f"snakemake: failed: {cell}: {reason} ({log})" in output.splitlines()[-10:]
-        stage, _, axes = cell.partition(" ")
-        assert f"| {stage} | `{axes}` | `{reason}` | `{log}` |" in page.split("\n## ")[0]
+        assert f"| {cell.replace(' ', ' | `', 1)}` | `{reason}` | `{log}` |" in page.split("\n## ")[0]
     assert ",failed," in (project.root / "results/timing/cells.csv").read_text()
 
 
@@ -74,14 +68,13 @@ def test_what_failed_is_published_compared_and_alone_measured_again(project, pla
     code, output = project.snakemake("results/timing/bf16.csv", "--quiet")
     assert code == 1, output
     assert "Traceback" in (project.root / f"logs/{CELL.format(16)}.log".replace(" ", "/")).read_text()
-    code, output = project.snakemake("results/timing/fp32.csv")  # of which no cell failed
-    assert code == 0, output
-    code, output = project.snakemake("--config", "measure=false")  # in this run none
-    assert code == 0, output
-    published = pipeline(project, "publish", "snapshot")
-    assert published.returncode == 0, published.stderr
-    compared = pipeline(project, "compare", "snapshot", "results")
-    assert compared.returncode == 0, compared.stderr
+    for words in (["results/timing/fp32.csv"], ["--config", "measure=false"]):  # in which no cell fails
+        code, output = project.snakemake(*words)
+        assert code == 0, output
+    for words in (["publish", "snapshot"], ["compare", "snapshot", "results"]):
+        command = [sys.executable, "-m", "pipeline", *words]
+        done = subprocess.run(command, cwd=project.root, env=project.environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
     left = {"measure_timing": 1, "tabulate_timing": 1, "tabulate_cells": 1, "writeup": 1}
     assert plan(project, "reports/writeup.md") == left
 
@@ -132,3 +125,27 @@ def test_an_interrupted_run_stops_and_writes_nothing_up(project, path, line):
     # Nothing stands in place of the record of the cell that was to be measured.
     assert {path: path.read_text() for path in project.records()}.items() < records.items()
     assert (project.root / "reports/writeup.md").read_text() == before
+
+
+# The first of them is there.
+FIVE_CELLS = {"timing": {"grids": [{"size": ["tiny"], "context_length": [16, 17, 18, 19, 20]}]}}
+
+
+@pytest.mark.usefixtures("without_worker")
+def test_a_run_on_a_disk_that_fills_keeps_what_it_measures_and_stops(measured, small_disk, plan):
+    disk = small_disk(size_mib=160)
+    project = type(measured)(shutil.copytree(measured.root, disk.folder / "project"))
+    free = shutil.disk_usage(disk.folder).free
+    run = project.start("--config", f"overrides={json.dumps(FIVE_CELLS)}")
+    wait_until(lambda: shutil.disk_usage(disk.folder).free < free - 3 * 2**20)
+    time.sleep(1)  # the room is tried, then taken; torch's import is yet to come
+    disk.fill()
+    output, _ = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert len(project.records()) == len(measured.records()) + 1, output
+    assert output.splitlines().count(DISK_IS_FULL) == 1
+    assert output.count("Error in rule measure_timing") == 1
+    assert "Traceback" not in output
+
+    (disk.folder / "filler").unlink()
+    assert plan(project, "results/timing/cells.csv", overrides=FIVE_CELLS)["measure_timing"] == 3

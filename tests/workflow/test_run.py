@@ -20,9 +20,8 @@ FOUR_CELLS = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17
 def test_jobs_run_in_snakemakes_own_environment_where_it_is_not_activated(project):
     project.variables["PATH"] = os.defpath
     target = "results/precision/accumulation.csv"
-    process = project.start("--cores", "1", target, "--config", "scale=laptop")
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
+    code, output = project.snakemake("--cores", "1", target, "--config", "scale=laptop")
+    assert code == 0, output
     assert (project.root / target).is_file()
 
 

@@ -51,7 +51,6 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def unmeasured(tmp_path_factory, cluster):
-    """A copy of the project whose jobs go to the cluster."""
     project = copied_project(tmp_path_factory.mktemp("project"), SCALE)
     project.variables |= cluster.environment
     return project
@@ -66,14 +65,12 @@ class Run:
         self.process = project.start(*targets, *PROFILE, *(word.format(nodes=nodes) for word in ENDLESS))
 
     def await_cells(self, count):
-        """Wait until so many cells measure."""
         ended = self.process.poll
         wait_until(lambda: len(self.measuring()) == count or ended() is not None, LIMIT_S)
         assert ended() is None, self.process.communicate()[0]
 
     @property
     def jobs(self):
-        """The jobs of the run by their numbers."""
         return {job["JobID"]: job for job in self.cluster.jobs() if job["JobID"] not in self.known}
 
     def measuring(self):
@@ -86,7 +83,6 @@ class Run:
         return found
 
     def nodes_of_ranks(self):
-        """Return the nodes on which ranks of a cell over several nodes run."""
         ranks = [process for process in self.cluster.processes() if one_node.__name__ in process.cmdline()]
         return {process.environ()["SLURMD_NODENAME"] for process in ranks}
 
@@ -97,11 +93,9 @@ class Run:
         return output.splitlines()
 
     def leaves_nothing(self):
-        """Wait until no process of any job is left."""
         wait_until(lambda: not self.cluster.processes(), LIMIT_S)
 
     def end(self):
-        """End what is left of the run and of its jobs."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
@@ -111,7 +105,6 @@ class Run:
 
 @contextlib.contextmanager
 def endless_run(project, cluster, cells, nodes, *targets):
-    """A run of so many cells that measure until something ends them."""
     run = Run(project, cluster, nodes, *targets)
     try:
         run.await_cells(cells)
@@ -154,7 +147,6 @@ def finished(ended, unmeasured, cluster):
 
 
 def records(project):
-    """Return the records by their paths."""
     return {path: json.loads(path.read_text()) for path in project.root.glob("results/*/cells/**/*.json")}
 
 

@@ -1,5 +1,3 @@
-"""Implementations and model sizes of the user's own in a whole run."""
-
 import re
 import shlex
 import shutil
@@ -23,7 +21,6 @@ RUN = ("--cores", "1", "reports/writeup.md", "--config", SUBJECTS, "only=[flash]
 
 @pytest.fixture
 def with_kernels(project):
-    """A project in whose folder the user keeps kernels."""
     shutil.copytree(OUTSIDE / "kernels", project.root / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     return project
 

@@ -13,11 +13,9 @@ import torch
 from pipeline.attention import FlashAttentionTriton
 from pipeline.attention.reference import exact_attention
 from pipeline.attention.triton import autograd
-from pipeline.attention.triton.autograd import planned_by
 from pipeline.attention.triton.backward_plan import backward_plan
 from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
-from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, Chunking, TileConfig
 
 from ..layouts import OFFSETS, PLACES, laid_out
 from ..reference import (
@@ -30,28 +28,15 @@ from ..reference import (
     results,
     uncancelled_inputs,
 )
+from ..small_tiles import IN_CHUNKS, with_small_tiles
 
 LENGTHS = [(1, 1, True), (1, 17, False), (17, 1, True), (64, 128, True), (113, 150, True), (150, 113, False)]
 # Between powers of two, and below the smallest tile.
 ODD_HEAD_DIMS = [8, 40, 80]
-SMALL = TileConfig(block_queries=16, block_keys=32, num_warps=4, num_stages=1)
 # Results are rounded to the inputs' dtype, and weights before they are multiplied.
 ROUNDINGS = 2
 # The interpreter cuts fp32 to bf16 where a GPU rounds to the nearest: twice the error.
 BF16_ROUNDINGS = 2 * ROUNDINGS
-
-
-# Chunks of 32 keys or queries, however few there are.
-SHORT_CHUNKS = Chunking(programs_per_sm=1_000_000, min_length=32, shortest=0)
-
-
-def with_small_tiles(dq_has_its_own_kernel, **choices):
-    """Attend by tiles so small that a few hundred rows are many of them, and take no sequence for a short one."""
-    backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
-    choices = {"longest_short_sequence": 0, **choices}
-    return planned_by(Choices(forward_tiles=SMALL, backward_tiles=backward, **choices)).apply
-
-
 either_dq = pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
 
 
@@ -94,22 +79,13 @@ def test_tensor_descriptors_load_the_same_tiles(head_dim, dq_has_its_own_kernel)
     assert_equal(through_descriptors, through_pointers)
 
 
-@pytest.mark.parametrize(("head_dim", "is_causal"), [(16, False), (40, True)])
-def test_one_kernel_for_short_sequences_gives_the_same_gradients(head_dim, is_causal):
-    inputs = random_inputs((1, 2, 33, head_dim), 40, torch.float32)
-    in_one = results(with_small_tiles(True, longest_short_sequence=40), *inputs, is_causal)
-    in_three = results(with_small_tiles(True), *inputs, is_causal)
-    assert_equal(in_one, in_three, atol=1e-5)
-
-
 @either_dq
 @pytest.mark.parametrize(("head_dim", "n_queries", "n_keys", "is_causal"), [(16, 17, 170, False), (40, 100, 33, True)])
 def test_chunks_are_put_together_to_the_whole(head_dim, n_queries, n_keys, dq_has_its_own_kernel, is_causal):
     # Two to six: more than are loaded at once.
-    chunks = {"forward_chunks_fp32": SHORT_CHUNKS, "backward_chunks_fp32": SHORT_CHUNKS}
     inputs = random_inputs((1, 2, n_queries, head_dim), n_keys, torch.float32)
     planned_before = forward_plan.cache_info().misses
-    assert_fp32_is_exact(with_small_tiles(dq_has_its_own_kernel, **chunks), *inputs, is_causal)
+    assert_fp32_is_exact(with_small_tiles(dq_has_its_own_kernel, **IN_CHUNKS), *inputs, is_causal)
     assert forward_plan.cache_info().misses == planned_before + 1
 
 
@@ -272,45 +248,3 @@ def test_compiled_views_of_wider_tensors_are_as_exact(seq_len, offset, dtype, de
     found = [tensor[..., columns] for tensor in results(compiled, q, k, v, do, True)]
     exact = exact_attention(*(tensor[..., columns] for tensor in (q, k, v, do)), True)
     assert (attention_errors(found, exact) <= ALLOWED[dtype]).all()
-
-
-@pytest.mark.parametrize(
-    "chunking", [getattr(IN_USE, f"{part}_chunks{of}") for part in ("forward", "backward") for of in ("", "_fp32")]
-)
-@pytest.mark.parametrize(("tiles", "length"), [(1, 16384), (100, 4096), (527, 65536), (1056, 65536), (3, 100)])
-def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, length):
-    multiprocessors, block = 132, 64
-    chunk = IN_USE.chunk_length(chunking, tiles, length, block, multiprocessors)
-    wanted = chunking.programs_per_sm * multiprocessors
-    if tiles >= wanted or length < chunking.shortest:
-        assert chunk == length
-    else:
-        assert chunk == length or chunk % max(block, chunking.min_length) == 0
-        assert tiles * math.ceil(length / chunk) < wanted + tiles
-
-
-@pytest.mark.parametrize(
-    ("tiles", "length", "chunk"),
-    [(16, 1024, 128), (17, 1024, 256), (64, 1024, 256), (8, 2048, 256), (1, 16384, 256)],
-)
-def test_keys_are_cut_finer_only_where_that_is_one_wave_of_few_chunks(tiles, length, chunk):
-    chunking = IN_USE.forward_chunks
-    assert IN_USE.chunk_length(chunking, tiles, length, 64, multiprocessors=132) == chunk
-
-
-@pytest.mark.parametrize(
-    ("n_keys", "block_keys"), [(64, 64), (65, 128), (128, 128), (129, 64), (1023, 64), (1024, 128)]
-)
-def test_few_keys_have_small_tiles_unless_one_holds_them_all(n_keys, block_keys):
-    assert IN_USE.forward(torch.bfloat16, 64, n_keys).block_keys == block_keys
-
-
-@pytest.mark.parametrize(
-    ("head_dim", "length", "forward", "backward"),
-    [(64, 1023, False, False), (64, 1024, True, True), (65, 1, False, True), (128, 1023, False, True)],
-)
-def test_few_rows_are_loaded_through_pointers_but_by_wide_tiles_of_the_backward_pass(
-    head_dim, length, forward, backward
-):
-    assert IN_USE.forward_gains_by_tma(length) == forward
-    assert IN_USE.backward_gains_by_tma(head_dim, length) == backward

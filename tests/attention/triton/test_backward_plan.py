@@ -1,5 +1,3 @@
-"""Which kernels a backward pass launches on a Hopper GPU made up, and with how many arguments."""
-
 import pytest
 import torch
 

@@ -1,5 +1,3 @@
-"""What the Triton attention's launches are made of."""
-
 from dataclasses import replace
 
 import pytest

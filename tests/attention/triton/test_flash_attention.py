@@ -1,7 +1,3 @@
-"""What `flash_attention` takes beside queries, keys and values: masks, scale, shared keys, the log-sum-exp."""
-
-import dataclasses
-import inspect
 import math
 from contextlib import nullcontext
 from functools import partial
@@ -9,28 +5,18 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.flop_counter import FlopCounterMode
 
 from pipeline.attention import FlashAttentionTriton, flash_attention
-from pipeline.attention.triton.autograd import planned_by
-from pipeline.attention.triton.tiles import BackwardConfig, Choices, Chunking, TileConfig
 
 from ..reference import MASKS, assert_as_exact_as_the_formula, assert_equal, by_formula, inputs_of, results
+from ..small_tiles import IN_CHUNKS, with_small_tiles
 
-SMALL = TileConfig(block_queries=16, block_keys=32, num_warps=4, num_stages=1)
-SHORT_CHUNKS = Chunking(programs_per_sm=1_000_000, min_length=32, shortest=0)
-MANY_TILES = Choices(forward_tiles=SMALL, backward_tiles=BackwardConfig(SMALL, SMALL, SMALL), longest_short_sequence=0)
-IN_CHUNKS = dataclasses.replace(
-    MANY_TILES,
-    **{f"{part}_chunks{of}": SHORT_CHUNKS for part in ("forward", "backward") for of in ("", "_fp32")},
-)
-DQ_SUMMED = dataclasses.replace(MANY_TILES, backward_tiles=BackwardConfig(SMALL, None, SMALL))
 WAYS = {
     "as planned": FlashAttentionTriton.apply,
-    "many tiles": planned_by(MANY_TILES).apply,
-    "dq summed": planned_by(DQ_SUMMED).apply,
-    "chunks": planned_by(IN_CHUNKS).apply,
+    "many tiles": with_small_tiles(True),
+    "dq summed": with_small_tiles(False),
+    "chunks": with_small_tiles(True, **IN_CHUNKS),
 }
 
 
@@ -88,10 +74,9 @@ def test_scores_are_scaled_as_asked(scale):
     assert_as_exact_as_the_formula(flash_attention, *inputs_of(40, 70), is_causal=True, scale=scale)
 
 
-@pytest.mark.parametrize(
-    ("n_queries", "n_keys", "is_causal", "window"), [*HALF_MASKS[:2], HALF_MASKS[6], (20, 30, False, None)]
-)
-def test_the_log_sum_exp_is_returned_on_request_and_has_no_gradient(n_queries, n_keys, is_causal, window):
+@pytest.mark.parametrize("mask", [*HALF_MASKS[:2], HALF_MASKS[6], (20, 30, False, None)])
+def test_the_log_sum_exp_is_returned_on_request_and_has_no_gradient(mask):
+    n_queries, n_keys, is_causal, window = mask
     q, k, v, do = inputs_of(n_queries, n_keys)
     arguments = {"is_causal": is_causal, "window": window}
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
@@ -101,36 +86,6 @@ def test_the_log_sum_exp_is_returned_on_request_and_has_no_gradient(n_queries, n
     torch.testing.assert_close(lse.double(), exact, rtol=1e-5, atol=1e-5)
     without = results(flash_attention, q, k, v, do, **arguments)
     assert_equal((output, *torch.autograd.grad(output, inputs, do)), without)
-
-
-def test_a_query_that_sees_no_key_gets_zeros_and_gives_none():
-    q, k, v, do = inputs_of(113, 70)
-    output, dq, _, _ = results(flash_attention, q, k, v, do, is_causal="bottom_right")
-    unseeing = 113 - 70
-    assert (output[..., :unseeing, :] == 0).all()
-    assert (dq[..., :unseeing, :] == 0).all()
-    assert (output[..., unseeing:, :] != 0).all()
-
-
-def test_the_parts_of_a_cut_sequence_are_put_together_by_their_log_sum_exps():
-    q, k, v, _ = inputs_of(30, 80)
-    whole = flash_attention(q, k, v)
-    parts = [
-        flash_attention(q, k[..., part, :], v[..., part, :], return_lse=True) for part in (slice(50), slice(50, 80))
-    ]
-    outputs, lses = zip(*parts, strict=True)
-    shares = torch.softmax(torch.stack(lses), 0)[..., None]
-    torch.testing.assert_close((shares * torch.stack(outputs)).sum(0), whole)
-
-
-def test_names_and_meaning_are_those_of_torchs_function():
-    q, k, v, _ = inputs_of(40, 40, heads=4, kv_heads=2)
-    arguments = {"is_causal": True, "scale": 0.3, "enable_gqa": True}
-    torch.testing.assert_close(
-        flash_attention(q, k, v, **arguments), scaled_dot_product_attention(q, k, v, **arguments)
-    )
-    names = list(inspect.signature(flash_attention).parameters)
-    assert names == ["q", "k", "v", "is_causal", "scale", "enable_gqa", "window", "return_lse"]
 
 
 def test_under_autocast_the_log_sum_exp_stays_in_fp32():

@@ -1,5 +1,3 @@
-"""What the Triton kernels read of a tensor: itself where they can, else a copy, and plans follow from which."""
-
 import pytest
 import torch
 
@@ -18,9 +16,7 @@ def is_aligned(tensor):
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("x", [X, X[:, 0]], ids=["4-D", "3-D"])
-def test_plans_are_told_the_strides_of_what_is_read_which_is_the_tensor_itself_wherever_it_can_be(
-    x, layout, offset, dtype
-):
+def test_plans_are_told_the_strides_of_what_is_read_the_tensor_itself_wherever_it_can_be(x, layout, offset, dtype):
     given = laid_out(x.to(dtype), layout, offset)
     layouts = layouts_of(X, given)
     copies = copies_of(layouts)

@@ -1,5 +1,3 @@
-"""Masks as bands."""
-
 import itertools
 
 import pytest

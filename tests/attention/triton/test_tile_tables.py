@@ -1,5 +1,4 @@
-"""Which GPU gets which tables of tiles; an H200's tiles; the results by the others', in Triton's interpreter."""
-
+import math
 from dataclasses import replace
 
 import pytest
@@ -8,10 +7,11 @@ import torch
 from pipeline.attention.triton.autograd import planned_by
 from pipeline.attention.triton.gpu import KIB
 from pipeline.attention.triton.tile_tables import AMD_TILES, HOPPER_TILES, SMALL_TILES, tables_for
-from pipeline.attention.triton.tiles import PLAIN
+from pipeline.attention.triton.tiles import IN_USE, PLAIN
 from tools.tuning.every_gpu import GPUS
 
 from ..reference import assert_fp32_is_exact, assert_rounded_at_most, random_inputs
+from ..small_tiles import IN_CHUNKS
 
 TABLES = {"99 KB": SMALL_TILES, "64 KB, AMD": AMD_TILES}
 WIDTHS = (16, 32, 64, 128, 256)
@@ -54,3 +54,39 @@ def test_small_tiles_give_the_same_forward_and_backward(longest_short_sequence, 
     assert_fp32_is_exact(attend, *in_fp32, True)
     # The interpreter cuts to bf16 where a GPU rounds: twice the error of results and weights, rounded once each.
     assert_rounded_at_most(4, attend, *(tensor.bfloat16() for tensor in in_fp32), True)
+
+
+@pytest.mark.parametrize("chunking", [getattr(IN_USE, name) for name in IN_CHUNKS])
+@pytest.mark.parametrize(("tiles", "length"), [(1, 16384), (100, 4096), (527, 65536), (1056, 65536), (3, 100)])
+def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, length):
+    multiprocessors, block = 132, 64
+    chunk = IN_USE.chunk_length(chunking, tiles, length, block, multiprocessors)
+    wanted = chunking.programs_per_sm * multiprocessors
+    if tiles >= wanted or length < chunking.shortest:
+        assert chunk == length
+    else:
+        assert chunk == length or chunk % max(block, chunking.min_length) == 0
+        assert tiles * math.ceil(length / chunk) < wanted + tiles
+
+
+@pytest.mark.parametrize(
+    ("tiles", "length", "chunk"),
+    [(16, 1024, 128), (17, 1024, 256), (64, 1024, 256), (8, 2048, 256), (1, 16384, 256)],
+)
+def test_keys_are_cut_finer_only_where_that_is_one_wave_of_few_chunks(tiles, length, chunk):
+    chunking = IN_USE.forward_chunks
+    assert IN_USE.chunk_length(chunking, tiles, length, 64, multiprocessors=132) == chunk
+
+
+@pytest.mark.parametrize(("n_keys", "block"), [(64, 64), (65, 128), (128, 128), (129, 64), (1023, 64), (1024, 128)])
+def test_few_keys_have_small_tiles_unless_one_holds_them_all(n_keys, block):
+    assert IN_USE.forward(torch.bfloat16, 64, n_keys).block_keys == block
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "length", "forward", "backward"),
+    [(64, 1023, False, False), (64, 1024, True, True), (65, 1, False, True), (128, 1023, False, True)],
+)
+def test_few_rows_are_loaded_through_pointers_but_by_wide_tiles_of_a_backward_pass(head_dim, length, forward, backward):
+    assert IN_USE.forward_gains_by_tma(length) == forward
+    assert IN_USE.backward_gains_by_tma(head_dim, length) == backward

@@ -1,4 +1,3 @@
-from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -23,48 +22,25 @@ def test_a_copy_within_a_memory_counts_twice_and_a_product_has_two_operations(ki
 
 
 @pytest.mark.parametrize(
-    ("ceiling", "lack"),
-    [
-        *((Ceiling("matmul", 64, dtype), None) for dtype in ("fp32", "bf16")),
-        *((Ceiling("matmul", 64, dtype), f"{dtype} needs a GPU") for dtype in ("fp8", "tf32", "fp16")),
-        *((Ceiling(kind, KIB), f"{kind} needs a GPU") for kind in ("l2_copy", "to_host", "launch")),
-    ],
-)
-def test_a_cpu_lacks_what_only_a_gpu_has_and_that_is_skipped(ceiling, lack):
-    assert missing(ceiling, CPU) == lack
-    with pytest.raises(Skipped, match=lack) if lack else nullcontext():
-        measure_ceiling(ceiling, CPU, THREE)
-
-
-@pytest.mark.parametrize(
     ("ceiling", "capability", "lack"),
     [
+        *((Ceiling("matmul", 64, dtype), None, None) for dtype in ("fp32", "bf16")),
+        *((Ceiling("matmul", 64, dtype), None, f"{dtype} needs a GPU") for dtype in ("fp8", "tf32", "fp16")),
+        *((Ceiling(kind, KIB), None, f"{kind} needs a GPU") for kind in ("l2_copy", "to_host", "launch")),
         (Ceiling("matmul", 64, "fp8"), (8, 0), "fp8 needs a GPU of compute capability 8.9"),
         (Ceiling("matmul", 64, "fp8"), (9, 0), None),
         (Ceiling("matmul", 64, "fp16"), (7, 0), None),
         (Ceiling("to_peer", KIB), (9, 0), "to_peer needs two GPUs"),
     ],
 )
-def test_an_older_gpu_lacks_what_came_later_and_a_single_one_a_peer(monkeypatch, ceiling, capability, lack):
+def test_what_a_cpu_an_older_gpu_or_a_single_one_lacks_is_skipped(monkeypatch, ceiling, capability, lack):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert missing(ceiling, CUDA) == lack
-
-
-@pytest.mark.parametrize(
-    "ceiling",
-    [
-        *(Ceiling("matmul", 64, dtype) for dtype in ("fp32", "bf16")),
-        *(Ceiling("copy", MIB), Ceiling("reduction", MIB), Ceiling("operator", 4)),
-    ],
-    ids=str,
-)
-def test_a_cpu_has_samples_of_each_ceiling_that_makes_sense(ceiling):
-    taken = measure_ceiling(ceiling, CPU, THREE).taken[ceiling.kind]
-    (samples_ms,) = taken.times_ms.values()
-    assert len(samples_ms) == 3
-    assert all(sample > 0 for sample in samples_ms)
-    assert taken.out_of_memory is None
+    device = CUDA if capability else CPU
+    assert missing(ceiling, device) == lack
+    if lack:
+        with pytest.raises(Skipped, match=lack):
+            measure_ceiling(ceiling, device, THREE)
 
 
 def test_an_operator_among_many_costs_its_share(monkeypatch):

@@ -54,14 +54,13 @@ def test_within_a_limit_its_cgroup_counts_and_not_the_host(busy, write):
 
 
 def test_a_limit_of_a_cgroup_of_version_1_counts_too(busy, write):
-    own, of_pod = "3:cpuset:/\n2:cpu,cpuacct:/pod\n0::/pod\n", "cpu/pod/"
     files = {"cpu.cfs_quota_us": 50_000, "cpu.cfs_period_us": 100_000, "cpuacct.usage": 7 * 10**9}
     files["cpu.stat"] = "nr_throttled 3\nthrottled_time 2000000000"
-    write(own, {of_pod + name: content for name, content in files.items()})
+    write("3:cpuset:/\n2:cpu,cpuacct:/pod\n0::/pod\n", {f"cpu/pod/{name}": text for name, text in files.items()})
     use = cpu_use.cpu_use({0, 1})
     assert (use.all_s, use.cores) == (7, 0.5)
     assert cgroups.cpu_limit(2).throttled_s() == 2
-    write(None, {of_pod + "cpu.cfs_quota_us": -1})
+    write(None, {"cpu/pod/cpu.cfs_quota_us": -1})
     assert cgroups.cpu_limit(2) is None
 
 
@@ -96,27 +95,23 @@ def test_what_this_process_its_ended_children_and_its_parents_use_is_its_own():
     assert float(found.stdout) > time.process_time() - 0.05  # the parent's, to the kernel's clock tick
 
 
-def counts(throttled_us):
-    return {"cpu.stat": f"usage_usec 9\nnr_throttled 3\nthrottled_usec {throttled_us}"}
-
-
 @pytest.fixture
 def stolen(monkeypatch):
-    """Give a machine's times, to be changed."""
     times = SimpleNamespace(steal=100.0)
     monkeypatch.setattr(cpu_use.psutil, "cpu_times", lambda: times)
     return times
 
 
 def test_what_is_lost_while_measuring_is_in_the_seconds_and_what_is_lost_before_is_not(stolen, write):
+    counts = "usage_usec 9\nnr_throttled 3\nthrottled_usec "
     write("0::/\n", {"cpu.max": "50000 100000"})
     stopwatch = Stopwatch()
     for stolen_s in (1.5, 2.0):
         stolen.steal += 40
-        write(None, counts(500_000))
+        write(None, {"cpu.stat": f"{counts}500000"})
         with stopwatch.measuring():
             stolen.steal += stolen_s
-            write(None, counts(750_000))
+            write(None, {"cpu.stat": f"{counts}750000"})
     seconds = stopwatch.seconds()
     assert (seconds["cpu_stolen"], seconds["cpu_throttled"]) == (3.5, 0.5)
 

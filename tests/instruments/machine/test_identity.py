@@ -3,58 +3,16 @@ import os
 import platform
 import subprocess
 import sys
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pynvml
 import pytest
+import torch
 
 from pipeline.instruments.machine import gpus, identity
 from pipeline.instruments.machine.gpu_state import gpu_state, slowdown_reasons
 
-H200 = "NVIDIA H200"
-
-
-@dataclass
-class FakeGpu:
-    """One GPU as NVML would tell of it; `answers` maps an NVML function to what it returns or raises."""
-
-    index: int
-    name: str = H200
-    answers: dict = field(default_factory=dict)
-
-    @property
-    def uuid(self):
-        return f"GPU-{self.index}{self.index}{self.index}-abc"
-
-
-class FakeNvml:
-    """Stands in for pynvml: constants and errors are the real ones, the GPUs are made up."""
-
-    def __init__(self, fakes):
-        self.fakes = fakes
-
-    def __getattr__(self, name):
-        if not (name.startswith("nvmlDevice") or name in ("nvmlInit", "nvmlSystemGetDriverVersion")):
-            return getattr(pynvml, name)
-        return lambda *arguments: self.call(name, *arguments)
-
-    def call(self, name, gpu=None, *rest):
-        known = {
-            "nvmlInit": lambda: None,
-            "nvmlSystemGetDriverVersion": lambda: "580.1",
-            "nvmlDeviceGetCount": lambda: len(self.fakes),
-            "nvmlDeviceGetHandleByIndex": lambda: self.fakes[gpu],
-            "nvmlDeviceGetUUID": lambda: gpu.uuid,
-            "nvmlDeviceGetIndex": lambda: gpu.index,
-            "nvmlDeviceGetName": lambda: gpu.name,
-        }
-        if name in known:
-            return known[name]()
-        if name not in getattr(gpu, "answers", {}):  # a handle, or a text that names one
-            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-        answer = gpu.answers[name]
-        return answer(*rest) if callable(answer) else answer
+from .nvml import H200, FakeGpu, FakeNvml
 
 
 @pytest.fixture
@@ -65,22 +23,10 @@ def install(monkeypatch):
     monkeypatch.setattr(gpus, "torch_build", lambda: {"cuda": "13.0"})
 
     def install_gpus(*fakes):
-        fake = FakeNvml(fakes)
-        for module in ("pipeline.instruments.machine.gpus", "pipeline.instruments.machine.gpu_state"):
-            monkeypatch.setattr(sys.modules[module], "pynvml", fake)
+        for module in ("gpus", "gpu_state"):
+            monkeypatch.setattr(f"pipeline.instruments.machine.{module}.pynvml", FakeNvml(fakes))
 
     yield install_gpus
-    gpus.nvml.cache_clear()
-
-
-@pytest.fixture
-def without_nvml(monkeypatch):
-    def no_driver():
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    gpus.nvml.cache_clear()
-    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
-    yield
     gpus.nvml.cache_clear()
 
 
@@ -123,7 +69,11 @@ def test_a_machine_is_named_after_the_models_of_its_visible_gpus_in_one_order_or
     assert identity.machine_kind() == identity.cpu_model()
 
 
-def test_without_a_driver_there_is_no_gpu_and_no_state(without_nvml):
+def test_without_a_driver_there_is_no_gpu_and_no_state(install, monkeypatch):
+    def no_driver():
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", no_driver)
     assert identity.gpu_count() == 0
     assert identity.machine_kind() == identity.cpu_model() != ""
     assert identity.software_versions()["driver"] == "none"
@@ -152,8 +102,6 @@ def test_what_the_workflow_asks_at_every_parse_leaves_torch_alone():
 
 
 def test_versions_are_those_that_torch_itself_gives():
-    import torch
-
     versions = identity.software_versions()
     assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert versions["cuda"] == (torch.version.cuda or torch.version.hip or "none")
@@ -169,9 +117,8 @@ def test_facts_are_json_and_name_no_host(install):
     assert gpu["max_sm_clock_mhz"] is None
     assert facts["memory_bytes"] > 0
     assert {"cudnn", "nccl", "snakemake", "numpy", "pandas", "torch"} <= facts["software"].keys()
-    text = json.dumps(facts)
-    assert platform.node() not in text
-    assert "GPU-000" not in text
+    assert platform.node() not in json.dumps(facts)
+    assert "GPU-000" not in json.dumps(facts)
 
 
 def test_what_a_process_may_use_of_the_host_is_told(monkeypatch, write):

@@ -1,15 +1,8 @@
-import time
-
 import pytest
 import torch
 
 from pipeline.instruments.machine import peaks
-from pipeline.instruments.machine.peaks import (
-    datasheet_gb_per_s,
-    datasheet_peak_tflops,
-    measured_peak_tflops,
-    peak_to_measure,
-)
+from pipeline.instruments.machine.peaks import datasheet_gb_per_s, datasheet_peak_tflops, measured_peak_tflops
 from pipeline.tf32 import allows_tf32
 
 PRECISIONS = ["fp32", "tf32", "bf16"]
@@ -42,19 +35,10 @@ def test_every_known_chip_has_a_memory_bandwidth():
     assert datasheet_gb_per_s("AMD EPYC") is None
 
 
-@pytest.mark.parametrize("peak", [datasheet_peak_tflops, measured_peak_tflops, peak_to_measure])
+@pytest.mark.parametrize("peak", [datasheet_peak_tflops, measured_peak_tflops])
 def test_an_unknown_precision_is_refused(peak):
     with pytest.raises(ValueError, match="fp4"):
         peak("cpu", "fp4")
-
-
-def test_a_cpu_is_measured_within_a_second():
-    torch.mm(torch.ones(2, 2), torch.ones(2, 2))
-    started = time.process_time()  # of this process alone, whatever runs beside it
-    tflops = peak_to_measure("cpu", "fp16")
-    assert time.process_time() - started < 2
-    # From a slow core that others use too to a large server.
-    assert 1e-5 < tflops < 100
 
 
 @pytest.mark.parametrize(("gflops", "size"), [(1000, 1024), (25, 1024), (20, 512), (1, 256), (0.1, 128), (0.01, 128)])
@@ -83,7 +67,7 @@ def test_float32_products_run_as_asked_and_the_setting_is_put_back(monkeypatch, 
 
     monkeypatch.setattr(peaks, "_CPU_SIZES", (16,))
     monkeypatch.setattr(torch, "mm", watched_mm)
-    measured_peak_tflops("cpu", precision)
+    assert 0 < measured_peak_tflops("cpu", precision) < 10
     assert allows_tf32() == tf32_switch.allows_tf32
     assert seen == {setting}
     assert dtypes == {torch.bfloat16 if precision == "bf16" else torch.float32}
@@ -92,9 +76,9 @@ def test_float32_products_run_as_asked_and_the_setting_is_put_back(monkeypatch, 
 def test_a_known_gpu_is_not_measured_and_an_unknown_one_is(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
     monkeypatch.setattr(peaks, "measured_peak_tflops", lambda device, precision: 7.0)
-    assert peak_to_measure("cuda", "bf16") is None
+    assert peaks.peak_to_measure("cuda", "bf16") is None
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4000")
-    assert peak_to_measure("cuda", "bf16") == 7.0
+    assert peaks.peak_to_measure("cuda", "bf16") == 7.0
 
 
 @pytest.mark.gpu

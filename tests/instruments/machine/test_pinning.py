@@ -1,6 +1,7 @@
 import os
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -49,28 +50,12 @@ def test_only_cores_that_the_process_may_use_are_given(monkeypatch):
     assert core_for(0, 1) == 9
 
 
-def test_on_a_cpu_nothing_is_pinned():
-    before = os.sched_getaffinity(0)
-    with pinned(torch.device("cpu")) as core:
-        assert core is None
-        assert os.sched_getaffinity(0) == before
-
-
 @contextmanager
 def waiting_thread():
-    """Keep a thread alive; give its id."""
-    end, ids = threading.Event(), []
-    started = threading.Event()
-
-    def wait():
-        ids.append(threading.get_native_id())
-        started.set()
-        end.wait()
-
-    thread = threading.Thread(target=wait)
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
     thread.start()
-    started.wait()
-    yield ids[0]
+    yield thread.native_id
     end.set()
     thread.join()
 
@@ -84,13 +69,17 @@ def autograd_thread(monkeypatch):
         yield thread
 
 
-def test_both_threads_share_a_core_until_the_end(autograd_thread):
+def test_both_threads_share_a_core_until_the_end_and_what_is_computed_there_takes_one_thread(autograd_thread):
+    """A pool of threads that share a core wait for each other: ranks compared weights for minutes."""
+    torch.set_num_threads(2)
     before = os.sched_getaffinity(0)
     with suppress(LookupError), pinned(CUDA) as core:
         assert core in before
         assert os.sched_getaffinity(0) == os.sched_getaffinity(autograd_thread) == {core}
+        assert torch.get_num_threads() == 1
         raise LookupError
     assert os.sched_getaffinity(0) == os.sched_getaffinity(autograd_thread) == before
+    assert torch.get_num_threads() == 2
 
 
 def test_threads_that_started_inside_may_leave_the_core_afterwards(autograd_thread):
@@ -104,24 +93,15 @@ def test_threads_that_started_inside_may_leave_the_core_afterwards(autograd_thre
         assert os.sched_getaffinity(other) == {min(before)}
 
 
-def test_what_is_computed_on_the_shared_core_takes_one_thread(autograd_thread):
-    """A pool of threads that share a core wait for each other: ranks compared weights for minutes."""
+@pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
+def test_on_a_cpu_and_on_a_system_that_forbids_it_all_is_left_as_it_was(autograd_thread, monkeypatch, device):
+    if device == CUDA:
+        monkeypatch.setattr(os, "sched_setaffinity", Mock(side_effect=PermissionError))
+    before = os.sched_getaffinity(0)
     torch.set_num_threads(2)
-    with suppress(LookupError), pinned(CUDA):
-        assert torch.get_num_threads() == 1
-        raise LookupError
-    assert torch.get_num_threads() == 2
-
-
-def test_a_system_that_forbids_it_leaves_all_as_it_was(autograd_thread, monkeypatch):
-    def refuse(_thread, _cores):
-        raise PermissionError
-
-    monkeypatch.setattr(os, "sched_setaffinity", refuse)
-    torch.set_num_threads(2)
-    with pinned(CUDA) as core:
+    with pinned(device) as core:
         assert core is None
-        assert torch.get_num_threads() == 2
+        assert (os.sched_getaffinity(0), torch.get_num_threads()) == (before, 2)
 
 
 @pytest.mark.gpu(shared=True)

@@ -115,11 +115,13 @@ def test_without_gpus_or_answers_there_is_nothing_to_tell(machine, watts):
     assert watch.over(steps=2) == Power()
 
 
-def test_stretches_pool_to_their_mean_and_all_their_reasons():
-    first = Power(10.0, 1900.0, False, ("hw_slowdown",))
-    second = Power(12.0, 1800.0, True, ())
+def test_stretches_pool_to_their_mean_and_ranks_add_up_at_the_slowest_clock_with_all_their_reasons():
+    first, second = Power(10.0, 1800.0, False, ("hw_slowdown",)), Power(12.0, 1900.0, True, ())
     assert pooled_power([first, second]) == Power(11.0, 1850.0, True, ("hw_slowdown",))
     assert pooled_power([first, Power()]) == Power(None, None, False, ("hw_slowdown",))
+    assert power_of_ranks([first, second]) == Power(22.0, 1800.0, True, ("hw_slowdown",))
+    assert power_of_ranks([first, Power()]) == Power(None, 1800.0, False, ("hw_slowdown",))
+    assert power_of_ranks([Power(), Power()]) == Power()
 
 
 @pytest.mark.gpu
@@ -138,10 +140,3 @@ def test_products_draw_more_than_an_idle_gpu_and_no_more_than_the_limit():
     assert 200 < watts < 1.1 * limit_mw / 1e3
     assert 500 < sampling.power.sm_clock_mhz < 3000
     assert sampling.power.power_capped is not None
-
-
-def test_the_energies_of_ranks_add_up_and_the_slowest_clock_is_theirs():
-    first, second = Power(10.0, 1800.0, False, ()), Power(12.0, 1900.0, True, ("hw_slowdown",))
-    assert power_of_ranks([first, second]) == Power(22.0, 1800.0, True, ("hw_slowdown",))
-    assert power_of_ranks([first, Power()]) == Power(None, 1800.0, False, ())
-    assert power_of_ranks([Power(), Power()]) == Power()

@@ -1,5 +1,6 @@
 import gc
 import weakref
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,11 +21,7 @@ from pipeline.instruments.memory.out_of_memory import attempt, is_out_of_memory
 )
 def test_memory_that_ran_out_is_told_however_it_is_said(error):
     assert is_out_of_memory(error)
-
-    def fail():
-        raise error
-
-    value, reason = attempt(fail)
+    value, reason = attempt(Mock(side_effect=error))
     assert value is None
     assert reason
 
@@ -33,7 +30,7 @@ def test_a_kernel_out_of_shared_memory_is_not_out_of_memory():
     assert not is_out_of_memory(RuntimeError("out of resource: shared memory, Required: 98304"))
 
 
-def test_what_the_failed_call_held_is_gone_when_the_reason_comes_back():
+def test_what_the_failed_call_held_is_gone_when_the_reason_comes_back(request):
     held = []
 
     def fail():
@@ -43,9 +40,7 @@ def test_what_the_failed_call_held_is_gone_when_the_reason_comes_back():
         cycle.append(cycle)
         raise MemoryError("no more")
 
+    request.addfinalizer(gc.enable)
     gc.disable()
-    try:
-        assert attempt(fail)[1] == "no more"
-        assert held[0]() is None
-    finally:
-        gc.enable()
+    assert attempt(fail)[1] == "no more"
+    assert held[0]() is None

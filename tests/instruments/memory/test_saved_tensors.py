@@ -10,8 +10,6 @@ from pipeline.instruments.memory.saved_tensors import saved_by_operation, saved_
 
 
 class Gated(nn.Module):
-    """Multiply the sigmoid of one product with another product of the same input."""
-
     def __init__(self):
         super().__init__()
         self.gate = nn.Linear(4, 8, bias=False)
@@ -35,8 +33,6 @@ def test_each_storage_is_named_once_by_its_first_module_and_operation():
 
 
 class Doubled(torch.autograd.Function):
-    """Save what it gets and twice that."""
-
     @staticmethod
     def forward(ctx, x, _y):
         doubled = 2 * x

@@ -20,9 +20,8 @@ TRACE = [
 @pytest.fixture
 def snapshot(tmp_path):
     def write(content):
-        path = tmp_path / "snapshot.pickle"
-        path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
-        return path
+        (tmp_path / "snapshot.pickle").write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+        return tmp_path / "snapshot.pickle"
 
     return write
 
@@ -43,11 +42,14 @@ def test_frames_that_events_share_are_told_from_others_that_read_alike(snapshot)
 
 
 @pytest.mark.parametrize("expected", [1, 3])
-def test_a_dropped_event_and_one_too_many_are_noticed(snapshot, expected):
+def test_a_dropped_event_one_too_many_and_no_file_at_all_are_noticed(snapshot, expected):
     path = snapshot({"device_traces": [TRACE]})
     assert len(read_events(path, expected=2)) == 2
     with pytest.raises(UserError, match=f"2 memory events of {expected}"):
         read_events(path, expected=expected)
+    path.unlink()
+    with pytest.raises(UserError, match=r"cannot read .*snapshot\.pickle"):
+        read_events(path)
 
 
 WHOLE = pickle.dumps({"device_traces": [TRACE]})
@@ -67,11 +69,6 @@ def test_a_truncated_file_or_another_gives_one_clear_line(snapshot, content):
     with pytest.raises(UserError, match=r"snapshot\.pickle is no memory snapshot") as error:
         read_events(snapshot(content))
     assert "\n" not in str(error.value)
-
-
-def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read .*gone\.pickle"):
-        read_events(tmp_path / "gone.pickle")
 
 
 class Harmful:

@@ -7,13 +7,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from pipeline.instruments.profilers import gpu_busy
-from pipeline.instruments.profilers.gpu_busy import (
-    GpuBusy,
-    profile_gpu_busy,
-    profile_work,
-    steps_between_marks,
-    summarise_work,
-)
+from pipeline.instruments.profilers.gpu_busy import GpuBusy, profile_gpu_busy, steps_between_marks, summarise_work
 from pipeline.instruments.sampling.step_timing import StopRule, time_phases
 
 MATMUL, ALL_REDUCE, MARK = "sm90_gemm", "ncclDevKernel_AllReduce_Sum", "void at::cuda::spin_kernel(long)"
@@ -40,15 +34,7 @@ def test_a_step_is_busy_while_anything_runs_and_communicates_where_nothing_else_
 
 
 def test_marks_divide_the_work_into_steps_whatever_its_order_and_a_step_without_work_is_one():
-    events = (
-        (MATMUL, 50, 5),
-        (MARK, 10, 1),
-        (MATMUL, 0, 5),
-        (MARK, 30, 1),
-        (MARK, 28, 1),
-        (MATMUL, 20, 5),
-        (MATMUL, 12, 5),
-    )
+    events = [(MATMUL, start, 5) for start in (50, 0, 20, 12)] + [(MARK, start, 1) for start in (10, 30, 28)]
     assert [list(step["start_us"]) for step in steps_between_marks(work(*events))] == [[12, 20], [], [50]]
 
 
@@ -59,7 +45,7 @@ def test_of_what_was_profiled_torch_makes_no_objects(monkeypatch):
     monkeypatch.setattr(torch.autograd.profiler, "EventList", lambda *_, **__: pytest.fail("makes objects"))
     profiled = []
     monkeypatch.setattr(gpu_busy, "work_of", lambda events, on_gpu: profiled.append(events) or work())
-    profile_work(lambda: torch.ones(4).add(1), torch.device("cpu"), steps=2)
+    gpu_busy.profile_work(lambda: torch.ones(4).add(1), torch.device("cpu"), steps=2)
     assert any(event.name() == "aten::add" for event in profiled[0])
 
 

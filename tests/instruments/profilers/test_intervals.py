@@ -22,7 +22,6 @@ def test_a_union_counts_overlapping_nested_and_equal_intervals_once_and_an_overl
 
 
 def event(name, late_ns=0, duration_ns=9000, device_type=DeviceType.CUDA, is_user_annotation=False):
-    """An event as Kineto gives it."""
     values = {"name": name, "start_ns": START_NS + late_ns, "duration_ns": duration_ns, "device_type": device_type}
     values["is_user_annotation"] = is_user_annotation
     return SimpleNamespace(**{key: lambda value=value: value for key, value in values.items()})

@@ -1,12 +1,10 @@
 import pandas as pd
 import pytest
-import torch
+from torch.autograd import DeviceType
 
 from pipeline.instruments.profilers.lanes import Lanes, lanes
 
 from .test_intervals import event
-
-CPU = torch.autograd.DeviceType.CPU
 
 
 def events(*intervals):
@@ -72,15 +70,14 @@ def test_each_collective_of_a_name_is_told_in_the_order_of_their_starts():
     assert found == {"each_gather_ms": [0.2, 1.0], "each_gather_exposed_ms": [0.0, 0.9]}
 
 
-def test_on_a_cpu_operators_compute_and_the_backend_communicates():
-    names = ["aten::mm", "gloo:all_reduce", "c10d::allreduce_", "autograd::engine", "ProfilerStep#1"]
-    work = lanes([event(name, device_type=CPU) for name in names], "cpu")
-    assert list(work.computation.index) == [0]
-    assert list(work.communication.index) == [1]
-
-
-def test_on_a_gpu_kernels_are_told_apart_by_name():
-    kernels = ["ampere_sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "Memcpy DtoD (Device -> Device)"]
-    work = lanes([event(name) for name in kernels], "cuda")
-    assert list(work.computation.index) == [0, 2]
-    assert list(work.communication.index) == [1]
+@pytest.mark.parametrize(
+    ("device_type", "names", "computation", "communication"),
+    [
+        # Operators compute, the backend communicates.
+        ("cpu", ["aten::mm", "gloo:all_reduce", "c10d::allreduce_", "autograd::engine", "ProfilerStep#1"], [0], [1]),
+        ("cuda", ["ampere_sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "Memcpy DtoD"], [0, 2], [1]),
+    ],
+)
+def test_work_is_told_apart_by_name(device_type, names, computation, communication):
+    work = lanes([event(name, device_type=getattr(DeviceType, device_type.upper())) for name in names], device_type)
+    assert (list(work.computation.index), list(work.communication.index)) == (computation, communication)

@@ -66,11 +66,7 @@ def test_backward_opens_the_forward_ranges_of_its_nodes_in_reverse_and_none_for_
     noted.mark_backward(loss * 2)
     opened.clear()
     loss.backward()
-    assert opened == [
-        (0, "block"),
-        (0, "block/softmax"),
-        (0, "block"),
-    ]  # product with 2; softmax; product
+    assert opened == [(0, "block"), (0, "block/softmax"), (0, "block")]  # product with 2; softmax; product
 
 
 def test_a_node_whose_result_two_others_used_opens_its_range_once(opened, weight):
@@ -84,8 +80,6 @@ def test_a_node_whose_result_two_others_used_opens_its_range_once(opened, weight
 
 
 class Probe(torch.autograd.Function):
-    """Passes its input on; its backward pass opens a range."""
-
     @staticmethod
     def forward(ctx, x):
         return x.clone()

@@ -6,56 +6,49 @@ import pytest
 from pipeline.instruments.profilers.nsys import CaptureFailed
 from pipeline.instruments.profilers.nsys_export import read_export
 
-# Of nsys's own schema, the tables that a capture with --trace=cuda,nvtx fills, in its column types.
+# Of nsys's own schema, the tables that a capture with --trace=cuda,nvtx fills, with the columns that are read.
 SCHEMA = """
-    CREATE TABLE StringIds (id INTEGER NOT NULL PRIMARY KEY, value TEXT NOT NULL);
-    CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-        contextId INTEGER NOT NULL, greenContextId INTEGER, streamId INTEGER NOT NULL, correlationId INTEGER,
-        globalPid INTEGER, demangledName INTEGER NOT NULL, shortName INTEGER NOT NULL, mangledName INTEGER);
-    CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER NOT NULL, end INTEGER NOT NULL,
-        eventClass INTEGER NOT NULL, globalTid INTEGER, correlationId INTEGER, nameId INTEGER NOT NULL,
-        returnValue INTEGER NOT NULL, callchainId INTEGER);
-    CREATE TABLE NVTX_EVENTS (start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER,
-        category INTEGER, color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER,
-        domainId INTEGER, uint64Value INTEGER);
+    CREATE TABLE StringIds (id INTEGER, value TEXT);
+    CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER,
+        demangledName INTEGER, shortName INTEGER);
+    CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER, correlationId INTEGER);
+    CREATE TABLE NVTX_EVENTS (start INTEGER, end INTEGER, eventType INTEGER, text TEXT, globalTid INTEGER,
+        textId INTEGER);
 """
 COPIES = """
-    CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-        contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER,
-        bytes INTEGER NOT NULL, copyKind INTEGER NOT NULL);
-    CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER NOT NULL, end INTEGER NOT NULL, deviceId INTEGER NOT NULL,
-        contextId INTEGER NOT NULL, streamId INTEGER NOT NULL, correlationId INTEGER, globalPid INTEGER,
-        value INTEGER NOT NULL, bytes INTEGER NOT NULL);
-    INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (9000, 9500, 0, 1, 7, 4, 0, 64, 8), (9600, 9700, 0, 1, 7, 5, 0, 4, 2);
-    INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (9800, 9900, 0, 1, 7, 6, 0, 0, 64);
+    CREATE TABLE CUPTI_ACTIVITY_KIND_MEMCPY (start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER,
+        copyKind INTEGER);
+    CREATE TABLE CUPTI_ACTIVITY_KIND_MEMSET (start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER);
+    INSERT INTO CUPTI_ACTIVITY_KIND_MEMCPY VALUES (9000, 9500, 7, 4, 8), (9600, 9700, 7, 5, 2);
+    INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET VALUES (9800, 9900, 7, 6);
 """
-PROCESS = (77 << 24) | 4242 << 24
-MAIN, AUTOGRAD = PROCESS | 4242, PROCESS | 4300
+MAIN, AUTOGRAD = 4242, 4300
+ROWS = {
+    "StringIds": [
+        (1, "void softmax_warp_forward<float>(float *)"),
+        (2, "softmax_warp_forward"),
+        (4, "nvjet_tst_128x8_64x12_4x1_v_bz_TNT"),
+        (5, "train_step"),
+    ],
+    "CUPTI_ACTIVITY_KIND_KERNEL": [(5000, 6500, 7, 1, 1, 2), (6500, 8500, 7, 2, 4, 4), (9900, 9950, 9, 3, 1, 2)],
+    "CUPTI_ACTIVITY_KIND_RUNTIME": [
+        *((1200, 1210, MAIN, 1), (4500, 4510, AUTOGRAD, 2), (9000, 9001, MAIN, 3), (100, 110, MAIN, None))
+    ],
+    "NVTX_EVENTS": [
+        (0, 8000, 59, None, MAIN, 5),  # a registered string
+        (1000, 3000, 59, "softmax", MAIN, None),
+        (4000, None, 59, "backward", MAIN, None),  # cut off by the capture's end
+        (1500, 1600, 34, "a mark", MAIN, None),
+    ],
+}
 
 
-def make(path, *more):
+def make(path, more=""):
     with closing(sqlite3.connect(path)) as database:
         database.executescript(SCHEMA)
-        names = [(1, "void softmax_warp_forward<float>(float *)"), (2, "softmax_warp_forward"), (3, "cudaLaunchKernel")]
-        names += [(4, "nvjet_tst_128x8_64x12_4x1_v_bz_TNT"), (5, "train_step")]
-        database.executemany("INSERT INTO StringIds VALUES (?, ?)", names)
-        ranges = [
-            (0, 8000, 59, None, None, None, None, MAIN, None, 5, 0, None),  # a registered string
-            (1000, 3000, 59, None, None, None, "softmax", MAIN, None, None, 0, None),
-            (4000, None, 59, None, None, None, "backward", MAIN, None, None, 0, None),  # cut off by the capture's end
-            (1500, 1600, 34, None, None, None, "a mark", MAIN, None, None, 0, None),
-        ]
-        database.executemany(f"INSERT INTO NVTX_EVENTS VALUES ({', '.join('?' * 12)})", ranges)
-        kernels = [(5000, 6500, 7, 1, 1, 2), (6500, 8500, 7, 2, 4, 4), (9900, 9950, 9, 3, 1, 2)]
-        for start, end, stream, correlation, demangled, short in kernels:
-            row = (start, end, 0, 1, None, stream, correlation, PROCESS, demangled, short, None)
-            database.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({', '.join('?' * 11)})", row)
-        calls = [(1200, 1210, MAIN, 1), (4500, 4510, AUTOGRAD, 2), (9000, 9001, MAIN, 3), (100, 110, MAIN, None)]
-        for start, end, thread, correlation in calls:
-            row = (start, end, 0, thread, correlation, 3, 0, None)
-            database.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES ({', '.join('?' * 8)})", row)
-        for script in more:
-            database.executescript(script)
+        for table, rows in ROWS.items():
+            database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
+        database.executescript(more)
         database.commit()
     return path
 
@@ -76,7 +69,7 @@ def test_kernels_have_their_full_name_time_and_the_range_that_launched_them(expo
 
 
 def test_of_two_calls_with_one_number_the_first_is_the_launch(tmp_path):
-    after_softmax = f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (3500, 3510, 0, {MAIN}, 1, 3, 0, NULL);"
+    after_softmax = f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (3500, 3510, {MAIN}, 1);"
     events = read_export(make(tmp_path / "capture.sqlite", after_softmax)).events
     assert list(events.loc[events["correlation"] == 1, "path"]) == ["train_step/softmax"]
 

@@ -37,20 +37,19 @@ def on_cpu(tmp_path_factory):
     return torch_profiler.capture(program("cpu"), torch.device("cpu"), path), path
 
 
-def test_operators_have_the_paths_of_the_ranges_that_they_ran_in(on_cpu):
+def test_operators_have_the_paths_of_the_ranges_that_they_ran_in_and_each_is_one_call(on_cpu):
     trace, _ = on_cpu
     paths = set(trace.events["path"])
     assert trace.profiler == "torch.profiler"
     assert {f"train_step/{name}" for name in ("loss", "backward", "optimizer")} <= paths
-    assert "train_step/forward/attention/softmax" in paths
     softmax = trace.events[trace.events["path"] == "train_step/forward/attention/softmax"]
     assert "aten::_softmax" in set(softmax["name"])
-
-
-def test_each_product_of_the_model_is_one_call(on_cpu):
-    products = on_cpu[0].events.query("name == 'aten::mm'").groupby("path")["calls"].sum()
+    products = trace.events.query("name == 'aten::mm'").groupby("path")["calls"].sum()
     assert products["train_step/forward"] == 7 * LAYERS + 1
     assert products["train_step/backward"] == 2 * (7 * LAYERS + 1)
+    # PyTorch's own ranges and the nodes of its graph are no ranges and no work.
+    assert not trace.ranges["name"].str.contains("#").any()
+    assert not trace.events["name"].str.contains("autograd|Backward0").any()
 
 
 def test_pieces_of_operators_overlap_nowhere_and_add_up_to_the_time_in_operators(on_cpu):
@@ -58,23 +57,14 @@ def test_pieces_of_operators_overlap_nowhere_and_add_up_to_the_time_in_operators
     events = events_of(trace, "train_step")
     times = range_times(trace, "train_step").iloc[0]
     assert union_us(events) == pytest.approx(events["duration_us"].sum(), abs=1e-3)
-    with gzip.open(path, "rt") as file:
+    with gzip.open(path, "rt") as file:  # as Perfetto does
         found = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "cpu_op"]
-    noted = pd.DataFrame([(event["name"], event["ts"], event["dur"]) for event in found])
-    noted.columns = ["name", "start_us", "duration_us"]
+    noted = pd.DataFrame(found)[["name", "ts", "dur"]].set_axis(["name", "start_us", "duration_us"], axis=1)
     operators = noted["name"].str.startswith("aten::")
     without_a_namespace = noted["name"].str.fullmatch("[a-z_]+")  # inside of operators: "detach", for one
     in_operators_us = union_us(noted[operators]) - union_us(noted[without_a_namespace])
     assert times["kernel_sum_us"] == pytest.approx(in_operators_us)
     assert times["kernel_sum_us"] <= times["span_us"] <= times["range_us"]
-
-
-def test_pytorchs_own_ranges_and_nodes_of_its_graph_are_no_ranges_and_no_work_and_perfetto_opens_the_file(on_cpu):
-    trace, path = on_cpu
-    assert not trace.ranges["name"].str.contains("#").any()
-    assert not trace.events["name"].str.contains("autograd|Backward0").any()
-    with gzip.open(path, "rt") as file:
-        assert any(event.get("ph") == "X" for event in json.load(file)["traceEvents"])
 
 
 def test_a_trace_cut_short_gives_one_clear_line(on_cpu, tmp_path):

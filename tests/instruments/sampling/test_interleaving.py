@@ -69,10 +69,10 @@ def test_a_call_leaves_the_round_when_its_own_rule_ends():
 
 
 def test_the_rule_looks_at_the_first_clock():
-    noise = itertools.cycle([1.0, 9.0])
+    noisy = iter([1.0, 9.0] * 10)
     rule = StopRule(min_samples=4, max_samples=20, rel_error=0.01, budget_s=60)
-    sampler = lambda _work: Sample({"call": 1.0, "enqueue": next(noise)})  # noqa: E731
-    found = interleave({"a": Work(lambda _: None)}, sampler, {"a": rule}, warmup=0)
+    works = {"a": Work(lambda _: None)}
+    found = interleave(works, lambda _: Sample({"call": 1.0, "enqueue": next(noisy)}), rules(works, rule), warmup=0)
     assert len(found.taken["a"].times_ms["call"]) == 4
 
 

@@ -1,5 +1,3 @@
-"""Ours as single operations: right by autograd, in torch's operations and in Triton's interpreter."""
-
 import pytest
 import torch
 

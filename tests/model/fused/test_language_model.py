@@ -1,5 +1,3 @@
-"""The fused model beside the plain one, of the same parameters."""
-
 import copy
 from unittest.mock import Mock
 

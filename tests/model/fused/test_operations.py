@@ -1,5 +1,3 @@
-"""The operations, in Triton and in torch, against the same formula in float64."""
-
 import pytest
 import torch
 from torch.nn import functional
@@ -77,9 +75,7 @@ def test_swiglu_and_its_gradients_are_exact(kernels, in_place, shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 10), (4, 32)])
-def test_rotating_there_and_back_is_the_model_s_rotation_and_its_transpose(
-    kernels, heads, head_dim, side_by_side, dtype
-):
+def test_rotating_there_and_back_is_a_model_s_rotation_and_its_transpose(kernels, heads, head_dim, side_by_side, dtype):
     rope = RotaryEmbedding(head_dim, context_length=9).to(DEVICE)
     given = normal(2, 7, heads, head_dim, dtype=dtype)
     if not side_by_side:  # as attention leaves its gradients

@@ -1,5 +1,3 @@
-"""A step in fused blocks beside the plain one: loss and gradients of the same weights."""
-
 import pytest
 import torch
 

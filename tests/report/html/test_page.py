@@ -81,14 +81,11 @@ def test_rows_to_explore_have_what_differs_and_say_what_is_the_same_in_all():
     assert row_table(rows.head(1), {})["columns"]["batch"] == [4]
 
 
-def test_what_a_record_holds_stands_in_the_page_escaped_or_packed():
+def test_what_a_record_holds_stands_in_the_page_escaped_or_packed_and_the_library_only_where_there_is_a_chart():
     html = example()
     assert html == example.__wrapped__()
     assert "onerror" not in html.replace("&lt;img src=x onerror=alert(1)&gt;", "")
     assert unpacked(html, "charts")["a/bars"]["data"]["values"][0]["name"] == HOSTILE
-
-
-def test_a_page_without_charts_carries_no_library():
     assert len(page("# Plain\n", {}, {})) < 50_000
 
 

@@ -50,11 +50,11 @@ def gated_by_exp(gate, up):
     return gate * gate.exp() / (1 + gate.exp()) * up
 
 
-def loss(x, weight, targets, ignore_index):
+def loss(x, weight, targets, ignore_index, log_sum_exp=torch.logsumexp):
     logits = (x @ weight.T).to(torch.promote_types(x.dtype, torch.float32))
     counted = targets != ignore_index
     picked = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
-    return ((logits.logsumexp(-1) - picked) * counted).sum() / counted.sum()
+    return ((log_sum_exp(logits, -1) - picked) * counted).sum() / counted.sum()
 
 
 def loss_that_counts_all(x, weight, targets, ignore_index):
@@ -62,10 +62,7 @@ def loss_that_counts_all(x, weight, targets, ignore_index):
 
 
 def loss_without_a_maximum(x, weight, targets, ignore_index):
-    logits = (x @ weight.T).to(torch.promote_types(x.dtype, torch.float32))
-    counted = targets != ignore_index
-    picked = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]
-    return ((logits.exp().sum(-1).log() - picked) * counted).sum() / counted.sum()
+    return loss(x, weight, targets, ignore_index, lambda logits, dim: logits.exp().sum(dim).log())
 
 
 class Adam(torch.optim.AdamW):

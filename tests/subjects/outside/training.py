@@ -13,11 +13,11 @@ def average(wrapper, optimizer):
 class Container:
     """Averages after backward; it is no module, and has a name of its own for what comes after backward."""
 
-    divides, parts = True, slice(None)
+    divides, sends, parts = True, True, slice(None)
 
     def __init__(self, module):
         self.module = module
-        for parameter in module.parameters():
+        for parameter in module.parameters() if self.sends else ():
             dist.broadcast(parameter.data, src=0)
 
     def __call__(self, *args):
@@ -53,10 +53,7 @@ class Sums(KeepsOneToItself):
 class WithoutBroadcast(KeepsOneToItself):
     """Averages, but ranks begin with weights of their own."""
 
-    parts = slice(None)
-
-    def __init__(self, module):
-        self.module = module
+    sends, parts = False, slice(None)
 
 
 class Buckets(nn.Module):

@@ -4,34 +4,21 @@ from pipeline.attention.triton.tiles import TileConfig
 from tools.tuning.candidates import Candidate
 from tools.tuning.compiled import KernelReport
 
-GOOD = {
-    "registers": 168,
-    "shared_bytes": 70_000,
-    "spill_instructions": 0,
-    "wgmma": 16,
-    "wgmma_waits": 2,
-    "mma_sync": 0,
-    "programs_per_sm": 3,
-}
-
-
-def candidate(dtype="bf16", **report):
-    return Candidate(dtype, TileConfig(64, 64, 4, 2), KernelReport(**GOOD | report))
-
-
-def test_what_fits_and_feeds_the_tensor_cores_is_promising():
-    assert candidate().is_promising
+GOOD = {"registers": 168, "shared_bytes": 70_000, "spill_instructions": 0}
+GOOD |= {"wgmma": 16, "wgmma_waits": 2, "mma_sync": 0, "programs_per_sm": 3}
 
 
 @pytest.mark.parametrize(
-    "report",
-    [{"shared_bytes": 240_000}, {"spill_instructions": 100}, {"wgmma_waits": 16}, {"wgmma": 0, "mma_sync": 64}],
+    ("report", "dtypes"),
+    [
+        ({}, ["bf16", "fp32"]),
+        ({"shared_bytes": 240_000}, []),
+        ({"wgmma_waits": 16}, []),
+        ({"spill_instructions": 100}, ["fp32"]),
+        ({"spill_instructions": 404}, ["fp32"]),
+        ({"wgmma": 0, "mma_sync": 192}, ["fp32"]),
+    ],
 )
-def test_what_does_not_fit_spills_waits_or_uses_the_older_instruction_is_not(report):
-    assert not candidate(**report).is_promising
-
-
-@pytest.mark.parametrize("report", [{"spill_instructions": 404}, {"wgmma": 0, "mma_sync": 192}])
-def test_fp32_may_spill_and_use_the_older_instruction(report):
-    assert candidate("fp32", **report).is_promising
-    assert not candidate("bf16", **report).is_promising
+def test_what_fits_never_waits_and_but_in_fp32_neither_spills_nor_uses_older_instructions_is_promising(report, dtypes):
+    tiles, found = TileConfig(64, 64, 4, 2), KernelReport(**GOOD | report)
+    assert [dtype for dtype in ("bf16", "fp32") if Candidate(dtype, tiles, found).is_promising] == dtypes

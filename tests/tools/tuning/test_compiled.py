@@ -31,32 +31,16 @@ print(json.dumps(reports))
 """
 
 
-pytestmark = pytest.mark.slow  # it compiles every kernel at every tile
-
-
-@pytest.fixture(scope="module")
-def reports():
+@pytest.mark.slow  # it compiles every kernel at every tile
+def test_the_tiles_in_use_fit_do_not_spill_keep_the_tensor_cores_fed_and_of_the_main_kernel_two_programs_at_a_time():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    found = subprocess.run(
-        [sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True, check=False
-    )
+    words = [sys.executable, "-c", COMPILE]
+    found = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-    return json.loads(found.stdout)
-
-
-def test_the_tiles_in_use_fit_do_not_spill_and_keep_the_tensor_cores_fed(reports):
+    reports = json.loads(found.stdout)
     assert [report for report in reports if not report["promising"]] == []
-
-
-def test_at_least_two_programs_of_the_main_kernels_share_a_multiprocessor(reports):
-    """One computes weights while the other multiplies: Triton does not overlap the two within a program."""
-    forward = [report for report in reports if report["kernel"] == "forward"]
-    assert forward
-    assert all(report["programs_per_sm"] >= 2 for report in forward)
-
-
-def test_a_third_program_fits_where_they_go_through_fewer_keys(reports):
-    fits = [
-        report["programs_per_sm"] for report in reports if (report["kernel"], report["head_dim"]) == ("forward", 64)
-    ]
-    assert fits == [3, 2]
+    forward = [(report["head_dim"], report["programs_per_sm"]) for report in reports if report["kernel"] == "forward"]
+    # One computes weights while the other multiplies: Triton does not overlap the two within a program.
+    assert all(programs >= 2 for _, programs in forward)
+    # A third program fits where they go through fewer keys.
+    assert [programs for head_dim, programs in forward if head_dim == 64] == [3, 2]

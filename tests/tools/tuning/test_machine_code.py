@@ -1,5 +1,3 @@
-"""What is read from machine code, on listings as short as can be."""
-
 import pytest
 
 from tools.tuning.machine_code import MachineCode
@@ -36,11 +34,7 @@ def test_spills_count_where_a_branch_leads_back(text):
     assert (code.spills, code.spills_in_loops) == (4, 1)
 
 
-def test_a_spill_in_two_loops_is_one():
+def test_a_spill_in_two_loops_is_one_and_instructions_are_counted_by_their_whole_name():
     inner = ".L_x_1:\nLDL R3, [R1] ;\n@P0 BRA `(.L_x_1) ;\n"
     assert MachineCode(f".L_x_0:\n{inner}@P1 BRA `(.L_x_0) ;\n", registers=1).spills_in_loops == 1
-
-
-def test_instructions_are_counted_by_their_whole_name():
-    assert MachineCode(NVIDIA, registers=255).count("HMMA") == 1
-    assert MachineCode(NVIDIA, registers=255).count("MMA") == 0
+    assert [MachineCode(NVIDIA, registers=255).count(name) for name in ("HMMA", "MMA")] == [1, 0]

@@ -81,36 +81,23 @@ def numbering_sampler(_device):
     return sample
 
 
-@pytest.fixture(scope="module")
-def table():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thresholds, "kernel_sampler", numbering_sampler)
-        patch.setattr(thresholds, "RULE", StopRule(min_samples=3, max_samples=3, rel_error=0.0, budget_s=0.0))
-        patch.setattr(thresholds, "WARMUP_ROUNDS", 0)
-        return thresholds.sweep("longest_short_sequence", "bf16", (1, 2, 40, 16))
-
-
-def test_each_value_gets_a_row_with_the_time_of_both_passes_beside_the_peers(table):
+def test_each_value_gets_a_row_with_the_time_of_both_passes_beside_the_peers_and_computes_the_same(monkeypatch):
+    monkeypatch.setattr(thresholds, "kernel_sampler", numbering_sampler)
+    monkeypatch.setattr(thresholds, "RULE", StopRule(min_samples=3, max_samples=3, rel_error=0.0, budget_s=0.0))
+    monkeypatch.setattr(thresholds, "WARMUP_ROUNDS", 0)
+    table = thresholds.sweep("longest_short_sequence", "bf16", (1, 2, 40, 16))
     assert list(table["value"]) == [str(value) for value in thresholds.THRESHOLDS["longest_short_sequence"]]
     assert table.loc[table["is_in_use"], "value"].tolist() == ["1024"]
     # Of each both passes, forward first; before all others the peer's, which took 1 and 2 ms.
     assert table["forward_ms"].tolist() == table["forward_over_peer"].tolist() == [3.0, 5.0, 7.0, 9.0, 11.0, 13.0]
     assert table["forward_backward_ms"].tolist() == [4.0, 6.0, 8.0, 10.0, 12.0, 14.0]
     assert table["forward_backward_over_peer"].tolist() == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
-
-
-def test_every_value_computes_what_the_peer_computes(table):
     assert table["rel_error"].between(0, 0.05, inclusive="neither").all()
 
 
 def test_the_least_over_the_peer_is_marked_in_each_column():
-    rows = pd.DataFrame(
-        {
-            "value": ["a", "b", "a", "b"],
-            "is_in_use": [True, False, True, False],
-            "forward_over_peer": [0.5, 1.0, 2.0, 0.25],
-            "forward_backward_over_peer": [0.5, 1.0, 0.5, 1.0],
-        }
-    )
+    columns = ["value", "is_in_use", "forward_over_peer", "forward_backward_over_peer"]
+    rows = [("a", True, 0.5, 0.5), ("b", False, 1.0, 1.0), ("a", True, 2.0, 0.5), ("b", False, 0.25, 1.0)]
+    rows = pd.DataFrame(rows, columns=columns)
     shown = thresholds.with_marks(thresholds.over_all_shapes(rows))
     assert shown.values.tolist() == [["a (in use)", "1.000", "0.500 *"], ["b", "0.500 *", "1.000"]]

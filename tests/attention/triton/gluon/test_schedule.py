@@ -1,5 +1,3 @@
-"""In which order the Gluon kernels go through heads and tiles: that programs have alike to do."""
-
 import numpy as np
 import pytest
 
@@ -58,20 +56,3 @@ def test_a_sequence_of_any_length_is_planned_in_no_time():
 )
 def test_tiles_go_in_pairs_where_that_is_level(matrices, tiles, level):
     assert is_level_in_pairs(matrices, np.arange(tiles, 0, -1), programs=132) is level
-
-
-def test_pairs_are_all_tiles_once_and_every_program_has_alike_to_do():
-    """Item by item, as `pieces.item_of` numbers them."""
-    matrices, tiles, programs = 7, 12, 6
-    loads, seen = np.zeros(programs), []
-    for program in range(programs):
-        for i in range(100):
-            pair = i // 2 * programs + program
-            tile = pair % (tiles // 2)
-            matrix, tile = pair // (tiles // 2), tile if i % 2 == 0 else tiles - 1 - tile
-            if matrix >= matrices:
-                break
-            seen.append((matrix, tile))
-            loads[program] += tiles - tile
-    assert sorted(seen) == [(matrix, tile) for matrix in range(matrices) for tile in range(tiles)]
-    assert loads.max() == loads.min()

@@ -1,5 +1,3 @@
-"""Blocks as the Triton kernels load them, in Triton's interpreter."""
-
 import pytest
 import torch
 import triton

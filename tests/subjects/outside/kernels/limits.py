@@ -19,13 +19,6 @@ def rearranged_into_tiles(q, k, v, is_causal):
     return Right.apply(q, k, v, is_causal)
 
 
-def reads_out_of_bounds(q, k, v, is_causal):
-    """Takes whole tiles of keys: what lies behind the last one counts too."""
-    behind = (0, 0, 0, -q.shape[-2] % TILE)
-    padded = (torch.nn.functional.pad(each, behind, value=1.0) for each in (q, k, v))
-    return Right.apply(*padded, is_causal)[:, : q.shape[-2]]
-
-
 def fp32_alone(q, k, v, is_causal):
     """Adds products to sums in fp32, which must be of one dtype."""
     scores = torch.baddbmm(torch.zeros(1, dtype=torch.float32), q, k.mT) / math.sqrt(q.shape[-1])
