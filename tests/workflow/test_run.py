@@ -167,14 +167,14 @@ def test_nothing_runs_beside_a_cell_that_is_to_be_alone_and_files_are_where_a_ru
     plugin.write_text(TELLING)
     shutil.rmtree(project.root / "results/timing/cells/precision=bf16")
     grids = (
-        "overrides={ceilings: {grids: [{what: [host_link]}]}, flash: {grids: [{seq_len: [16]}]},"
+        "overrides={collectives: {grids: [{backend: [gloo]}]}, flash: {grids: [{seq_len: [16]}]},"
         " accounting: {grids: [{question: [fsdp]}]},"
         " memory: {grids: [{size: [tiny], context_length: [16], mode: [inference]}]}}"
     )
     code, output = project.snakemake("--dry-run", "-p", "--cores", "4", "--logger", "telling", "--config", grids)
     assert code == 0, output
     threads = set(re.findall(r"<measure_(\w+) (\d+)>", output))
-    assert threads == {("ceilings", "4"), ("timing", "1"), ("flash", "1"), ("accounting", "1"), ("memory", "1")}
+    assert threads == {("collectives", "4"), ("timing", "1"), ("flash", "1"), ("accounting", "1"), ("memory", "1")}
     cell = Cell(size="tiny", context_length=16, mode="inference")
     record = layout.record_path(Path("results"), "memory", cell)
     assert f"--files={str(record.with_suffix('')).replace('cells', 'files')}" in output

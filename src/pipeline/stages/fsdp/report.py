@@ -36,14 +36,12 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         timed_step_ms=captured["way"].map(lead.set_index("way")["median_ms"]),
         exposed_pct=100 * captured["gather_exposed_ms"] / captured["gather_ms"],
     )
+    tables = ways.tables(cases, DDP, "sent_bytes rank_bytes loss")
+    scaling = _scaling(steps, rows, beside.get("collectives", pd.DataFrame()))
     times = "timed_step_ms span_ms computation_ms gather_ms gather_exposed_ms exposed_pct scatter_ms scatter_exposed_ms"
     return Section(
         ways.answer(lead, [OURS]),
-        [
-            *ways.tables(cases, DDP, "sent_bytes rank_bytes loss"),
-            _scaling(steps, rows, beside.get("collectives", pd.DataFrame())),
-            ways.memory(steps, rows),
-        ],
+        [*(tables if scaling.is_empty else [tables[0], scaling]), ways.memory(steps, rows)],
         ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
         for_course=[
             _saved(steps, rows),
