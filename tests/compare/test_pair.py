@@ -46,6 +46,12 @@ def test_slower_beyond_the_tolerance_fails_unless_it_is_unstable(make_run, statu
     assert bool(compare(a, b, tolerance).failure) is fails
 
 
+@pytest.mark.parametrize(("repeats", "once"), [((1.0,), len(BASE)), ((1.0, 1.001), 0)])
+def test_a_failure_says_how_many_of_the_slower_times_have_no_repeats(make_run, repeats, once):
+    found = compare(make_run("a", scaled(1.0, repeats)), make_run("b", scaled(1.5, repeats)), 0.05)
+    assert f"({once} of them without repeats)" in found.failure
+
+
 def test_a_row_that_lost_its_values_fails_and_one_that_gained_some_does_not(both):
     whole, lacking = both
     lacking.records[0]["rows"][1] = {"levers": "sdpa", "status": "oom", "reason": "full"}

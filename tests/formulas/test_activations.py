@@ -73,7 +73,7 @@ def test_eager_attention_keeps_softmax_and_inputs_and_has_the_scores_too_and_fla
     eager, flash = (attention_bytes(workload(kind)) for kind in ("eager", "flash"))
     leaves = [torch.randn(2, SIZE.num_heads, 16, 16, requires_grad=True) for _ in range(3)]
     assert eager["inputs"] == sum(leaf.nbytes for leaf in leaves)
-    # k and v are views of what is kept anyway; the scaled queries take the place of q.
+    # k and v are kept anyway, and the scaled queries instead of q.
     kept = saved_bytes(lambda: eager_attention(*(leaf.clone() for leaf in leaves), True), [])
     assert kept == eager["inputs"] + eager["kept"]
     assert eager["most"] == 2 * 4 * 2 * SIZE.num_heads * 16**2

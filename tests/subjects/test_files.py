@@ -98,7 +98,7 @@ def test_a_star_import_beside_a_def_hides_nothing(project, module):
         check_location("mine:Left", "mine")
 
 
-@pytest.mark.filterwarnings("error")  # of what is read none is repeated
+@pytest.mark.filterwarnings("error")  # reading a file repeats none of its warnings
 def test_what_cannot_be_resolved_or_is_nested_deeply_or_warned_of_is_no_failure_and_what_is_no_python_has_its_line(
     project,
 ):
