@@ -34,7 +34,7 @@ def test_a_long_table_is_cut_and_says_so():
     table = Table("t", "", pd.DataFrame(rows), COLUMNS)
     assert table.markdown().startswith("| name |")  # without a caption
     assert len(lines(rows)) == 2 + MOST_ROWS
-    assert "5 more rows" in table.markdown()
+    assert "left out: 5." in table.markdown()
     assert len(lines(rows, all_rows=True)) == 2 + MOST_ROWS + 5
 
 

@@ -16,7 +16,7 @@ def steps(*rows):
     read = {"clock": "host", "limited_by": "gpu", "exposed_communication_ms": None, "peak_bytes": None}
     found = [{"case": "a cell", **read, **row} for row in rows]
     frame = folded(*found, keys=("name", "case")).rename(columns={"name": "way"})
-    return ways.whole_steps(frame, [BASE, "fully_shard"], BASE)
+    return ways.whole_steps(frame, list(frame["way"].unique()), BASE)
 
 
 def doubted():
@@ -51,6 +51,25 @@ def test_what_limits_steps_is_a_column_where_it_differs_and_columns_without_any_
     assert (("limited_by" in names), "peak_bytes" in names) == (told, False)
     assert ("limited by: gpu" in table.caption) == (limits == ("gpu", "gpu"))
     assert "OOM" in table.markdown()
+
+
+def test_how_ways_scale_is_told_of_models_with_several_batches_or_ranks_by_the_fastest_of_ours():
+    def case(size, world_size, **each_ms):
+        cell = {"size": size, "precision": "bf16", "context_length": 100, "batch_size_per_rank": 2}
+        return [
+            timed(name, ms, case=f"{size} {world_size}", world_size=world_size, **cell) for name, ms in each_ms.items()
+        ]
+
+    rows = [*case("xl", 2, none=10.0, mine=20.0, own=40.0, peer=80.0), *case("xl", 4, mine=80.0, own=40.0, peer=20.0)]
+    found = ways.scaled(steps(*rows, *case("2.7B", 2, none=1.0, mine=1.0)), ["mine", "own"], "peer", "none")
+    told = ["size", "world_size", "way", "tokens_per_s", "tokens_per_s_peer", "efficiency_pct"]
+    assert found[told].to_numpy().tolist() == [
+        ["xl", 2, "mine", 20_000, 5_000, 50],
+        ["xl", 4, "own", 20_000, 40_000, 25],
+    ]
+    heads = ways.scaling(found, "peer").markdown()
+    assert ("variant" in heads, "peer, tokens/s" in heads) == (True, True)
+    assert "variant" not in ways.scaling(found.assign(way="mine"), "peer").markdown()
 
 
 def test_weights_agree_only_within_what_rounding_allows():

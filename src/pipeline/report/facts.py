@@ -1,11 +1,11 @@
 """Describe a run: machines, software, outcomes by stage, how far its repeats lie apart."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 
-from pipeline.cells import fields
 from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import Stages
 from pipeline.cells.tabulate import cell_line
@@ -98,28 +98,11 @@ def _together(values: pd.Series) -> str:
     return "; ".join(values.drop_duplicates())
 
 
-def missing(asked: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return the cells that the scale asks for and that have no record, by stage, with the command that makes them.
-
-    asked: their stages and cells.
-    """
-    by_stage = {each["stage"]: [other["cell"] for other in asked if other["stage"] == each["stage"]] for each in asked}
-    lines = [
-        {
-            "stage": stage,
-            "cells": len(own),
-            "what_they_share": " ".join(
-                f"{axis}={fields.text(value)}"
-                for axis, value in own[0].items()
-                if all(cell.get(axis) == value for cell in own)
-            ),
-            "command": f"snakemake results/{stage}/cells.csv",
-        }
-        for stage, own in by_stage.items()
-    ]
-    return pd.DataFrame(lines)
+def missing(asked: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Count, by stage, the cells that the scale asks for and that have no record; asked: their stages and cells."""
+    return dict(Counter(each["stage"] for each in asked))
 
 
-def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> pd.Series:
-    """Return, by stage, how many cells were measured by code that has changed since: its digests are `outdated`."""
-    return cells[cells["digest"].isin(outdated)].groupby("stage", sort=False).size()
+def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> int:
+    """Count the cells that were measured by code that has changed since: its digests are `outdated`."""
+    return int(cells["digest"].isin(outdated).sum())

@@ -62,7 +62,7 @@ class Table:
             rule += ["--:"] * len(values)
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
         more = len(self.rows) - len(shown)
-        rest = f"\n\n… and {more:,} more rows." if more else ""
+        rest = f"\n\nRows left out: {more:,}." if more else ""
         caption = f"{Markdown.escape(self.caption)}\n\n" if self.caption else ""
         return Markdown(f"{caption}{written}{rest}")
 

@@ -19,6 +19,7 @@ from pipeline.report.words import Words
 
 WORDS = Words(__file__)
 CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} per rank, context {context_length}"
+MODEL = "{size}, {precision}, {context_length}"
 KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
 PARTS = 80  # of a captured step, as drawn
 
@@ -71,6 +72,37 @@ def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = ""
 def tables(cases: Sequence[pd.DataFrame], base: str, names: str, which: str = "") -> list[Table]:
     """Write the tables of the first two cases."""
     return [table(f"ways_{place}", steps, base, names, which) for place, steps in enumerate(cases[:2], start=1)]
+
+
+def scaled(steps: pd.DataFrame, ways: Sequence[str], peer: str, alone: str = "") -> pd.DataFrame:
+    """Return how the fastest of these ways scales: its step of each number of ranks and batch, of models with several.
+
+    Added: `tokens_per_s` of all ranks, `tokens_per_s_peer`, and `efficiency_pct`: tokens/s per rank, of those of the
+    way `alone`, which does not communicate, with the model's largest batch.
+    """
+    steps = with_values(steps)
+    per_rank = 1e3 * steps["batch_size_per_rank"] * steps["context_length"] / steps["median_ms"]
+    rates = {"per_rank": per_rank, "tokens_per_s": per_rank * steps["world_size"]}
+    steps = steps.assign(model=written(steps, MODEL), **rates)
+    own = steps[steps["way"].isin(ways)].sort_values("median_ms").drop_duplicates("case")
+    own = own[own["model"].duplicated(keep=False)].sort_values(["model", "world_size", "batch_size_per_rank"])
+    peers = steps[steps["way"] == peer].set_index("case")
+    single = steps[steps["way"] == alone].sort_values("batch_size_per_rank").groupby("model")["per_rank"].last()
+    return own.assign(
+        tokens_per_s_peer=own["case"].map(peers["tokens_per_s"]),
+        status_peer=own["case"].map(peers["status"]),
+        efficiency_pct=100 * own["per_rank"] / own["model"].map(single),
+    )
+
+
+def scaling(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
+    """Write steps from `scaled`, a row a model, number of ranks and batch; further: names of more columns."""
+    rates = "median_ms tokens_per_s:count tokens_per_s_peer:count efficiency_pct"
+    names = f"model world_size batch_size_per_rank way {rates} limited_by {further}"
+    if steps["way"].nunique() == 1:
+        names = names.replace(" way ", " ")
+    ours = ", ".join(steps["way"].unique()) if steps["way"].nunique() == 1 else WORDS.say("fastest")
+    return WORDS.table("scaling", steps, names, all_rows=False, only_filled=True, ours=ours, peer=peer)
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:

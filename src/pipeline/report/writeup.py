@@ -51,7 +51,10 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         own=lambda each: [part for part in each.parts if part.name in own.PARTS],
         row_links=row_links,
         rules=WORDS.note,
-        trust_tables=_trust_tables(asked, cells, by_stage),
+        trust_tables=_trust_tables(cells, by_stage),
+        scale=asked.scale,
+        missing=facts.missing(asked.missing),
+        changed_since=facts.changed_since(cells, asked.outdated),
         command=code(shlex.join(words)),
         commits=list(cells.sort_values("started_at")["commit"].dropna().astype(str).unique()),
         machine=facts.machine(cells),
@@ -115,15 +118,10 @@ def _alarms(cells: pd.DataFrame, told: Sequence[Told]) -> list[Table]:
     ]
 
 
-def _trust_tables(asked: Asked, cells: pd.DataFrame, by_stage: pd.DataFrame) -> list[Table]:
-    older = by_stage["stage"].map(facts.changed_since(cells, asked.outdated))
-    by_stage = by_stage.assign(by_code_changed_since=older)[(by_stage["most_repeats"] > 1) | older.notna()]
-    apart = "std_between_repeats:percent furthest_two:percent"
-    names = f"stage cells most_repeats {apart} by_code_changed_since"
-    lacking, missing = facts.without_values(cells), facts.missing(asked.missing)
-    shared = "stage cells what_they_share:code command:code"
+def _trust_tables(cells: pd.DataFrame, by_stage: pd.DataFrame) -> list[Table]:
+    repeated = by_stage[by_stage["most_repeats"] > 1]
+    lacking = facts.without_values(cells)
     return [
-        WORDS.table("stages", by_stage, names, only_filled=True),
+        WORDS.table("stages", repeated, "stage most_repeats std_between_repeats:percent furthest_two:percent"),
         WORDS.table("lacking", lacking, "outcome stage cells reason example:code", all_rows=False),
-        WORDS.table("missing", missing, shared, all_rows=False, scale=asked.scale),
     ]

@@ -26,14 +26,15 @@ USUAL = {"collective": "all_reduce", "dtype": "fp32"}
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the collectives stage; beside: ceilings, for the rate of a copy between GPUs."""
     calls = _calls(rows)
-    bursts, groups, usual = calls[calls["timing"] == BURST], _groups(calls), alike(calls, USUAL)
+    bursts, least_bytes, usual = calls[calls["timing"] == BURST], _least_bytes(calls), alike(calls, USUAL)
+    groups = _groups(calls, least_bytes)
     copies = beside.get("ceilings", pd.DataFrame(columns=["kind", "gb_per_s"]))
     link = copies.loc[copies["kind"] == "to_peer", "gb_per_s"].max()
     best = having(groups, BEST)
     times = usual[usual["timing"] == BURST], "line", SIZE_AXIS, Axis("median_ms", log=True), "ranks"
     return Section(
         _answer(groups),
-        [_table(groups, link), _busbw(bursts, link)],
+        [_table(groups, least_bytes, link), _busbw(bursts, link)],
         for_course=[_by_size(usual), WORDS.chart("times", *times, panel="backend")],
         compared=[Compared(CALL.format(**row), "GB/s, bus", row[BEST]) for row in best.to_dict("records")],
     )
@@ -61,12 +62,22 @@ def _calls(rows: pd.DataFrame) -> pd.DataFrame:
     return in_order(calls, ["backend", "fewer", "nodes", "dtype", "collective", "size_bytes"], ORDERS)
 
 
-def _groups(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per cell: its smallest call timed in each way, as `_burst` and so on, and its `_best` bandwidth."""
+def _least_bytes(calls: pd.DataFrame) -> float | None:
+    """Return the smallest size that every cell with times has; None where they share none."""
+    sizes = [{*own["size_bytes"]} for _, own in with_values(calls[calls["timing"] == BURST]).groupby(CELL)]
+    return min(set.intersection(*sizes), default=None) if sizes else None
+
+
+def _groups(calls: pd.DataFrame, least_bytes: float | None) -> pd.DataFrame:
+    """Return a row per cell: a small call timed in each way, as `_burst` and so on, and its `_best` bandwidth.
+
+    least_bytes: the size of the small call; None: each cell's smallest.
+    """
     bursts = calls[calls["timing"] == BURST]
     best = with_values(bursts).sort_values("busbw_gb_per_s", ascending=False, kind="stable")
+    small = calls[calls["size_bytes"] == least_bytes] if least_bytes is not None else calls
     found = bursts.drop_duplicates(CELL)
-    for name, own in {"best": best, **{how: calls[calls["timing"] == how] for how in HOW}}.items():
+    for name, own in {"best": best, **{how: small[small["timing"] == how] for how in HOW}}.items():
         own = own.drop_duplicates(CELL).set_index(CELL)[["busbw_gb_per_s", "size", "median_ms", "status"]]
         found = found.join(own.add_suffix(f"_{name}"), on=CELL)
         found[f"status_{name}"] = found[f"status_{name}"].fillna(found["status"])
@@ -77,17 +88,20 @@ def _answer(groups: pd.DataFrame) -> str:
     timed = having(groups, BEST)
     if timed.empty:
         return WORDS.say("no_times")
+    usual = timed[timed["collective"] == USUAL["collective"]]
+    timed = usual if len(usual) else timed
     best = timed.loc[timed["busbw_gb_per_s_best"].idxmax()]
     marks = {name: Markdown("~" if best[f"status_{name}"] == "unstable" else "") for name in ("best", BURST, SINGLE)}
     return WORDS.say("answer", best=best, marks=marks)
 
 
-def _table(groups: pd.DataFrame, link: float) -> Table:
+def _table(groups: pd.DataFrame, least_bytes: float | None, link: float) -> Table:
     of_link_pct = (100 * groups["busbw_gb_per_s_best"] / link).where(groups["backend"] == "nccl")
     names = "what backend of dtype median_ms_graph median_ms_burst median_ms_single busbw_gb_per_s_best:number"
-    names, least = f"{names} size_best of_link_pct", "".join(groups["size"].dropna().head(1))
-    shown = groups.assign(of_link_pct=of_link_pct)
-    return WORDS.table("groups", shown, names, all_rows=False, only_filled=True, least=least)
+    # What was skipped stands among the cells without results.
+    shown = groups.assign(of_link_pct=of_link_pct)[groups["status"] != "skipped"]
+    least = _size(least_bytes) if least_bytes is not None else WORDS.say("smallest")
+    return WORDS.table("groups", shown, f"{names} size_best of_link_pct", all_rows=False, only_filled=True, least=least)
 
 
 def _busbw(bursts: pd.DataFrame, link: float) -> Chart:

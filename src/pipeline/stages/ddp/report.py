@@ -32,6 +32,7 @@ def label(impl: str, bucket_size_mb: float | None) -> str:
 TORCH = label("torch", 25)  # of DistributedDataParallel's bucket_cap_mb, by default
 # What communicates nothing comes first.
 ORDER = [label(variant.impl, variant.bucket_size_mb) for variant in (VARIANTS[-1], *VARIANTS[:-1])]
+OURS = [label(variant.impl, variant.bucket_size_mb) for variant in VARIANTS if variant.impl not in NAMES]
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -42,9 +43,11 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     if not cases:
         return Section(ways.WORDS.say("no_time"))
     lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
+    tables = ways.tables([_fewer(each) for each in cases], TORCH, COLUMNS, WORDS.say("fewer"))
+    scaling = ways.scaling(ways.scaled(steps, OURS, TORCH, NONE), TORCH, "exposed_communication_ms")
     return Section(
         _answer(lead),
-        [*ways.tables([_fewer(each) for each in cases], TORCH, COLUMNS, WORDS.say("fewer")), _added(steps)],
+        [*(tables if scaling.is_empty else [tables[0], scaling]), _added(steps)],
         ways.changes(lead[lead["impl"] == "torch"], WORDS.defined["change"], ORDER, "peak_bytes"),
         for_course=[
             _beside_naive(own),

@@ -7,7 +7,7 @@ import pandas as pd
 
 from pipeline.report import ways
 from pipeline.report.chart import Chart
-from pipeline.report.formats import significant, written
+from pipeline.report.formats import significant
 from pipeline.report.frame import with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
@@ -19,7 +19,6 @@ WORDS = Words(__file__)
 DDP, DDP_SHARDED, OURS, TORCHS = "our DDP", "our DDP, sharded optimizer", "our FSDP", "torch fully_shard"
 NAMES = {"none": "no communication", "ddp": DDP, "ddp_sharded": DDP_SHARDED, "fsdp": OURS}
 NAMES |= {"fsdp_layers": "our FSDP by matrix", "torch_fsdp": TORCHS}
-MODEL = "{size}, {precision}, {context_length}"
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
@@ -37,7 +36,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         exposed_pct=100 * captured["gather_exposed_ms"] / captured["gather_ms"],
     )
     tables = ways.tables(cases, DDP, "sent_bytes rank_bytes loss")
-    scaling = _scaling(steps, rows, beside.get("collectives", pd.DataFrame()))
+    exposed = "communication_ms exposed_by_formula_ms exposed_communication_ms"
+    scaling = ways.scaling(_scaled(steps, rows, beside.get("collectives", pd.DataFrame())), TORCHS, exposed)
     times = "timed_step_ms span_ms computation_ms gather_ms gather_exposed_ms exposed_pct scatter_ms scatter_exposed_ms"
     return Section(
         ways.answer(lead, [OURS]),
@@ -52,32 +52,17 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     )
 
 
-def _scaling(steps: pd.DataFrame, rows: pd.DataFrame, collectives: pd.DataFrame) -> Table:
-    """Write how our FSDP scales, a row a model, number of ranks and batch; nothing unless a model has several."""
-    steps = _with_rates(with_values(steps))
-    alone = steps[steps["way"] == NAMES["none"]].sort_values("batch_size_per_rank").groupby("model")
-    ours = steps[steps["way"] == OURS].sort_values(["model", "world_size", "batch_size_per_rank"])
-    ours = ours if ours["model"].duplicated().any() else ours.head(0)
+def _scaled(steps: pd.DataFrame, rows: pd.DataFrame, collectives: pd.DataFrame) -> pd.DataFrame:
+    """Return how our FSDP scales, with the communication that the formula expects, and what of it is exposed."""
+    ours = ways.scaled(steps, [OURS], TORCHS, NAMES["none"])
     captured = rows[rows["way"] == OURS].groupby("case")["computation_ms"].max()
     ours = ours.assign(
-        torch_tokens_per_s=ours["case"].map(steps[steps["way"] == TORCHS].set_index("case")["tokens_per_s"]),
-        efficiency_pct=100 * ours["tokens_per_s_per_rank"] / ours["model"].map(alone["tokens_per_s_per_rank"].last()),
         computation_ms=ours["case"].map(captured),
         bytes_per_s=ours["backend"].map(1e9 * _highest_busbw(collectives)),
     )
     ours["communication_ms"] = 1e3 * ours["sent_bytes"] / ours["bytes_per_s"]
     ours["exposed_by_formula_ms"] = [_exposed_ms(step) for _, step in ours.iterrows()]
-    rates = "median_ms tokens_per_s:count torch_tokens_per_s:count efficiency_pct"
-    exposed = "communication_ms exposed_by_formula_ms exposed_communication_ms"
-    names = f"model world_size batch_size_per_rank {rates} {exposed}"
-    return WORDS.table("scaling", ours, names, all_rows=False, only_filled=True)
-
-
-def _with_rates(steps: pd.DataFrame) -> pd.DataFrame:
-    """Add the model in words, and the tokens that each rank, and all of them, train on in a second."""
-    each = 1e3 * steps["batch_size_per_rank"] * steps["context_length"] / steps["median_ms"]
-    rates = {"tokens_per_s_per_rank": each, "tokens_per_s": each * steps["world_size"]}
-    return steps.assign(model=written(steps, MODEL), **rates)
+    return ours
 
 
 def _highest_busbw(collectives: pd.DataFrame) -> pd.Series:

@@ -32,10 +32,14 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     names = "optimizer_phase_ms sent_bytes rank_bytes weights_agree"
     return Section(
         ways.answer(lead, [OURS]),
-        [ways.table("ways_1", lead, PLAIN, names), ways.memory(steps, held)],
+        [ways.table("ways_1", lead, PLAIN, names), _scaling(steps), ways.memory(steps, held)],
         ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
         for_course=[_moments(own), _timeline(own)],
     )
+
+
+def _scaling(steps: pd.DataFrame) -> Table:
+    return ways.scaling(ways.scaled(steps, [OURS], PLAIN), PLAIN, "rank_bytes exposed_communication_ms")
 
 
 def _timeline(rows: pd.DataFrame) -> Chart:
