@@ -128,8 +128,9 @@ def test_zero_grad_drops_what_failed_and_unsynchronised_passes_left(context):
 
 
 @on_ranks(1, 3)
-def test_gradients_are_clipped_by_the_norm_over_all_ranks(context):
-    fsdp, alone = sharded_and_alone()
+def test_gradients_are_clipped_by_the_norm_over_all_ranks_of_what_is_sharded_and_what_is_not(context):
+    net, alone = Net(), Net()
+    fsdp = FSDP(net, shard=lambda module: module in net.layers[1:3])
     optimizers, batches = optimizers_of(fsdp, alone), parts(context)
     synchronize(fsdp, fsdp(batches[context.rank]).square().mean())
     alone(torch.cat(batches)).square().mean().backward()

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.stages.health.outliers import BLOCKS, FALSE_ALARMS, standing
+from pipeline.stages.health.outliers import BLOCKS, FALSE_ALARMS, Standing, standing
 
 from .conftest import noise
 
@@ -23,6 +23,11 @@ def run_names_anything(seed, gpus=8, slower=None):
 def test_clean_runs_name_a_gpu_no_more_often_than_stated():
     alarms = sum(bool(run_names_anything(seed)) for seed in range(1000, 1200))
     assert alarms <= 200 * FALSE_ALARMS
+
+
+def test_the_more_tests_a_run_makes_the_less_likely_each_must_be_by_chance():
+    found = Standing(below_pct=10.0, chance=FALSE_ALARMS / 5)
+    assert [found.is_slow(tests) for tests in (1, 4, 6)] == [True, True, False]
 
 
 @pytest.mark.parametrize("gpus", [2, 8])
