@@ -25,6 +25,14 @@ def test_the_automatic_scale_follows_the_machine_and_every_scale_gives_cells():
     assert (plan(True, scale="quick").scale, plan(False, scale="quick").scale) == ("quick", "quick-cpu")
 
 
+def test_levers_train_in_bf16_on_gpus_and_on_a_cpu_in_fp32():
+    def precisions(has_gpu, scale):
+        return {cell.precision for cell in plan(has_gpu, scale=scale).stages["levers"].cells}
+
+    assert [precisions(True, scale) for scale in ("auto", "quick", "seeds")] == [{"bf16"}] * 3
+    assert [precisions(False, scale) for scale in ("auto", "quick", "smoke")] == [{"fp32"}] * 3
+
+
 def test_the_words_of_a_configuration_ask_for_the_same_cells():
     config = {
         "scale": "auto",

@@ -32,6 +32,18 @@ def test_each_model_stands_once_a_way_with_the_values_of_every_run(both, make_ru
     assert [found[size, "tuned", "third"] == "–" for size in ("medium", "xl")] == [True, False]
 
 
+def test_steps_in_another_precision_are_others(both, make_run):
+    fp32 = make_run("fp32", SLOW)
+    for record in fp32.records:
+        record["cell"]["precision"] = "fp32"
+    told = models([both[0], fp32], {}).rows
+    assert told.groupby("run", observed=True)["precision"].unique().map(list).to_dict() == {
+        "h200": ["bf16"],
+        "fp32": ["fp32"],
+    }
+    assert len(models([both[0], fp32], {}).markdown().split("\n| medium")) == 1 + 2 * 2
+
+
 def test_a_price_makes_a_cost_per_token_and_picks_the_cheapest_of_those_that_have_one(both, make_run):
     table = models([*both, make_run("third", FAST, size="xl")], {"h200": 3.6, "h100": 1.2, "third": 1.0})
     step = table.rows.set_index(["way", "model", "run"]).loc[("tuned", "medium", "h200")]

@@ -43,6 +43,7 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
             "model": model["size"],
             "run": run.name,
             "way": words,
+            "precision": model["precision"],
             "shape": f"{model['batch_size']}×{model['context_length']}",
             **step,
             "usd": prices[run.name] / 3600 / step["tokens_per_s"] * 1e6 if run.name in prices else None,
@@ -54,14 +55,14 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
         for way, words in STEPS.items()
         if (step := model[way])
     ]
-    keys = ["model", "way", "shape"]
+    keys = ["model", "way", "precision", "shape"]
     shown = _by_run(lines, runs, ["run", "usd", "tokens_per_s", *keys])
     sizes = list(dict.fromkeys(shown["model"]))
     shown = shown.sort_values("model", key=lambda names: names.map(sizes.index), kind="stable", ignore_index=True)
     priced = shown.dropna(subset="usd").groupby(keys)["usd"]
     best = shown.loc[priced.idxmin()[priced.size() > 1]]
     shown = shown.merge(best[[*keys, "run"]].rename(columns={"run": "cheapest"}), "left", keys)
-    names = "model way shape cheapest run tokens_per_s:count mfu_pct peak_bytes:gb usd:number"
+    names = "model way precision shape cheapest run tokens_per_s:count mfu_pct peak_bytes:gb usd:number"
     table = WORDS.table("models", shown, names, across="run", only_filled=True)
     rates = " / ".join(head for head, name, _ in table.columns if name not in (*keys, "cheapest", "run"))
     return replace(table, caption=f"{table.caption} ({rates}):")

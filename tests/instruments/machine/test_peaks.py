@@ -43,14 +43,15 @@ def test_an_unknown_precision_is_refused(peak):
 
 @pytest.mark.parametrize(("gflops", "size"), [(1000, 1024), (25, 1024), (20, 512), (1, 256), (0.1, 128), (0.01, 128)])
 def test_a_slow_cpu_multiplies_smaller_matrices(monkeypatch, gflops, size):
-    monkeypatch.setattr(peaks, "_product", lambda size, _dtype, _device: size)
+    monkeypatch.setattr(peaks, "_products", lambda size, _dtype, _device: [size])
     monkeypatch.setattr(peaks, "_times_ms", lambda size, on_gpu: [2 * size**3 / gflops / 1e6])
     assert peaks._cpu_size(torch.bfloat16) == size
     assert measured_peak_tflops("cpu", "bf16") == pytest.approx(gflops / 1e3)
 
 
-def test_the_rate_counts_two_operations_per_multiply_add_and_no_warm_up(monkeypatch):
-    times_ms = iter([[3.0], [1.0], [5.0, 2.0, 4.0]])  # the first to choose the size
+def test_the_rate_counts_two_operations_per_multiply_add_of_the_fastest_layout_and_no_warm_up(monkeypatch):
+    choosing, warm_up, timed = [[3.0]] * 3, [[1.0]] * 3, [[9.0], [5.0, 2.0, 4.0], [8.0]]
+    times_ms = iter([*choosing, *warm_up, *timed])
     monkeypatch.setattr(peaks, "_CPU_SIZES", (100,))
     monkeypatch.setattr(peaks, "_times_ms", lambda multiply, on_gpu: next(times_ms))
     assert measured_peak_tflops("cpu", "fp32") == pytest.approx(2 * 100**3 / 2e-3 / 1e12)

@@ -11,9 +11,10 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.model import float8
 from pipeline.parallel.processes.starting import RankContext
 from pipeline.stages.levers import measure
-from pipeline.stages.levers.cell import LEVERS, Cell, Settings
+from pipeline.stages.levers.cell import LEVERS, OF_ALL, OF_FEWER_BITS, Cell, Settings
+from pipeline.stages.levers.needs import expected_s
 
-from ...records import derived, rows_read
+from ...records import CPU, derived, rows_read
 
 CELL = Cell(size="tiny", context_length=16)
 SETTINGS = Settings(batch_size=2, vocab_size=100, max_steps=10, budget_s=0.0, checked_steps=8)
@@ -31,10 +32,10 @@ def measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(measure, "build_training_step", kept)
 
-    def row(levers, settings=SETTINGS, eager=None):
+    def row(levers, settings=SETTINGS, eager=None, cell=CELL):
         context = RankContext(0, 1, "gloo", torch.device("cpu"), 0.0)
-        found = {"levers": levers, **measure.measure_turn(context, levers, CELL, settings, eager)}
-        (read,) = derived(CELL, settings, [found])
+        found = {"levers": levers, **measure.measure_turn(context, levers, cell, settings, eager)}
+        (read,) = derived(cell, settings, [found])
         return read, built[-1]
 
     return row
@@ -67,6 +68,30 @@ def test_levers_train_as_the_eager_model_does(measured):
         assert row["first_loss"] == pytest.approx(eager["first_loss"], rel=0.001), levers
         if levers != "bf16_moments":  # which counts the steps of all together
             assert steps_of(step) == {8 + row["n"]}, levers
+
+
+def test_in_fp32_levers_compute_as_the_eager_model_to_the_last_digits(measured):
+    cell = replace(CELL, precision="fp32")
+    eager, step = measured("eager", cell=cell)
+    assert step.precision == "fp32"
+    # Products in bf16 would be off by a thousand times as much.
+    for levers in ("fused", "sdpa", "blocks", "bf16_moments", "checkpointing"):
+        row, _ = measured(levers, eager=(eager["first_loss"], eager["loss"]), cell=cell)
+        assert row["first_loss"] == pytest.approx(eager["first_loss"], rel=1e-6), levers
+    assert measured("eager")[0]["first_loss"] != pytest.approx(eager["first_loss"], rel=1e-6)
+
+
+@pytest.mark.parametrize(("precision", "peak"), [("fp32", 66.9), ("bf16", 989.4)])
+def test_mfu_is_of_the_peak_in_the_precision_of_the_step(monkeypatch, precision, peak):
+    asked = []
+    monkeypatch.setattr(measure, "peak_to_measure", lambda _device, name: asked.append(name) or 1.0)
+    cell, h200 = replace(CELL, precision=precision), CPU | {"gpus": [{"name": "NVIDIA H200", "memory_bytes": 1}]}
+    found = measure._timed_columns(lambda: torch.zeros(()), cell, SETTINGS, torch.device("cpu"))
+    assert asked == [precision]
+    losses = {"first_loss": 4.7, "loss": 4.6, "first_step_ms": 9.0, "measured_peak_tflops_per_s": None}
+    (row,) = derived(cell, SETTINGS, [{"levers": "eager", **found, **losses}], h200)
+    assert row["peak_tflops_per_s"] == peak
+    assert row["mfu_pct"] == pytest.approx(100 * row["model_tflops_per_s"] / peak)
 
 
 @pytest.fixture
@@ -210,6 +235,27 @@ def test_unknown_levers_are_refused_in_one_line(combinations):
     assert ("; fp8 needs compile, without which" in str(said.value)) == (combinations in ("fp8", "fused+fp8"))
 
 
+@pytest.mark.parametrize("levers", ["compile+fp8", "compile+fp8_rowwise", "fused+bf16_weights"])
+def test_what_multiplies_in_fewer_bits_than_fp32_is_refused_by_name_and_left_out_of_all(levers):
+    with pytest.raises(UserError, match=rf"{levers.split('+')[1]} .*needs precision=bf16, got ") as said:
+        Cell(precision="fp32", combinations=f"sdpa:{levers}")
+    assert "\n" not in str(said.value)
+    assert levers in Cell(combinations=f"sdpa:{levers}").turns
+    here, of_bf16 = (Cell(precision=each).turns for each in ("fp32", "bf16"))
+    assert of_bf16[1:-1] == list(OF_ALL)
+    assert [each for each in of_bf16 if each not in here] == [
+        each for each in OF_ALL if {*each.split("+")} & {*OF_FEWER_BITS}
+    ]
+    assert {"bf16_moments", "muon", "fused+sdpa+compile+graph"} <= {*here}
+
+
+def test_bf16_is_expected_to_save_a_gpus_time_and_to_cost_a_cpus():
+    cells = [Cell(size="nano", context_length=128, precision=each, combinations="sdpa") for each in ("fp32", "bf16")]
+    fp32, bf16 = ([expected_s(cell, Settings(), on_gpu) for on_gpu in (True, False)] for cell in cells)
+    assert fp32[0] > bf16[0]
+    assert 5 * fp32[1] < bf16[1]
+
+
 def test_every_combination_that_is_measured_by_default_is_one_between_two_eager_turns():
     turns = Cell().turns
     assert len(turns) == len({*turns}) > 12
@@ -219,14 +265,17 @@ def test_every_combination_that_is_measured_by_default_is_one_between_two_eager_
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    "levers",
+    ("precision", "levers"),
     [
-        *("compile+fp8", "compile+fp8_rowwise", "fused+flash+blocks+graph", "bf16_moments"),
-        "flash:fused+sdpa+graph:fused+sdpa+compile+graph+bf16_weights+checkpointing",
+        ("bf16", "compile+fp8"),
+        ("bf16", "compile+fp8_rowwise"),
+        ("bf16", "fused+flash+blocks+graph:bf16_moments"),
+        ("bf16", "flash:fused+sdpa+graph:fused+sdpa+compile+graph+bf16_weights+checkpointing"),
+        ("fp32", "flash:fused+sdpa+compile+graph:fused+flash+blocks:bf16_moments"),
     ],
 )
-def test_a_gpu_s_levers_train_as_the_eager_model_does_or_say_what_they_lack(levers):
-    for row in rows_read(measure.measure, Cell("small", 256, levers), Settings(budget_s=0.5)):
+def test_a_gpu_s_levers_train_as_the_eager_model_does_or_say_what_they_lack(precision, levers):
+    for row in rows_read(measure.measure, Cell("small", 256, precision, levers), Settings(budget_s=0.5)):
         if "fp8" not in row["levers"] or "is not installed" not in (row.get("reason") or ""):
             assert row["status"] in ("ok", "unstable"), row
             assert row["gpu_busy_ms"] <= 1.03 * row["median_ms"]

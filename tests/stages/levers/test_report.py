@@ -6,9 +6,10 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.stages.levers.report import build
 from pipeline.stages.levers.report_fp8 import predicted_ratios
 
-from ..frames import failed, frame_of, gaps, shown, timed
+from ..frames import failed, frame_of, gaps, shown, timed, written
 
-CELL = {"context_length": 1024, "combinations": "all", "setting_batch_size": 4, "setting_vocab_size": 10_000}
+SETTING = {"setting_batch_size": 4, "setting_vocab_size": 10_000}
+CELL = {"context_length": 1024, "precision": "bf16", "combinations": "all", **SETTING}
 
 
 def step(levers, median_ms, size="medium", limited_by="gpu", **columns):
@@ -60,6 +61,28 @@ def test_a_time_of_three_repeats_is_their_median_and_the_summary_has_both_steps_
     assert [found["eager"]["median_ms"], found["tuned"]["median_ms"]] == pytest.approx([102.0, 51.0])
     assert found["tuned"]["with"] == "sdpa"
     assert told(step("eager", 100.0)).first_screen.summary[0]["tuned"] is None
+
+
+def test_each_precision_is_told_by_itself_and_the_first_screen_holds_one_peak():
+    fp32 = {"precision": "fp32", "peak_tflops_per_s": 66.9}
+    large = step("eager", 200.0, "large"), step("sdpa", 150.0, "large")
+    slow = step("eager", 400.0, **fp32), step("sdpa", 320.0, **fp32)
+    both = told(step("eager", 100.0), step("sdpa", 50.0), step("fused", 90.0), *large, *slow)
+    assert models(both)["precision"].to_dict() == {"medium": "bf16", "large": "bf16"}
+    assert set(both.first_screen.chart.rows["peak_tflops_per_s"]) == {989.4}
+    assert {*shown(both)["gains"].rows["precision"], *shown(both)["ladder"].rows["precision"]} == {"bf16"}
+    summary = {(each["size"], each["precision"]): each for each in both.first_screen.summary}
+    assert {key: each["tuned"]["median_ms"] for key, each in summary.items()} == pytest.approx(
+        {("medium", "bf16"): 50.0, ("medium", "fp32"): 320.0, ("large", "bf16"): 150.0}
+    )
+    alone = told(*slow)
+    screen = alone.first_screen
+    words = screen.line + screen.chart.title + screen.chart.x.title + screen.models.markdown() + written(alone)
+    assert "bf16" not in words
+    assert all("fp32" in each for each in (screen.chart.title, screen.models.caption, alone.answer))
+    assert all("66.9" in each for each in (screen.chart.x.title, screen.models.caption))
+    # Of as many models in each bf16 is told.
+    assert set(models(told(*slow, *large))["precision"]) == {"bf16"}
 
 
 def test_of_two_ways_to_the_same_end_the_librarys_is_advised_unless_ours_is_faster():

@@ -10,6 +10,7 @@ from pipeline.attention import ATTENTION
 from pipeline.formulas.fused_step import LEVELS
 from pipeline.model.fused.language_model import FusedLM
 from pipeline.model.fused.operations import best_operations
+from pipeline.model.precision import matmul_precision
 from pipeline.model.step import TrainingStep
 from pipeline.model.transformer import TransformerLM
 from pipeline.ranges import span
@@ -21,7 +22,7 @@ class FusedStep(TrainingStep):
     def forward(self) -> Tensor:
         """Compute the mean cross-entropy in nats; return the loss, a scalar."""
         self._loss = None  # free the graph of a forward pass without backward before building the next
-        with span("forward"):
+        with span("forward"), matmul_precision(self.precision):
             self._loss = self.model(self.tokens, self.targets)
         return self._loss
 

@@ -1,4 +1,4 @@
-"""What does each optimization of a bf16 training step buy, alone and together?"""
+"""What does each optimization of a training step buy, alone and together?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +28,8 @@ EXCLUSIVE = {
 }
 # Without torch.compile every cast to fp8 is a kernel of its own, which costs more than the products gain.
 OF_COMPILED = ("fp8", "fp8_rowwise")
+# Their products are in fewer bits than fp32's, whichever precision the step is given: in fp32 they are not measured.
+OF_FEWER_BITS = ("fp8", "fp8_rowwise", "bf16_weights")
 # What a few steps say little of: how they train in the long run.
 UNPROVEN = ("muon", "fp8", "fp8_rowwise", "bf16_moments", "bf16_weights")
 # Peers that are packages of their own (pipeline.peers): another version makes a cell stale.
@@ -44,8 +46,6 @@ OF_ALL = (
     *(f"fused+sdpa+compile+{name}" for name in OF_COMPILED),
     "fused+flash+blocks",
 )
-# Of every step.
-PRECISION = "bf16"
 
 
 def names(levers: str) -> list[str]:
@@ -55,10 +55,10 @@ def names(levers: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One model under bf16 autocast; combinations of levers are its rows, between two of the eager step.
+    """One model and precision; combinations of levers are its rows, between two of the eager step.
 
-    combinations: `all`, or some, joined by colons, of levers joined by +. repeat: the number of a cell that measures
-    the same again.
+    precision: fp32, or bf16 under autocast. combinations: `all` that the precision has, or some, joined by colons, of
+    levers joined by +. repeat: the number of a cell that measures the same again.
 
     fused: AdamW in one kernel for many tensors; muon: torch.optim.Muon for the blocks' matrices, AdamW for the rest;
     flash, sdpa: attention by our Triton kernels or by PyTorch's; blocks: each block in few passes over memory, head and
@@ -72,13 +72,14 @@ class Cell:
 
     size: str = axis("medium", allowed=SIZES)
     context_length: int = axis(1024, minimum=1)
+    precision: str = axis("bf16", allowed=("fp32", "bf16"))
     combinations: str = axis(ALL)
     repeat: int = axis(1, minimum=1)
 
     def __post_init__(self) -> None:
         """Raise UserError, one line, for levers that are unknown, out of order or given twice."""
         for levers in self._asked:
-            why = _why_no_combination(levers)
+            why = _why_no_combination(levers, self.precision)
             if why is not None or self._asked.count(levers) > 1:
                 raise UserError(
                     f"combinations must be {ALL} or, joined by : and each once, levers joined by + in this order: "
@@ -87,7 +88,9 @@ class Cell:
 
     @property
     def _asked(self) -> Sequence[str]:
-        return OF_ALL if self.combinations == ALL else self.combinations.split(":")
+        if self.combinations != ALL:
+            return self.combinations.split(":")
+        return [levers for levers in OF_ALL if not _of_fewer_bits(levers, self.precision)]
 
     @property
     def turns(self) -> list[str]:
@@ -99,7 +102,12 @@ class Cell:
         return [{"levers": levers} for levers in self.turns]
 
 
-def _why_no_combination(levers: str) -> str | None:
+def _of_fewer_bits(levers: str, precision: str) -> list[str]:
+    """Return the levers of a combination that a precision does not have."""
+    return [name for name in names(levers) if precision == "fp32" and name in OF_FEWER_BITS]
+
+
+def _why_no_combination(levers: str, precision: str) -> str | None:
     """Say why levers are no combination, empty where they are unknown or out of order; None where they are one."""
     found = levers.split("+")
     if found != [name for name in LEVERS if name in found]:
@@ -107,6 +115,8 @@ def _why_no_combination(levers: str) -> str | None:
     for pair, why in EXCLUSIVE.items():
         if {*pair} <= {*found}:
             return f"{' and '.join(pair)} exclude each other ({why})"
+    if narrow := _of_fewer_bits(levers, precision):
+        return f"{narrow[0]} multiplies in fewer bits than {precision}: it needs precision=bf16"
     lacking = [name for name in OF_COMPILED if name in found and "compile" not in found]
     return f"{lacking[0]} needs compile, without which its casts cost more than it gains" if lacking else None
 

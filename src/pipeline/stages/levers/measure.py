@@ -25,7 +25,7 @@ from pipeline.model.float8 import convert_blocks, require_float8
 from pipeline.model.optimizers import Bf16MomentsAdamW, muon
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel.processes.starting import RankContext, run_ranks
-from pipeline.stages.levers.cell import PRECISION, Cell, Settings, names
+from pipeline.stages.levers.cell import Cell, Settings, names
 from pipeline.ways.ranks import ENDS, outcome
 
 Row = dict[str, Any]
@@ -33,6 +33,7 @@ Row = dict[str, Any]
 Losses = tuple[float, float]
 # Their updates are others than AdamW's in fp32: the loss after some steps is another, too.
 OTHER_UPDATES = {"bf16_weights", "muon"}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 RECIPES = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
 # Energy is then known to 2%.
 ENERGY_S = 2 * LEAST_ENERGY_S
@@ -89,7 +90,7 @@ def measure_turn(context: RankContext, levers: str, cell: Cell, settings: Settin
         wrong = _why_wrong(found, eager or found, levers, settings)
         if wrong:
             return {"status": "wrong", "reason": wrong, **checked}
-        columns = _timed_columns(run, settings, device)
+        columns = _timed_columns(run, cell, settings, device)
     return {**columns, **checked, "first_step_ms": first_step_ms, "pinned_core": core}
 
 
@@ -114,7 +115,7 @@ def _build(levers: str, cell: Cell, settings: Settings, device: torch.device) ->
         vocab_size=settings.vocab_size,
         context_length=cell.context_length,
         batch_size=settings.batch_size,
-        precision=PRECISION,
+        precision=cell.precision,
         device=device,
         compiled="compile" in asked,
         fused_optimizer="fused" in asked,
@@ -127,7 +128,7 @@ def _build(levers: str, cell: Cell, settings: Settings, device: torch.device) ->
     if "blocks" in asked:
         from pipeline.model.fused.step import fused_step
 
-        step = fused_step(step, attention, torch.bfloat16)
+        step = fused_step(step, attention, DTYPES[cell.precision])
     for group in step.optimizer.param_groups:
         group["lr"] = settings.learning_rate
     return step
@@ -185,7 +186,7 @@ def _why_wrong(losses: Losses, eager: Losses, levers: str, settings: Settings) -
     return ""
 
 
-def _timed_columns(run: Callable[[], Tensor], settings: Settings, device: torch.device) -> Row:
+def _timed_columns(run: Callable[[], Tensor], cell: Cell, settings: Settings, device: torch.device) -> Row:
     """Time whole steps, which the checked ones have warmed up; then ask what the GPU did, and for how much energy."""
     sampling = time_phases({"step": run}, device, 0, _rule(settings, device))
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
@@ -194,7 +195,7 @@ def _timed_columns(run: Callable[[], Tensor], settings: Settings, device: torch.
         "status": "ok",
         **step_columns(busy, sampling.power),
         **gpu_columns(sampling.state_before, sampling.state_after, sampling.power, sampling.slowdowns()),
-        "measured_peak_tflops_per_s": peak_to_measure(device, PRECISION),
+        "measured_peak_tflops_per_s": peak_to_measure(device, cell.precision),
         "peak_bytes": peak_bytes,
         "samples_ms": sampling.timings["step"].host_ms,
     }

@@ -14,13 +14,13 @@ from pipeline.report.section import Change, FirstScreen, Section
 from pipeline.report.table import Table
 from pipeline.report.versus import COLUMNS, FASTER, LEAST_DIFFERENCE, peer_of, shaded, versus
 from pipeline.report.words import Words
-from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, PRECISION, UNPROVEN, names
+from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
 from pipeline.stages.levers.report_fp8 import predicted_ratios
 
 WORDS = Words(__file__)
-ON = ["size", "context_length"]
+ON = ["size", "context_length", "precision"]
 FIGURES = ["median_ms", "tokens_per_s", "mfu_pct", "peak_bytes", "gpu_idle_pct"]
-WHERE = "{size}, batch {setting_batch_size}, context {context_length}"
+WHERE = "{size}, {precision}, batch {setting_batch_size}, context {context_length}"
 NAMES = {
     "eager": "as written",
     "eager_again": "as written, once more",
@@ -55,16 +55,23 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
     tuned = duel[duel["is_tuned"]]
     tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
+    precision = _main_precision(rows)
     # Of several with as many combinations the largest model.
-    _, *most_told = with_values(rows).groupby(["parameters", *ON]).size()[::-1].idxmax()
+    _, *most_told = with_values(alike(rows, precision)).groupby(["parameters", *ON]).size()[::-1].idxmax()
     here = dict(zip(ON, most_told, strict=True))
     duel_here, tuned_here = alike(duel, here), alike(tuned, here)
     return Section(
         _answer(duel_here, tuned_here),
-        [_gains(duel, tuned), _ladder(alike(rows, here), duel_here, tuned_here)],
+        [_gains(alike(duel, precision), tuned), _ladder(alike(rows, here), duel_here, tuned_here)],
         _changes(duel_here, tuned_here),
-        _first_screen(with_values(rows[rows["levers"] == EAGER]), tuned),
+        _first_screen(with_values(rows[rows["levers"] == EAGER]), tuned, precision),
     )
+
+
+def _main_precision(rows: pd.DataFrame) -> dict[str, str]:
+    """Choose the precision that the section tells of: that of most models, of several bf16."""
+    models = with_values(rows).groupby("precision")["size"].nunique()
+    return {"precision": min(models[models == models.max()].index)}
 
 
 def _in_words(levers: str) -> str:
@@ -123,9 +130,12 @@ def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
     ]
 
 
-def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | None:
-    """Put each model's step as written beside its fastest tuned one; None where no step as written has values."""
-    if plain.empty:
+def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame, precision: Mapping[str, str]) -> FirstScreen | None:
+    """Put each model's step as written beside its fastest tuned one; None where no step as written has values.
+
+    precision: of the steps that are shown, for they share a peak. The summary has all.
+    """
+    if alike(plain, precision).empty:
         return None
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
@@ -134,13 +144,15 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame) -> FirstScreen | Non
         mfu_from_to=written(both.assign(**marks), "{status}{mfu_pct:percent} → {status_tuned}{mfu_pct_tuned:percent}"),
         peak_gb=written(both, "{peak_bytes:gb} → {peak_bytes_tuned:gb}"),
     )
+    summary = [_summary(row) for _, row in both.iterrows()]
+    plain, tuned, both = (alike(steps, precision) for steps in (plain, tuned, both))
     ways = both["name_tuned"].dropna().unique()
     tuned_with = ways[0] if len(ways) == 1 else WORDS.say("several_ways")
     contexts = " and ".join(map(str, sorted(plain["context_length"].unique())))
     limit, way = "limited_by" if both["limited_by"].nunique() > 1 else "", "name_tuned" if len(ways) > 1 else ""
     shown = f"model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb {limit} {way}"
     table = WORDS.table("trained", both, shown, only_filled=True, contexts=contexts, tuned_with=tuned_with)
-    return FirstScreen(_line(both), _models(plain, tuned), table, [_summary(row) for _, row in both.iterrows()])
+    return FirstScreen(_line(both), _models(plain, tuned), table, summary)
 
 
 def _line(both: pd.DataFrame) -> str:
@@ -163,5 +175,5 @@ def _summary(row: pd.Series) -> dict[str, Any]:
         known = {name: None if pd.isna(value) else value for name, value in values}
         return {"with": row[f"levers{suffix}"], **known} if known["status"] else None
 
-    setting = {"context_length": int(row["context_length"]), "batch_size": int(row["setting_batch_size"])}
-    return {"size": row["size"], "precision": PRECISION, **setting, "eager": step(""), "tuned": step("_tuned")}
+    model = {"size": row["size"], "precision": row["precision"], "context_length": int(row["context_length"])}
+    return {**model, "batch_size": int(row["setting_batch_size"]), "eager": step(""), "tuned": step("_tuned")}

@@ -5,10 +5,11 @@ import pandas as pd
 from pipeline.formulas.faster_products import linear_flops, predicted_gain
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.frame import with_values
-from pipeline.stages.levers.cell import EAGER, OF_COMPILED, PRECISION, names
+from pipeline.stages.levers.cell import EAGER, OF_COMPILED, names
 
-STEP = ["size", "context_length"]
-FP8 = "fp8"
+STEP = ["size", "context_length", "precision"]
+# Of the products, without the lever and with it.
+BF16, FP8 = "bf16", "fp8"
 
 
 def predicted_ratios(rows: pd.DataFrame, ceilings: pd.DataFrame) -> pd.Series:
@@ -19,7 +20,7 @@ def predicted_ratios(rows: pd.DataFrame, ceilings: pd.DataFrame) -> pd.Series:
     """
     ratios = pd.Series(float("nan"), rows.index)
     rates = ceilings.dropna(subset=["dtype", "tflops_per_s"]).groupby("dtype")["tflops_per_s"].max()
-    if not {PRECISION, FP8} <= {*rates.index}:
+    if not {BF16, FP8} <= {*rates.index}:
         return ratios
     timed = with_values(rows).set_index([*STEP, "levers"])["median_ms"]
     for place, row in rows.iterrows():
@@ -27,5 +28,5 @@ def predicted_ratios(rows: pd.DataFrame, ceilings: pd.DataFrame) -> pd.Series:
         without, written = (timed.get((*row[STEP], levers)) for levers in (rest, EAGER))
         if {*names(row["levers"])} & {*OF_COMPILED} and without is not None and written is not None:
             flops = linear_flops(SIZES[row["size"]], int(row["setting_batch_size"]), int(row["context_length"]))
-            ratios[place] = written / without * predicted_gain(flops, without, rates[PRECISION], rates[FP8])
+            ratios[place] = written / without * predicted_gain(flops, without, rates[BF16], rates[FP8])
     return ratios

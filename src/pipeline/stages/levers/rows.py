@@ -8,7 +8,6 @@ from pipeline.cells.rows import Reading, RowTypes, column
 from pipeline.cells.timed_rows import GpuStepRow
 from pipeline.formulas import flops
 from pipeline.formulas.sizes import SIZES
-from pipeline.stages.levers.cell import PRECISION
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class Step(GpuStepRow, Rates):
         """Add tokens, rates and the peak."""
         asked = reading.settings["vocab_size"], reading.settings["batch_size"], reading.cell.context_length
         step_flops = flops.train_step_flops(SIZES[reading.cell.size], *asked)
-        rates = cls.rates(reading, median_ms, PRECISION, cls.tokens_a_step(reading), step_flops)
+        rates = cls.rates(reading, median_ms, reading.cell.precision, cls.tokens_a_step(reading), step_flops)
         return super().timed_columns(reading, median_ms) | rates
 
     @classmethod

@@ -8,7 +8,9 @@ from pipeline.stages.timing.cell import COMPILED, Cell, Settings
 
 COMPILING_S = 12.0
 # The FLOP/s that training steps reach, about.
-GPU_RATES, CPU_RATE = {"fp32": 4.5e13, "tf32": 1.2e14, "bf16": 2e14}, 2e11
+GPU_RATES = {"fp32": 4.5e13, "tf32": 1.2e14, "bf16": 2e14}
+# A CPU without bf16 instructions multiplies bf16 in a plain loop.
+CPU_RATES = {"fp32": 5e10, "bf16": 3e9}
 PROFILED_STEPS = 4
 
 
@@ -17,7 +19,7 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     if not on_gpu and cell.precision == "tf32":  # skipped
         return 0.5
     step_flops = train_step_flops(SIZES[cell.size], settings.vocab_size, cell.batch_size, cell.context_length)
-    step_s = step_flops / (GPU_RATES[cell.precision] if on_gpu else CPU_RATE)
+    step_s = step_flops / (GPU_RATES if on_gpu else CPU_RATES)[cell.precision]
     sampling_s = max(settings.budget_s, settings.steps * step_s)
     mode_s = 2 * sampling_s + (cell.warmup_steps + (PROFILED_STEPS if on_gpu else 0)) * step_s
     return 2 + mode_s + (COMPILING_S + mode_s if COMPILED in cell.modes(settings.compiled) else 0)
