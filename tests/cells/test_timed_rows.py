@@ -29,6 +29,13 @@ def test_what_a_step_waits_for(wall_ms, exposed_ms, idle_pct, limited_by):
     assert idle_columns(read, wall_ms) == {"gpu_idle_pct": idle_pct, "limited_by": limited_by}
 
 
+def test_a_step_that_profiling_held_up_tells_nothing_of_communication():
+    read = {"gpu_busy_ms": 10.0, "exposed_communication_ms": 2.0}
+    assert idle_columns(read | {"profiled_ms": 11.1}, 10.0) == {}
+    assert idle_columns(read | {"profiled_ms": 11.0}, 10.0)["limited_by"] == "communication"
+    assert idle_columns(read | {"profiled_ms": 99.0, "exposed_communication_ms": 0.0}, 10.0)["limited_by"] == "gpu"
+
+
 def read(turns=1, wait_ms=None, **columns):
     """Return the whole step and the wait of a cell of ddp as tables have them."""
     step = SOUND | {"phase": "train_step", "samples_ms": [10.0] * 4, "turns": turns} | columns

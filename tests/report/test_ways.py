@@ -13,7 +13,8 @@ HELD = {"parameters": 8e9, "gradients": 8e9, "optimizer_state": 16e9}
 
 
 def steps(*rows):
-    read = {"clock": "host", "limited_by": "gpu", "exposed_communication_ms": None, "peak_bytes": None}
+    read = {"clock": "host", "limited_by": "gpu", "peak_bytes": None}
+    read |= {"profiled_ms": None, "exposed_communication_ms": None}
     found = [{"case": "a cell", **read, **row} for row in rows]
     frame = folded(*found, keys=("name", "case")).rename(columns={"name": "way"})
     return ways.whole_steps(frame, list(frame["way"].unique()), BASE)
@@ -60,16 +61,24 @@ def test_how_ways_scale_is_told_of_models_with_several_batches_or_ranks_by_the_f
             timed(name, ms, case=f"{size} {world_size}", world_size=world_size, **cell) for name, ms in each_ms.items()
         ]
 
-    rows = [*case("xl", 2, none=10.0, mine=20.0, own=40.0, peer=80.0), *case("xl", 4, mine=80.0, own=40.0, peer=20.0)]
+    rows = case("xl", 2, none=10.0, mine=20.0, own=40.0, peer=80.0)
+    rows += case("xl", 4, none=10.0, mine=80.0, own=40.0, peer=20.0)
     found = ways.scaled(steps(*rows, *case("2.7B", 2, none=1.0, mine=1.0)), ["mine", "own"], "peer", "none")
     told = ["size", "world_size", "way", "tokens_per_s", "tokens_per_s_peer", "efficiency_pct"]
     assert found[told].to_numpy().tolist() == [
         ["xl", 2, "mine", 20_000, 5_000, 50],
         ["xl", 4, "own", 20_000, 40_000, 25],
     ]
+    slow = [row | {"limited_by": "host"} for row in case("xl", 8, mine=20.0, peer=80.0)]
+    assert ways.scaled(steps(*rows, *slow), ["mine"], "peer")["tokens_per_s_peer"].notna().tolist() == [1, 1, 0]
     heads = ways.scaling(found, "peer").markdown()
     assert ("variant" in heads, "peer, tokens/s" in heads) == (True, True)
     assert "variant" not in ways.scaling(found.assign(way="mine"), "peer").markdown()
+
+
+def test_what_is_exposed_is_left_out_where_profiling_made_the_step_longer():
+    rows = [timed(name, 100.0, exposed_communication_ms=9.0, profiled_ms=ms) for name, ms in ((BASE, 109), ("b", 111))]
+    assert steps(*rows)["exposed_communication_ms"].notna().tolist() == [True, False]
 
 
 def test_weights_agree_only_within_what_rounding_allows():

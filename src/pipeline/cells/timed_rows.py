@@ -11,6 +11,9 @@ from pipeline.instruments.sampling.summary import quartiles, rel_error
 
 # Shares of the wall time from which on the host, or communication, limits a step.
 HOST_LIMIT, COMMUNICATION_LIMIT = 0.2, 0.2
+# A profiled step of ranks that takes so many times as long as a timed one tells nothing of it: its collectives wait for
+# ranks that the profiler holds up.
+MOST_HELD_UP = 1.1
 # An error of a phase below this share of the step's own limit is no reason for doubt: a wait of microseconds is noise.
 NEGLIGIBLE_SHARE = 0.2
 
@@ -106,15 +109,17 @@ class GpuStepRow(GpuTimedRow):
 
 
 def idle_columns(row: Mapping[str, Any], wall_ms: float) -> dict[str, Any]:
-    """Return the share of a step's wall time in which the GPU did nothing, and what the step waits for."""
-    busy_ms = row.get("gpu_busy_ms")
-    if busy_ms is None:
+    """Return the share of a step's wall time in which the GPU did nothing, and what the step waits for.
+
+    Nothing where the profiled step tells nothing of the timed ones.
+    """
+    busy_ms, exposed_ms = row.get("gpu_busy_ms"), row.get("exposed_communication_ms") or 0.0
+    if busy_ms is None or (exposed_ms and (row.get("profiled_ms") or 0.0) > MOST_HELD_UP * wall_ms):
         return {}
     idle_pct = 100 * max(0.0, wall_ms - busy_ms) / wall_ms
     if idle_pct >= 100 * HOST_LIMIT:
         limit = "host"
     else:
-        exposed_ms = row.get("exposed_communication_ms") or 0.0
         limit = "communication" if exposed_ms >= COMMUNICATION_LIMIT * wall_ms else "gpu"
     return {"gpu_idle_pct": idle_pct, "limited_by": limit}
 

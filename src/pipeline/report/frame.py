@@ -117,7 +117,7 @@ def _with_limit(first: pd.DataFrame) -> pd.DataFrame:
         return first
     busy_ms = first["median_ms"] * (1 - first["gpu_idle_pct"] / 100)
     busy = first.assign(gpu_busy_ms=busy_ms)[busy_ms.notna()]
-    limits = [idle_columns(row, row["median_ms"])["limited_by"] for row in busy.to_dict("records")]
+    limits = [idle_columns(row, row["median_ms"]).get("limited_by") for row in busy.to_dict("records")]
     return first.assign(limited_by=pd.Series(limits, busy.index, dtype=object).combine_first(first["limited_by"]))
 
 

@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from pipeline.cells.timed_rows import MOST_HELD_UP
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number, written
-from pipeline.report.frame import WHOLE_STEP, in_order, with_values
+from pipeline.report.frame import WHOLE_STEP, having, in_order, with_values
 from pipeline.report.section import Change
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, beside
@@ -20,6 +21,7 @@ from pipeline.report.words import Words
 WORDS = Words(__file__)
 CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} per rank, context {context_length}"
 MODEL = "{size}, {precision}, {context_length}"
+GATHERING = ("all_reduce", "all_gather")
 KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
 PARTS = 80  # of a captured step, as drawn
 
@@ -32,9 +34,12 @@ def of_cases(rows: pd.DataFrame, ways: Sequence[str]) -> pd.DataFrame:
 def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataFrame:
     """Return the whole steps by the host's clock, each beside the way `base` of its case (`versus.beside`).
 
-    Added also: `each_repeat`, their medians in ms.
+    Added also: `each_repeat`, their medians in ms. What is exposed is left out where the profiled step tells nothing of
+    the timed ones.
     """
     steps = rows[(rows["phase"] == WHOLE_STEP) & (rows["clock"] == "host")]
+    is_held_up = steps["profiled_ms"] > MOST_HELD_UP * steps["median_ms"]
+    steps = steps.assign(exposed_communication_ms=steps["exposed_communication_ms"].mask(is_held_up))
     steps = in_order(steps, ["case", "way"], {"case": steps["case"].unique(), "way": order})
     repeated = steps["medians_ms"].where(steps["repeats"] > 1)
     steps = steps.assign(each_repeat=repeated.map(lambda each: " / ".join(map(number, each)), na_action="ignore"))
@@ -77,21 +82,20 @@ def tables(cases: Sequence[pd.DataFrame], base: str, names: str, which: str = ""
 def scaled(steps: pd.DataFrame, ways: Sequence[str], peer: str, alone: str = "") -> pd.DataFrame:
     """Return how the fastest of these ways scales: its step of each number of ranks and batch, of models with several.
 
-    Added: `tokens_per_s` of all ranks, `tokens_per_s_peer`, and `efficiency_pct`: tokens/s per rank, of those of the
-    way `alone`, which does not communicate, with the model's largest batch.
+    Added: `tokens_per_s` of all ranks, `tokens_per_s_peer` unless the host limits the peer, and `efficiency_pct`: the
+    same step without communication, the way `alone`, over the step.
     """
     steps = with_values(steps)
-    per_rank = 1e3 * steps["batch_size_per_rank"] * steps["context_length"] / steps["median_ms"]
-    rates = {"per_rank": per_rank, "tokens_per_s": per_rank * steps["world_size"]}
-    steps = steps.assign(model=written(steps, MODEL), **rates)
+    tokens = steps["world_size"] * steps["batch_size_per_rank"] * steps["context_length"]
+    steps = steps.assign(model=written(steps, MODEL), tokens_per_s=1e3 * tokens / steps["median_ms"])
     own = steps[steps["way"].isin(ways)].sort_values("median_ms").drop_duplicates("case")
     own = own[own["model"].duplicated(keep=False)].sort_values(["model", "world_size", "batch_size_per_rank"])
-    peers = steps[steps["way"] == peer].set_index("case")
-    single = steps[steps["way"] == alone].sort_values("batch_size_per_rank").groupby("model")["per_rank"].last()
+    peers = steps[(steps["way"] == peer) & (steps["limited_by"] != "host")].set_index("case")
+    without_ms = steps[steps["way"] == alone].set_index("case")["median_ms"]
     return own.assign(
         tokens_per_s_peer=own["case"].map(peers["tokens_per_s"]),
         status_peer=own["case"].map(peers["status"]),
-        efficiency_pct=100 * own["per_rank"] / own["model"].map(single),
+        efficiency_pct=100 * own["case"].map(without_ms) / own["median_ms"],
     )
 
 
@@ -103,6 +107,18 @@ def scaling(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
         names = names.replace(" way ", " ")
     ours = ", ".join(steps["way"].unique()) if steps["way"].nunique() == 1 else WORDS.say("fastest")
     return WORDS.table("scaling", steps, names, all_rows=False, only_filled=True, ours=ours, peer=peer)
+
+
+def gathering_rates(collectives: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per backend and number of ranks: the highest bus bandwidth with which weights can be gathered.
+
+    It is an all-gather's, where none was measured an all-reduce's: a ring sends as fast.
+    """
+    if collectives.empty:
+        return pd.DataFrame(columns=["backend", "world_size", "collective", "busbw_gb_per_s"])
+    sent = having(with_values(collectives[collectives["collective"].isin(GATHERING)]), "busbw_gb_per_s")
+    sent = in_order(sent, ["collective", "busbw_gb_per_s"], {"collective": GATHERING})
+    return sent.drop_duplicates(["backend", "world_size"], keep="last").sort_values("world_size")
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:

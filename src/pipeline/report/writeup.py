@@ -57,6 +57,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         changed_since=facts.changed_since(cells, asked.outdated),
         command=code(shlex.join(words)),
         commits=list(cells.sort_values("started_at")["commit"].dropna().astype(str).unique()),
+        dirty=int(cells["commit"].astype(str).str.endswith("+dirty").sum()),
         machine=facts.machine(cells),
     )
     return Markdown(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")

@@ -11,15 +11,15 @@ from ..published import sound
 LINK = {"ceilings": pd.DataFrame({"kind": ["copy", "to_peer"], "gb_per_s": [4000.0, 400.0]})}
 
 
-@pytest.fixture
-def rows():
-    return sound("collectives")
-
-
 def of(rows, **columns):
     for name, value in {"impl": "torch", **columns}.items():
         rows = rows[rows[name] == value]
     return rows
+
+
+@pytest.fixture
+def rows():
+    return of(sound("collectives"), collective="all_reduce", dtype="fp32")
 
 
 def groups(rows, beside=None):

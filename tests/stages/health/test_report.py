@@ -71,4 +71,4 @@ def test_the_first_screen_names_the_gpu_that_stands_out_and_tells_how_many_were_
         assert ("1ace0123" in (tmp_path / "reports" / page).read_text()) is True
     first = (tmp_path / "reports/writeup.md").read_text().split("\n## ")[0]
     assert ("1 (1ace0123)" in first) is (slower is not None)
-    assert "GPUs measured: 2, links between them: 2." in first
+    assert "GPUs checked: 2, links between them: 2." in first

@@ -46,7 +46,7 @@ def test_the_headline_does_not_rest_on_a_step_that_is_unstable():
     )
     assert "medium" in section.first_screen.line
     assert models(section).loc["xl", "verdict"] == "undecided"
-    marks = [text.count("~") for text in models(section)["mfu_from_to"]]
+    marks = [text.count("~") for text in models(section)["utilisation"]]
     assert dict(zip(models(section).index, marks, strict=True)) == {"medium": 0, "xl": 1}
     assert "1.5" not in told(step("eager", 9.0, status="unstable"), step("sdpa", 6.0)).first_screen.line
 

@@ -6,9 +6,10 @@ import pandas as pd
 
 from pipeline.formulas.training_state import devices_to_hold
 from pipeline.formulas.units import BF16_BYTES, GB, GIB
+from pipeline.report import ways
 from pipeline.report.chart import Chart
 from pipeline.report.formats import count, written
-from pipeline.report.frame import having, in_order, with_values
+from pipeline.report.frame import having, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -22,8 +23,6 @@ CASES = {"_": " ", "^whole$": "the whole tensor", "^split$": "another split"}
 # The mesh of the settings first, then tricks, then other splits of its devices.
 MESH_ORDER = {"given": 0, "split": 2}
 UNITS = {"GB": GB, "GiB": GIB}
-# What FSDP calls to gather weights, and what tells its rate where that was not measured: a ring sends as fast.
-GATHERING = ("all_gather", "all_reduce")
 # What the course's page shows of the questions; of the rest other stages' tables hold formula and recording together.
 IN_COURSE = ("memory", "fsdp", "mesh", "ring", "parallel")
 STATE = ("weights", "gradients", "optimizer", "state", "activation", "total")
@@ -89,10 +88,7 @@ def _mesh_chart(rows: pd.DataFrame) -> Chart:
 
 def _here(ceilings: pd.DataFrame, collectives: pd.DataFrame) -> Table:
     """Write from how many tokens on FSDP is compute bound on this machine, by its measured C and W; bf16 weights."""
-    is_used = (collectives["backend"] == "nccl") & collectives["collective"].isin(GATHERING)
-    sent = having(with_values(collectives[is_used]), "busbw_gb_per_s")
-    sent = in_order(sent, ["collective", "busbw_gb_per_s"], {"collective": GATHERING[::-1]})
-    sent = sent.drop_duplicates("world_size", keep="last").sort_values("world_size")
+    sent = ways.gathering_rates(collectives[collectives["backend"] == "nccl"])
     tflops_per_s = ceilings.loc[ceilings["dtype"] == "bf16", "tflops_per_s"].max()
     tokens = (1e3 * tflops_per_s / sent["busbw_gb_per_s"] * BF16_BYTES / 2).round()
     found = sent.assign(C=tflops_per_s, tokens=tokens, collective=sent["collective"].str.replace("_", "-"))

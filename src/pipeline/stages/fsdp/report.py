@@ -8,7 +8,6 @@ import pandas as pd
 from pipeline.report import ways
 from pipeline.report.chart import Chart
 from pipeline.report.formats import significant
-from pipeline.report.frame import with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -55,20 +54,16 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 def _scaled(steps: pd.DataFrame, rows: pd.DataFrame, collectives: pd.DataFrame) -> pd.DataFrame:
     """Return how our FSDP scales, with the communication that the formula expects, and what of it is exposed."""
     ours = ways.scaled(steps, [OURS], TORCHS, NAMES["none"])
+    rates = ways.gathering_rates(collectives).set_index(["backend", "world_size"])["busbw_gb_per_s"]
+    own = zip(ours["backend"], ours["world_size"], strict=True)
     captured = rows[rows["way"] == OURS].groupby("case")["computation_ms"].max()
     ours = ours.assign(
         computation_ms=ours["case"].map(captured),
-        bytes_per_s=ours["backend"].map(1e9 * _highest_busbw(collectives)),
+        bytes_per_s=[1e9 * rates.get(each, float("nan")) for each in own],
     )
     ours["communication_ms"] = 1e3 * ours["sent_bytes"] / ours["bytes_per_s"]
     ours["exposed_by_formula_ms"] = [_exposed_ms(step) for _, step in ours.iterrows()]
     return ours
-
-
-def _highest_busbw(collectives: pd.DataFrame) -> pd.Series:
-    """Return each backend's highest bus bandwidth in GB/s."""
-    timed = with_values(collectives) if len(collectives) else pd.DataFrame(columns=["backend", "busbw_gb_per_s"])
-    return timed.groupby("backend")["busbw_gb_per_s"].max()
 
 
 def _exposed_ms(step: pd.Series) -> float:

@@ -110,7 +110,8 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
     told = rows[is_told].join(duel.set_index("levers")[[*COLUMNS]], on="levers")
     at_most = " " + WORDS.say("at_most") if told["predicted"].notna().any() else ""
     shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes:gb mfu_pct repeats loss predicted:times"
-    return WORDS.table("ladder", told, shown, only_filled=True, at_most=at_most)
+    gpus = rows["cards"].str.findall(r"\b[0-9a-f]{8}\b").explode().nunique()
+    return WORDS.table("ladder", told, shown, only_filled=True, at_most=at_most, gpus=gpus)
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
@@ -141,7 +142,7 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame, precision: Mapping[s
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
     marks = both[["status", "status_tuned"]].eq("unstable").replace({True: "~", False: ""})
     both = both.assign(
-        mfu_from_to=written(both.assign(**marks), "{status}{mfu_pct:percent} → {status_tuned}{mfu_pct_tuned:percent}"),
+        utilisation=written(both.assign(**marks), "{status}{mfu_pct:percent} → {status_tuned}{mfu_pct_tuned:percent}"),
         peak_gb=written(both, "{peak_bytes:gb} → {peak_bytes_tuned:gb}"),
     )
     summary = [_summary(row) for _, row in both.iterrows()]
@@ -150,7 +151,7 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame, precision: Mapping[s
     tuned_with = ways[0] if len(ways) == 1 else WORDS.say("several_ways")
     contexts = " and ".join(map(str, sorted(plain["context_length"].unique())))
     limit, way = "limited_by" if both["limited_by"].nunique() > 1 else "", "name_tuned" if len(ways) > 1 else ""
-    shown = f"model tokens_per_s tokens_per_s_tuned gain verdict mfu_from_to peak_gb {limit} {way}"
+    shown = f"model tokens_per_s tokens_per_s_tuned gain verdict utilisation peak_gb {limit} {way}"
     table = WORDS.table("trained", both, shown, only_filled=True, contexts=contexts, tuned_with=tuned_with)
     return FirstScreen(_line(both), _models(plain, tuned), table, summary)
 

@@ -49,7 +49,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _answer(alike(steps, setting), where),
         [_steps(alike(eager, setting), where), _achieved(steps, setting, beside), _gain_by_width(gains)],
         [
-            Change.between(f"{row['precision']} instead of fp32", SETTING.format(**row), peer_of(row), row)
+            Change.between(f"{row['precision']} instead of fp32 without TF32", SETTING.format(**row), peer_of(row), row)
             for _, row in in_order(steps_here[~steps_here["by_host"]], ["size"], ORDERS).tail(1).iterrows()
         ],
         for_course=[*for_course, _precisions(here[here["phase"].isin([*PASSES, STEP])], setting)],
