@@ -111,16 +111,17 @@ class GpuStepRow(GpuTimedRow):
 def idle_columns(row: Mapping[str, Any], wall_ms: float) -> dict[str, Any]:
     """Return the share of a step's wall time in which the GPU did nothing, and what the step waits for.
 
-    Nothing where the profiled step tells nothing of the timed ones.
+    Nothing where the profiled step tells nothing of the timed ones: then the GPU may have idled longer, but not less.
     """
     busy_ms, exposed_ms = row.get("gpu_busy_ms"), row.get("exposed_communication_ms") or 0.0
-    if busy_ms is None or (exposed_ms and (row.get("profiled_ms") or 0.0) > MOST_HELD_UP * wall_ms):
+    if busy_ms is None:
         return {}
     idle_pct = 100 * max(0.0, wall_ms - busy_ms) / wall_ms
     if idle_pct >= 100 * HOST_LIMIT:
-        limit = "host"
-    else:
-        limit = "communication" if exposed_ms >= COMMUNICATION_LIMIT * wall_ms else "gpu"
+        return {"gpu_idle_pct": idle_pct, "limited_by": "host"}
+    if exposed_ms and (row.get("profiled_ms") or 0.0) > MOST_HELD_UP * wall_ms:
+        return {}
+    limit = "communication" if exposed_ms >= COMMUNICATION_LIMIT * wall_ms else "gpu"
     return {"gpu_idle_pct": idle_pct, "limited_by": limit}
 
 
