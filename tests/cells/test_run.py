@@ -197,7 +197,7 @@ def test_a_cell_is_alone_unless_it_may_share_the_host_or_has_too_few_gpus_which_
     host = Mock(return_value=quiet_host.Host(False, START.command))
     monkeypatch.setattr(run, "Host", host)
     monkeypatch.setattr(run.own_cores, "each_gpu_has_its_own", lambda: True)
-    monkeypatch.setattr(run.own_cores, "count_for", lambda _gpus: 1)
+    monkeypatch.setattr(run.own_cores, "per_gpu", lambda: 1)
     monkeypatch.setattr(run.own_cores, "keep_to_those_of", lambda _ids, at_most: {0})
     record = record_of(lambda *_: [], cell=cell, granted=granted)
     host.assert_called_once_with(alone=alone, command=START.command)
