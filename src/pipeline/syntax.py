@@ -1,12 +1,25 @@
-"""The code of a Python file without its comments, docstrings and layout, as a digest."""
+"""The code of a Python file without its comments, docstrings and layout, as a digest; and what code reaches."""
 
 import ast
 import hashlib
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Nodes = dict[type, list[Any]]  # by their type
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def reached(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Yield these, what follows each of them, and so on, each once."""
+    seen: set[T] = set()
+    waiting = list(first)
+    while waiting:
+        if (each := waiting.pop()) not in seen:
+            seen.add(each)
+            yield each
+            waiting.extend(following(each))
 
 
 def tree_digest(tree: ast.Module) -> str:
