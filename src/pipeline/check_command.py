@@ -3,10 +3,11 @@
 import argparse
 import sys
 
+from pipeline.cells.stage import taken_names
 from pipeline.errors import UserError
 from pipeline.printing import print_lines
-
-# Functions import what they need themselves: the command line must start where torch does not.
+from pipeline.registry import stages
+from pipeline.subjects.naming import read, told
 
 
 def check_right(arguments: argparse.Namespace) -> int:
@@ -14,10 +15,7 @@ def check_right(arguments: argparse.Namespace) -> int:
 
     Raises UserError where none is named, or one that is nowhere.
     """
-    from pipeline.cells.stage import taken_names
     from pipeline.cells.yaml_files import yaml_value
-    from pipeline.registry import stages
-    from pipeline.subjects.naming import read, told
 
     if not arguments.timeout_s > 0:
         raise UserError(f"check: --timeout-s must be above 0, got {arguments.timeout_s:g}")
@@ -31,7 +29,7 @@ def check_right(arguments: argparse.Namespace) -> int:
 
     print_lines(told(asked, subjects), sys.stdout)
 
-    from pipeline.subjects.verdicts import verdict_on
+    from pipeline.subjects.verdicts import verdict_on  # which needs torch
 
     is_wrong = False
     for subject in subjects:
