@@ -1,8 +1,7 @@
-"""Locks that all users of the machine share: on GPUs, and on the host. Each is held until its process dies.
+"""Locks that all users of the machine share: on GPUs, and on the host. The kernel holds each until its process dies.
 
-They are the kernel's (flock), so that no death of a holder, however sudden, leaves one behind. Their files lie in one
-folder, whatever TMPDIR says, and it is sticky: nobody deletes another user's. What others put there is not trusted: no
-link is followed, only plain files are opened, and nothing is written to a file before its lock is held.
+What others put into their sticky folder is not trusted: no link is followed, only plain files are opened, and nothing
+is written to a file before its lock is held.
 """
 
 import contextlib

@@ -44,10 +44,7 @@ CAUSES = {
 
 
 def check_ddp(context: RankContext, subject: Subject) -> Verdict:
-    """Check a DDP wrapper with tied and untied weights; its way is BUCKETS where it takes a bucket size.
-
-    Raises Wrong on a rank whose weights are not those of one process.
-    """
+    """Raise Wrong where a rank's weights are not those of one process; the way is BUCKETS if it takes a bucket size."""
     buckets = bucket_argument(load(subject.use)) is not None
     for tied in (False, True):
         for size in BUCKET_SIZES_MB if buckets else (None,):
@@ -60,10 +57,10 @@ def check_ddp(context: RankContext, subject: Subject) -> Verdict:
 
 
 def check_fsdp(context: RankContext, subject: Subject, compute_dtype: torch.dtype | None) -> Verdict:
-    """Check an FSDP wrapper as `check_ddp` does; the weights that are compared are gathered after each step.
+    """Check an FSDP wrapper as `check_ddp` does, by weights that are gathered after each step.
 
-    Ranks begin alike; the reason of a right one says if they have to, and if it shards nothing. With a dtype to compute
-    in, such as bf16, each weight has to move as that of one process in fp32 does, about.
+    The reason of a right one says if ranks have to begin alike, and if it shards nothing. With a dtype to compute in,
+    each weight has to move about as that of one process in fp32 does.
     """
     notes = []
     for tied in (False, True):
@@ -120,11 +117,13 @@ def _train_both(
 ) -> None:
     """Train with this rank's part of each batch, and beside it one replica with the whole; compare after each step.
 
-    seed: of the weights that this rank began with. in_part: the model computes in bf16; compare by how far a weight has
-    moved.
+    seed: of this rank's first weights. in_part: the model computes in bf16; compare by how far a weight has moved.
     """
     whole = _net(tied, context, seed=0)
-    start, own_start = (_copies(net.named_parameters()) for net in (whole, _net(tied, context, seed)))
+    start, own_start = (
+        {name: tensor.detach().clone() for name, tensor in net.named_parameters()}
+        for net in (whole, _net(tied, context, seed))
+    )
     own = torch.optim.SGD(parameters, lr=LEARNING_RATE)
     others = torch.optim.SGD(whole.parameters(), lr=LEARNING_RATE)
     model.optimizer = own
@@ -161,10 +160,6 @@ def _with_cause(complaint: Wrong | None, cause: int, context: RankContext) -> Wr
     return Wrong(f"{complaint}{CAUSES[int(causes)]}") if complaint else None
 
 
-def _copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in named}
-
-
 def _likely_cause(
     found: Mapping[str, Tensor],
     whole: nn.Module,
@@ -172,10 +167,7 @@ def _likely_cause(
     own_start: Mapping[str, Tensor],
     context: RankContext,
 ) -> int:
-    """Tell two usual mistakes by the first step; return a key of CAUSES.
-
-    start, own_start: the weights before it of rank 0 and of this rank, which the wrapper was given.
-    """
+    """Return a key of CAUSES by the first step; start, own_start: rank 0's and this rank's weights before it."""
     wanted = dict(whole.named_parameters())
     if any(name not in found or found[name].shape != weight.shape for name, weight in wanted.items()):
         return UNKNOWN
@@ -242,7 +234,7 @@ def _compare(
 ) -> None:
     """Raise Wrong where a weight is further from the wanted one than rounding explains, the furthest first.
 
-    start: the weights before the first step; the distance is then a share of how far the wanted one is from there.
+    start: the weights before the first step, if the distance is to be a share of how far the wanted one moved.
     """
     off, allowed = {}, TOLERANCE if start is None else BF16_TOLERANCE
     for name, weight in wanted.named_parameters():

@@ -19,12 +19,10 @@ def bucket_argument(wrapper: Callable[..., Any]) -> str | None:
 
 
 class Wrapped(nn.Module):
-    """A module whose forward pass is that of the user's wrapper around it.
+    """A module whose forward pass is that of the user's wrapper around it, which need be no module itself.
 
-    The wrapper is made by `subject.use(module)`, with a bucket size in MB as the argument that `bucket_argument` finds,
-    or with a dtype to compute in, `subject.use(module, compute_dtype=...)`. It need be no module itself. Parameters are
-    those of the wrapped module; of an FSDP wrapper that is a module its own, which may be shards. Raises Wrong where it
-    cannot be called so, and whatever the wrapper raises.
+    Parameters are those of the wrapped module; of an FSDP wrapper that is a module its own, which may be shards.
+    Raises Wrong where the wrapper cannot be called with what is given, and whatever it raises.
     """
 
     def __init__(
