@@ -27,14 +27,9 @@ def described(stage: Stage, width: int | None = None) -> str:
         for row_type, kind in kinds.items()
     ]
     cell, shared = (inspect.getdoc(part) for part in (stage.cell_type, stage.settings_type))
-    parts = [
-        f"## {stage.name}",
-        stage.question,
-        f"### Axes\n\n{cell}\n\n{axes}",
-        f"### Settings\n\n{shared} In tables their names begin with `{SETTING}`.\n\n{settings}",
-        *rows,
-    ]
-    return "\n\n".join(parts)
+    shared = f"{shared} In tables their names begin with `{SETTING}`."
+    axes, settings = f"### Axes\n\n{cell}\n\n{axes}", f"### Settings\n\n{shared}\n\n{settings}"
+    return "\n\n".join([f"## {stage.name}", stage.question, axes, settings, *rows])
 
 
 def _columns_part(title: str, row_type: type[Row], width: int | None) -> str:

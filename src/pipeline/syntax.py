@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Nodes = dict[type, list[Any]]  # by their type
-_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def reached(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
@@ -35,13 +35,6 @@ def digest_and_nodes(tree: ast.Module) -> tuple[str, Nodes]:
     return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16], nodes
 
 
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    match body:
-        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
-            return rest
-    return body
-
-
 def _write(node: object, text: list[str], nodes: Nodes) -> None:
     """Write a syntax tree as words that are the same under every Python that knows its nodes.
 
@@ -52,8 +45,8 @@ def _write(node: object, text: list[str], nodes: Nodes) -> None:
         text += (type(node).__name__, "(")
         for name in node._fields:
             value = getattr(node, name, None)
-            if name == "body" and isinstance(node, _Documented):
-                value = _without_docstring(node.body)
+            if name == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                value = node.body[1:]
             if value is not None and value != []:
                 text += (name, "=")
                 _write(value, text, nodes)

@@ -15,7 +15,6 @@ def test_a_job_names_its_nodes_and_outside_of_one_there_is_none(monkeypatch):
     for name, value in {"ID": "7", "NODELIST": "n[1-2]", "NUM_NODES": "2"}.items():
         monkeypatch.setenv(f"SLURM_JOB_{name}", value)
     assert slurm_job() == SlurmJob("7", "n[1-2]", 2)
-    assert slurm_job().facts() == {"name": "slurm", "job": "7", "nodes": "n[1-2]"}
 
 
 def test_a_job_that_knows_only_its_number_asks_slurm(monkeypatch, tmp_path):

@@ -50,7 +50,7 @@ def new_record(
         "cell": asdict(cell),
         "settings": asdict(settings),
         "rows": rows,
-        **({"scheduler": job.facts()} if job else {}),
+        **({"scheduler": {"name": "slurm", "job": job.number, "nodes": job.nodes}} if job else {}),
         "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
         "code": {**code, "commit": identity.git_commit(Path(pipeline.__file__).parent)},
         **parts,

@@ -15,10 +15,6 @@ class SlurmJob:
     nodes: str
     num_nodes: int
 
-    def facts(self) -> dict[str, str]:
-        """Return what a record holds of the job."""
-        return {"name": "slurm", "job": self.number, "nodes": self.nodes}
-
 
 def slurm_job() -> SlurmJob | None:
     """Return the Slurm job that this process belongs to; None outside of one; of nodes not told, this one counts."""

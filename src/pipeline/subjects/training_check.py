@@ -1,6 +1,6 @@
 """Check data-parallel training of the user's own against one process that trains with the whole batch."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -48,11 +48,9 @@ def check_ddp(context: RankContext, subject: Subject) -> Verdict:
     buckets = bucket_argument(load(subject.use)) is not None
     for tied in (False, True):
         for size in BUCKET_SIZES_MB if buckets else (None,):
-            net = _net(tied, context, seed=context.rank)
-            model = Wrapped(net, subject, size)
+            model = Wrapped(_net(tied, context, seed=context.rank), subject, size)
             words = "" if size is None else f", buckets of {size} MB"
-            named = lambda net=net: dict(net.named_parameters())  # noqa: E731
-            _train_both(model, net.parameters(), named, tied, context, words, seed=context.rank)
+            _train_both(model, tied, context, words, seed=context.rank)
     return Verdict("ok", way=BUCKETS if buckets else "")
 
 
@@ -67,17 +65,19 @@ def check_fsdp(context: RankContext, subject: Subject, compute_dtype: torch.dtyp
         net = _net(tied, context, seed=0)
         whole_bytes = sum(parameter.nbytes for parameter in net.parameters())
         model = Wrapped(net, subject)
-        _train_both(model, model.parameters(), model.gather, tied, context, "", seed=0)
+        _train_both(model, tied, context, "", seed=0)
         assert model.optimizer is not None
-        if _on_all_ranks(kinds_bytes(model, model.optimizer)["parameters"] >= whole_bytes, context):
+        is_whole = kinds_bytes(model, model.optimizer)["parameters"] >= whole_bytes
+        if _over_ranks(is_whole, dist.ReduceOp.MIN, context):
             notes.append(NOT_SHARDED)
         if compute_dtype is not None:
             model = Wrapped(_net(tied, context, seed=0), subject, compute_dtype=compute_dtype)
             words = f", computing in {str(compute_dtype).removeprefix('torch.')}"
-            _train_both(model, model.parameters(), model.gather, tied, context, words, seed=0, in_part=True)
+            _train_both(model, tied, context, words, seed=0, in_part=True)
     sent = Wrapped(_net(False, context, seed=context.rank), subject).gather()
     wanted = dict(_net(False, context, seed=0).named_parameters())
-    if not _on_all_ranks(all(torch.equal(sent[name].to(wanted[name]), wanted[name]) for name in wanted), context):
+    is_sent = all(torch.equal(sent[name].to(wanted[name]), wanted[name]) for name in wanted)
+    if not _over_ranks(is_sent, dist.ReduceOp.MIN, context):
         notes.append(NOT_SENT)
     return Verdict("ok", "; ".join(dict.fromkeys(notes)))
 
@@ -105,16 +105,7 @@ def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
 CHECKS: dict[str, Callable[..., Verdict]] = {"ddp": check_ddp, "fsdp": check_fsdp, "optimizer": check_optimizer}
 
 
-def _train_both(
-    model: Wrapped,
-    parameters: Iterable[Tensor],
-    weights: Any,
-    tied: bool,
-    context: RankContext,
-    words: str,
-    seed: int,
-    in_part: bool = False,
-) -> None:
+def _train_both(model: Wrapped, tied: bool, context: RankContext, words: str, seed: int, in_part: bool = False) -> None:
     """Train with this rank's part of each batch, and beside it one replica with the whole; compare after each step.
 
     seed: of this rank's first weights. in_part: the model computes in bf16; compare by how far a weight has moved.
@@ -124,7 +115,7 @@ def _train_both(
         {name: tensor.detach().clone() for name, tensor in net.named_parameters()}
         for net in (whole, _net(tied, context, seed))
     )
-    own = torch.optim.SGD(parameters, lr=LEARNING_RATE)
+    own = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     others = torch.optim.SGD(whole.parameters(), lr=LEARNING_RATE)
     model.optimizer = own
     for step in range(STEPS):
@@ -138,7 +129,7 @@ def _train_both(
         _loss(whole, tokens, targets).backward()
         others.step()
         others.zero_grad()
-        found, beside = weights(), f"one process with the whole batch{words}"
+        found, beside = model.gather(), f"one process with the whole batch{words}"
         complaint: Wrong | None = None
         try:
             _compare(found, whole, step, tied, beside, start if in_part else None)
@@ -148,16 +139,10 @@ def _train_both(
             cause = _likely_cause(found, whole, start, own_start, context) if complaint else UNKNOWN
             if complaint and cause == UNKNOWN and not model.finishes:
                 cause = NOTHING_CALLED
-            complaint = _with_cause(complaint, cause, context)
+            cause = _over_ranks(cause, dist.ReduceOp.MAX, context)
+            complaint = Wrong(f"{complaint}{CAUSES[cause]}") if complaint else None
         if complaint:
             raise complaint
-
-
-def _with_cause(complaint: Wrong | None, cause: int, context: RankContext) -> Wrong | None:
-    """Add what any rank took for the cause to what this one complains of; all ranks call it."""
-    causes = torch.tensor(cause, device=context.device)
-    dist.all_reduce(causes, dist.ReduceOp.MAX)
-    return Wrong(f"{complaint}{CAUSES[int(causes)]}") if complaint else None
 
 
 def _likely_cause(
@@ -206,11 +191,11 @@ def _net(tied: bool, context: RankContext, seed: int) -> nn.Module:
     return _Net(tied).to(context.device)
 
 
-def _on_all_ranks(fact: bool, context: RankContext) -> bool:
-    """Tell whether something is so on every rank; all ranks call it."""
-    facts = torch.tensor(fact, dtype=torch.int, device=context.device)
-    dist.all_reduce(facts, dist.ReduceOp.MIN)
-    return bool(facts)
+def _over_ranks(number: int, operation: Any, context: RankContext) -> int:
+    """Reduce a number over all ranks, which all call it."""
+    found = torch.tensor(int(number), device=context.device)
+    dist.all_reduce(found, operation)
+    return int(found)
 
 
 def _batch(step: int, context: RankContext) -> tuple[Tensor, Tensor]:

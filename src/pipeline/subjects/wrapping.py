@@ -38,11 +38,12 @@ class Wrapped(nn.Module):
         if bucket_size_mb is not None:
             options[bucket_argument(make) or "bucket_size_mb"] = bucket_size_mb
         _check_call(make, subject, options)
-        if subject.kind == "fsdp":
+        self._is_whole = subject.kind != "fsdp"
+        if not self._is_whole:
             _mark_layers(module)
         # In a tuple: a wrapper that is a module would be registered, and its parameters listed, twice.
         self._wrapper = (make(module, **options),)
-        self.module = self.wrapper if subject.kind == "fsdp" and isinstance(self.wrapper, nn.Module) else module
+        self.module = module if self._is_whole or not isinstance(self.wrapper, nn.Module) else self.wrapper
         self._before, self._after, self._gather = (
             load(place) if place else None for place in (subject.before_batch, subject.after_backward, subject.gather)
         )
@@ -75,7 +76,9 @@ class Wrapped(nn.Module):
             self.wrapper.finish_gradient_synchronization()
 
     def gather(self) -> dict[str, torch.Tensor]:
-        """Return all parameters in full by name: by the user's function, or the wrapper's own `full_state_dict`."""
+        """Return all parameters in full by name: of shards by the user's function, or their own `full_state_dict`."""
+        if self._is_whole:
+            return dict(self.module.named_parameters())
         return self._gather(self.wrapper) if self._gather is not None else self.wrapper.full_state_dict()
 
 
