@@ -78,10 +78,7 @@ def account(arguments: argparse.Namespace) -> str:
 
 
 def answers(asked: list[str], given: dict[str, str]) -> str:
-    """Answer questions (all that the model admits where none is asked) about what the given options describe.
-
-    Raises UserError, one line, for an unknown question or value, or a question that the model has no answer to.
-    """
+    """Answer questions, or all that the model admits; raises UserError, one line, for one that it does not admit."""
     for question in asked:
         if question not in QUESTIONS:
             raise UserError(f"account: unknown question '{question}': must be one of {', '.join(QUESTIONS)}")

@@ -11,10 +11,7 @@ from pipeline.subjects.naming import read, told
 
 
 def check_right(arguments: argparse.Namespace) -> int:
-    """Check every implementation that is named and print what of it is right; return 1 if any is wrong, else 0.
-
-    Raises UserError where none is named, or one that is nowhere.
-    """
+    """Check what is named and print what is right; return 1 if any is wrong, else 0; UserError: it is nowhere."""
     from pipeline.cells.yaml_files import yaml_value
 
     if not arguments.timeout_s > 0:

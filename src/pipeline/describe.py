@@ -14,10 +14,7 @@ LEAST_WIDTH = 40  # of the second and third column together
 
 
 def described(stage: Stage, width: int | None = None) -> str:
-    """Return the question, axes and settings with ranges and defaults, and the columns of each row type.
-
-    As Markdown; with tables for people, as wide as so many characters where `width` is given.
-    """
+    """Return a stage's declarations as Markdown, or with tables for people where `width` (characters) is given."""
     axes = _table(["axis", "allowed", "default"], map(_field_line, fields(stage.cell_type)), width)
     settings = _table(["setting", "allowed", "default"], map(_field_line, fields(stage.settings_type)), width)
     types = stage.row_types.types

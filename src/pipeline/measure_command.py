@@ -54,10 +54,7 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def failed(arguments: argparse.Namespace) -> int:
-    """Write the record of a cell whose `measure` ended with `code`, for the workflow, which goes on with the rest.
-
-    Not after a full disk, which would take no record either: that is told in a line, and its code returned.
-    """
+    """Write the record of a cell whose `measure` failed, for the workflow; of a full disk return the code instead."""
     from pipeline.cells.failed import failed_record, how_it_ended
     from pipeline.cells.record import write_record
 

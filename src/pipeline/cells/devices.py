@@ -61,10 +61,7 @@ def _wait_for_locks(pool: Sequence[str], count: int, command: str) -> Claim:
 
 
 def _try_locks(pool: Sequence[str], count: int, in_use: list[str]) -> tuple[str, ...] | None:
-    """Lock `count` devices or none: whoever kept some while waiting for more would block others who do the same.
-
-    in_use: gets those that others hold.
-    """
+    """Lock `count` devices or none, lest those who wait for more block each other; in_use: gets those of others."""
     taken: list[str] = []
     in_use.clear()
     for device in pool:

@@ -34,10 +34,7 @@ def cell_named(stage: Stage, words: Sequence[str], where: str) -> Any:
 
 
 def recorded_cells(results: Path, stage: Stage) -> dict[Path, Any]:
-    """Return the cells that the records of a stage are of, by their paths.
-
-    Raises UserError, one line, for a file that is no record, whose path names no cell, or that holds another cell.
-    """
+    """Return the cells of a stage's records by path; raises UserError, one line, for what is no record of its cell."""
     stages = {stage.name: stage}
     cells = {path: cell_at(results, path, stages) for path in record_paths(results, stage.name)}
     for path in cells:

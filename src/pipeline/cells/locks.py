@@ -44,10 +44,7 @@ os.register_at_fork(after_in_child=_forget_held)
 
 
 def check_folder() -> Path:
-    """Return the folder of the locks, made where it is missing: the machine's, or the one that PIPELINE_LOCKS names.
-
-    Raises UserError, one line, unless all users can share it.
-    """
+    """Return the folder of the locks, made where it is missing; raises UserError, unless all users can share it."""
     asked = os.environ.get(FOLDER_VARIABLE, str(MACHINE_FOLDER))
     path = Path(asked)
     if not path.is_absolute():
@@ -66,10 +63,7 @@ def check_folder() -> Path:
 
 
 def try_lock(name: str, shared: bool = False) -> bool:
-    """Lock what a name stands for until this process dies; return False while others hold it.
-
-    shared: beside others who share it. Raises UserError where no lock can be had.
-    """
+    """Lock a name until this process dies; return False while others hold it; raises UserError without locks."""
     path = _path(name)
     if path in _held:
         return True

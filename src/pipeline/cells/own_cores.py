@@ -18,10 +18,7 @@ def each_gpu_has_its_own() -> bool:
 
 
 def keep_to_those_of(device_ids: Collection[str], at_most: int = 0) -> set[int]:
-    """Keep this process, and all that it starts, to the cores of these GPUs; return them.
-
-    device_ids: as CUDA_VISIBLE_DEVICES names them; at_most: so many of the cores, 0: all.
-    """
+    """Keep this process, and all that it starts, to the cores of these GPUs, `at_most` of them or all; return them."""
     gpus = gpus_on_host()
     usable = by_physical_core(os.sched_getaffinity(0))
     cores = share_of([gpu.index for gpu in gpus if gpu.id in device_ids], len(gpus), usable)
@@ -36,10 +33,7 @@ def per_gpu() -> int:
 
 
 def share_of(indices: Sequence[int | None], count: int, cores: Sequence[int]) -> list[int]:
-    """Return the cores of the GPUs of these numbers, of `count`: the first GPU has the first cores, and so on.
-
-    So are the GPUs and cores of a host numbered that has several nodes of memory: the low ones are on the first.
-    """
+    """Return the cores of some of `count` GPUs: the first GPU has the first, which is on the same node of memory."""
     size = len(cores) // count
     return [core for index in range(count) if index in indices for core in cores[index * size :][:size]]
 

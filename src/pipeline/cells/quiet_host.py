@@ -33,10 +33,7 @@ class Host:
     """
 
     def __init__(self, alone: bool, command: str) -> None:
-        """Wait for the host: until no other cell runs there, or none that is to be alone.
-
-        command: what others who wait for it are told. Raises UserError where no lock can be had.
-        """
+        """Wait for the host; raises UserError where no lock can be had; command: what others who wait are told."""
         wish = os.environ.get(CHECK_VARIABLE, "")
         if wish not in ("", "off"):
             raise UserError(f"{CHECK_VARIABLE} must be off or left unset, got '{wish}'")

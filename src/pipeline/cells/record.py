@@ -84,10 +84,7 @@ def read_head(path: Path, stages: Stages) -> dict[str, Any]:
 
 
 def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
-    """Parse a record that messages call `name`, its rows as recorded; of a large file its first part is enough.
-
-    Raises UserError as `read_record` does.
-    """
+    """Parse a record, or its beginning, that messages call `name`, its rows as recorded; raises as `read_record`."""
     if len(content) > MOST_RECORD_BYTES:
         raise UserError(f"{name} is no record: it is larger than {MOST_RECORD_BYTES / 2**20:.0f} MiB")
     try:

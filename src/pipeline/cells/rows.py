@@ -83,10 +83,7 @@ def outcome_rows(cell: Any, status: str, reason: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a kind of row, as tables have it.
-
-    or_subject: beside what is allowed, it may hold the name of an implementation of the user's own.
-    """
+    """One column of a kind of row; or_subject: it may also hold the name of an implementation of the user's own."""
 
     name: str
     meaning: str

@@ -53,10 +53,7 @@ def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> "pd.DataFr
 
 
 def row_table(paths: Iterable[Path], stages: Stages) -> str:
-    """Return the rows of one stage's records as CSV: lists as JSON.
-
-    Raises UserError, one line, where a file is no record, or the records are of several stages.
-    """
+    """Return the rows of one stage's records as CSV, lists as JSON; raises UserError for records of several stages."""
     records = [read_record(path, stages) for path in paths]
     names = sorted({record["stage"] for record in records})
     if len(names) != 1:

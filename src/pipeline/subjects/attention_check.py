@@ -47,9 +47,9 @@ def check_attention(
     lengths: Sequence[int] = EVEN,
     group: int = 1,
 ) -> Verdict:
-    """Check a subject on small problems of these lengths, in each of its ways until one is right.
+    """Check a subject at these lengths, in each of its ways until one is right; raises Skipped where it refuses one.
 
-    group: heads of queries that share a head of keys and values. Raises Skipped where the subject refuses a length.
+    group: heads of queries that share a head of keys and values.
     """
     complaints: list[Exception] = []
     for way in (SHARED, *WAYS) if group > 1 else WAYS:

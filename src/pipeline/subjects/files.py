@@ -78,10 +78,7 @@ def defined_names(file: str, where: str) -> set[str]:
 
 
 def digest(places: Iterable[str]) -> str:
-    """Return a digest of the code of these places and of all that it imports and reads from its own project.
-
-    Comments, docstrings and layout of Python code do not count; nor does where the project lies.
-    """
+    """Return a digest of the code of these places and of all that it imports and reads of its own project."""
     files: dict[str, str] = {}
     for place in places:
         source = find(split_place(place)[0])

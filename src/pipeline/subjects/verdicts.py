@@ -100,12 +100,10 @@ def _verdicts_on_attention(subject: Subject, processes: Processes) -> dict[str, 
 
 
 def _summed_up(verdicts: Mapping[str, Verdict], asked: Collection[str]) -> Verdict:
-    """Return one verdict on all parts; of one that is right in any part the others are limits.
-
-    Wrong is what is wrong in a part that is asked for, but for a mask that is ignored, which the assignment allows.
-    """
+    """Return one verdict on all parts; of one that is right in any part the others are limits."""
     failed = {words: found for words, found in verdicts.items() if found.status != "ok"}
     for words, found in failed.items():
+        # A mask may be ignored: the assignment allows it.
         if words in asked and found.status == "wrong" and IGNORES_MASK not in found.reason:
             return replace(found, reason=f"in {words} {found.reason}")
     *most, last = [words for words in verdicts if words not in failed] or [""]

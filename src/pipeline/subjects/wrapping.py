@@ -92,10 +92,7 @@ def _check_call(make: Callable[..., Any], subject: Subject, options: dict[str, A
 
 
 def _mark_layers(module: nn.Module) -> None:
-    """Let layers also be instances of the course's Linear and Embedding, where these can be imported.
-
-    Wrappers tell by these classes what to shard. The layers compute as before.
-    """
+    """Let layers also be instances of the course's classes, by which wrappers tell what to shard."""
     try:
         course = importlib.import_module("cs336_basics.model")
     except ImportError:
