@@ -10,6 +10,7 @@ import torch
 from pipeline.cells import quiet_host, run
 from pipeline.cells.devices import Claim
 from pipeline.cells.rows import Row, RowTypes, column
+from pipeline.cells.scheduler import SlurmJob
 from pipeline.errors import Skipped
 from pipeline.instruments.machine.gpus import Gpu
 
@@ -118,11 +119,13 @@ def test_a_bug_is_no_outcome_nor_are_rows_that_are_not_as_their_stage_declares_t
         record_of(lambda *_: [{**ROW, "median_ms": 1.0}])
 
 
-def test_a_record_says_how_and_when_its_process_was_started_and_how_busy_the_host_was(gpus):
+def test_a_record_says_how_and_when_its_process_was_started_in_which_job_and_how_busy_the_host_was(gpus, monkeypatch):
     gpus(0)
+    monkeypatch.setattr(run, "slurm_job", lambda: SlurmJob("7", "n[1-2]", 2))
     record = record_of(lambda *_: [ROW], cell=Cell(gpus=4), granted=0)
     assert record["rows"] == [ROW]  # without any GPU a cell runs on the CPU
     assert (record["process"], record["command"]) == ("ordinary", START.command)
+    assert record["scheduler"] == {"name": "slurm", "job": "7", "nodes": "n[1-2]"}
     assert record["seconds"]["start_up"] > 1e9  # issued in 1970
     assert {"waiting", "set_up", "measuring"} < set(record["seconds"])
     host = record["host"]
