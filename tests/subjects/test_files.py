@@ -62,13 +62,15 @@ def test_an_import_inside_a_function_and_a_kernel_that_is_named_count_and_anothe
     assert digests[2] == digests[3]
 
 
-def test_files_outside_of_the_project_do_not_count(project, tmp_path):
+def test_files_outside_of_the_project_do_not_count_and_the_packages_around_a_module_do(project, tmp_path):
     (tmp_path / "secret.txt").write_text("a")
     (project / ".git").mkdir()
     (project / "kernels/masks.py").write_text("PATH = '../../secret.txt'\nimport numpy\n")
     before = digest(["kernels.attention:Right"])
     (tmp_path / "secret.txt").write_text("b")
     assert digest(["kernels.attention:Right"]) == before
+    (project / "kernels/__init__.py").write_text("VALUE = 1\n")
+    assert digest(["kernels.attention:Right"]) != before
 
 
 def test_a_name_may_be_defined_in_a_branch_or_come_by_a_star(project):
@@ -80,8 +82,9 @@ def test_a_name_may_be_defined_in_a_branch_or_come_by_a_star(project):
     assert complaint(check_location, "mine:flahs", "mine").endswith("'flahs'; did you mean 'flash'?")
     (project / "mine.py").write_text("import torch\ndef flash(): ...\nclass Attention: ...\nSIZE = 1\n")
     assert complaint(check_location, "mine:nope", "mine").endswith("'nope'; it defines flash, Attention")
-    (project / "mine.py").write_text("from torch import *\n")
+    (project / "mine.py").write_text("from yaml import *\n")
     check_location("mine:attention", "mine")
+    assert "safe_load" in defined_names("mine.py", "mine")
 
 
 @pytest.mark.parametrize("module", ["kernels.attention", "again", "kernels"])
