@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from pipeline.cells.record import SCHEMA_VERSION
-from pipeline.cells.rows import columns
 from pipeline.instruments.machine.gpus import visible_gpus
 from pipeline.instruments.machine.identity import SOFTWARE, gpu_facts
 from pipeline.instruments.sampling.stopwatch import Stopwatch
@@ -33,16 +32,6 @@ def stage_of(cell):
     return stages()[type(cell).__module__.split(".")[-2]]
 
 
-def as_recorded(cell, rows):
-    """Return rows as a record holds them: without the columns that are derived when it is read."""
-    row_types, kept = stage_of(cell).row_types, []
-    for row in rows:
-        known = columns(row_types.of(asdict(cell), row))
-        read = {name: value for name, value in row.items() if not (name in known and known[name].derived)}
-        kept.append(read | ({"status": "ok", "reason": None} if row["status"] == "unstable" else {}))
-    return kept
-
-
 def derived(cell, settings, rows, machine=None):
     """Return the rows of a cell with the columns that are derived when its record is read."""
     row_types = stage_of(cell).row_types
@@ -63,11 +52,6 @@ def rows_on_gloo(host, measure, cell, settings):
         patch.setattr("pipeline.ways.ranks.gpu_count", lambda: 0)
         patch.setattr("pipeline.ways.ranks.run_ranks", host.run_ranks)
         return derived(cell, settings, measure(cell, settings, Stopwatch()))
-
-
-def skipped_rows(cell):
-    """Return the rows of a cell on a machine with one GPU."""
-    return [{**key, "status": "skipped", "reason": "needs 2 GPUs, 1 present"} for key in cell.row_keys()]
 
 
 def attention_row(impl="triton", samples_ms=(1.99, 2.0, 2.01), **columns):

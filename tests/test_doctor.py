@@ -147,6 +147,8 @@ def test_an_nsys_off_the_path_is_found_and_passes_if_it_makes_a_capture_and_what
 def test_a_cpu_build_of_torch_and_a_single_gpu_are_told(gpu_host, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True, raising=False)
     assert check("NCCL all-reduce").detail.startswith("on 8 GPUs")
+    monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    assert check("NCCL all-reduce").detail == "torch is built without NCCL"
     monkeypatch.setattr(doctor, "visible_gpus", lambda: H200[:1])
     assert check("NCCL all-reduce").detail == "needs 2 GPUs, 1 present"
     monkeypatch.setattr(doctor, "torch_build", lambda: {"cuda": None, "hip": None})

@@ -66,18 +66,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, metavar=metavar, help=f"{HELP[field.name]} (default: {default})")
 
 
-def _given(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return the options that were given, as the words that they were given in."""
-    named = {name: getattr(arguments, name) for name in HELP}
-    return {name: value for name, value in named.items() if value is not None}
-
-
 def account(arguments: argparse.Namespace) -> str:
-    """Answer the questions of the command line as Markdown.
-
-    Raises UserError, one line, for what `answers` refuses and for numbers whose answer does not fit a float.
-    """
-    given = _given(arguments)
+    """Answer the questions of the command line as Markdown; UserError also for numbers too large for a float."""
+    given = {name: value for name in HELP if (value := getattr(arguments, name)) is not None}
     try:
         return answers(arguments.questions, given)
     except (ZeroDivisionError, OverflowError):
@@ -87,11 +78,7 @@ def account(arguments: argparse.Namespace) -> str:
 
 
 def answers(asked: list[str], given: dict[str, str]) -> str:
-    """Answer questions (all that the model admits where none is asked) about what the given options describe.
-
-    Raises UserError, one line, for an unknown question, a value that is not allowed, or a question that the model has
-    no answer to.
-    """
+    """Answer questions, or all that the model admits; raises UserError, one line, for one that it does not admit."""
     for question in asked:
         if question not in QUESTIONS:
             raise UserError(f"account: unknown question '{question}': must be one of {', '.join(QUESTIONS)}")

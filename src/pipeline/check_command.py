@@ -3,21 +3,16 @@
 import argparse
 import sys
 
+from pipeline.cells.stage import taken_names
 from pipeline.errors import UserError
 from pipeline.printing import print_lines
-
-# Functions import what they need themselves: the command line must start where torch does not.
+from pipeline.registry import stages
+from pipeline.subjects.naming import read, told
 
 
 def check_right(arguments: argparse.Namespace) -> int:
-    """Check every implementation that is named and print what of it is right; return 1 if any is wrong, else 0.
-
-    Raises UserError where none is named, or one that is nowhere.
-    """
-    from pipeline.cells.stage import taken_names
+    """Check what is named and print what is right; return 1 if any is wrong, else 0; UserError: it is nowhere."""
     from pipeline.cells.yaml_files import yaml_value
-    from pipeline.registry import stages
-    from pipeline.subjects.naming import read, told
 
     if not arguments.timeout_s > 0:
         raise UserError(f"check: --timeout-s must be above 0, got {arguments.timeout_s:g}")
@@ -31,7 +26,7 @@ def check_right(arguments: argparse.Namespace) -> int:
 
     print_lines(told(asked, subjects), sys.stdout)
 
-    from pipeline.subjects.verdicts import verdict_on
+    from pipeline.subjects.verdicts import verdict_on  # which needs torch
 
     is_wrong = False
     for subject in subjects:

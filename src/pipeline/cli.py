@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cells.disk import DISK_FULL, DiskFull, write_text
+from pipeline.check_command import check_right
 from pipeline.errors import UserError
 from pipeline.measure_command import check, failed, measure
 from pipeline.printing import escape_what_streams_cannot_write, print_lines
+from pipeline.registry import stage, stages
 from pipeline.worker import client
 
 BAD_INPUT = 2
@@ -37,10 +39,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def run(words: Sequence[str], process: str, issued_at: float) -> int:
-    """Run one command in this process; return its exit code.
+    """Run one command in this process; return its exit code: 2 for bad input, 3 for a full disk, 4 if `compare` fails.
 
-    The exit code is 2 for bad input and 3 for a full disk, after which the workflow stops, and 4 where `compare` was to
-    fail. Each prints one line.
     process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
     seconds since the epoch.
     """
@@ -68,22 +68,14 @@ def _print(text: str) -> None:
 # Each command imports what it needs itself: `doctor` must start where torch does not.
 
 
-def _check(arguments: argparse.Namespace) -> int:
-    from pipeline.check_command import check_right
-
-    return check_right(arguments)
-
-
 def _tabulate(arguments: argparse.Namespace) -> None:
     from pipeline.cells.tabulate import cell_table, row_table
-    from pipeline.registry import stages
 
     table = {"rows": row_table, "cells": cell_table}[arguments.kind](arguments.records, stages())
     write_text(arguments.out, table)
 
 
 def _pages(arguments: argparse.Namespace) -> None:
-    from pipeline.registry import stages
     from pipeline.report.asked import read_asked
     from pipeline.report.pages import write_pages
 
@@ -91,7 +83,6 @@ def _pages(arguments: argparse.Namespace) -> None:
 
 
 def _publish(arguments: argparse.Namespace) -> None:
-    from pipeline.registry import stages
     from pipeline.snapshots.publish import publish
 
     publish(Path("."), arguments.folder, stages())
@@ -105,7 +96,6 @@ def _account(arguments: argparse.Namespace) -> None:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from pipeline.compare import history, machines, page, pair, published, runs
-    from pipeline.registry import stage, stages
 
     if not arguments.tolerance_pct >= 0:
         raise UserError(f"compare: --tolerance-pct must be at least 0, got {arguments.tolerance_pct:g}")
@@ -143,7 +133,6 @@ def _describe(arguments: argparse.Namespace) -> None:
     import shutil
 
     from pipeline.describe import described
-    from pipeline.registry import stage, stages
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     told = [stage(arguments.stage)] if arguments.stage else stages().values()
@@ -208,7 +197,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     right = commands.add_parser("check", help="check your own implementations without measuring them")
     right.add_argument("subjects", metavar="YAML", help="'{kind: {name: module:attribute}}', or a file of adapters")
     right.add_argument("--timeout-s", type=float, default=300.0, help="seconds per implementation (default: 300)")
-    right.set_defaults(run=_check)
+    right.set_defaults(run=check_right)
 
     tabulate = commands.add_parser("tabulate", help="make a CSV table of rows or cells from records")
     tabulate.add_argument("kind", choices=["rows", "cells"])

@@ -14,10 +14,7 @@ LEAST_WIDTH = 40  # of the second and third column together
 
 
 def described(stage: Stage, width: int | None = None) -> str:
-    """Return the question, axes and settings with ranges and defaults, and the columns of each row type.
-
-    As Markdown; with tables for people, as wide as so many characters where `width` is given.
-    """
+    """Return a stage's declarations as Markdown, or with tables for people where `width` (characters) is given."""
     axes = _table(["axis", "allowed", "default"], map(_field_line, fields(stage.cell_type)), width)
     settings = _table(["setting", "allowed", "default"], map(_field_line, fields(stage.settings_type)), width)
     types = stage.row_types.types
@@ -27,14 +24,9 @@ def described(stage: Stage, width: int | None = None) -> str:
         for row_type, kind in kinds.items()
     ]
     cell, shared = (inspect.getdoc(part) for part in (stage.cell_type, stage.settings_type))
-    parts = [
-        f"## {stage.name}",
-        stage.question,
-        f"### Axes\n\n{cell}\n\n{axes}",
-        f"### Settings\n\n{shared} In tables their names begin with `{SETTING}`.\n\n{settings}",
-        *rows,
-    ]
-    return "\n\n".join(parts)
+    shared = f"{shared} In tables their names begin with `{SETTING}`."
+    axes, settings = f"### Axes\n\n{cell}\n\n{axes}", f"### Settings\n\n{shared}\n\n{settings}"
+    return "\n\n".join([f"## {stage.name}", stage.question, axes, settings, *rows])
 
 
 def _columns_part(title: str, row_type: type[Row], width: int | None) -> str:

@@ -24,6 +24,7 @@ from pipeline.peers import EXTRA, PEERS, version_of
 
 # An environment that uv made has no pip.
 _PIP = "pip" if importlib.util.find_spec("pip") else "uv pip"
+_OTHER_TORCH = f"{_PIP} install --force-reinstall torch"
 _PLUGIN = "snakemake_logger_plugin_cells"
 # Where NVIDIA's packages install nsys. The copy inside Nsight Compute is never on PATH.
 _NSYS_HOMES = (
@@ -72,7 +73,7 @@ def findings() -> list[Check]:
         _check_kernels(gpus),
         _check_nsys(gpus),
         _check_nccl(gpus),
-        _check_gloo(),
+        _check_all_reduce("gloo", f"on {_cores()} logical cores"),
         _check_snakemake(),
         _check_peers(),
     ]
@@ -92,8 +93,7 @@ def _check_gpu_timing(gpus: list[Gpu]) -> Check:
     if not gpus:
         return Check(name, False, "no GPU: runs at laptop scale")
     if not (torch_build().get("cuda") or torch_build().get("hip")):
-        remedy = f"{_PIP} install --force-reinstall torch"
-        return Check(name, False, f"torch {torch.__version__} is built for the CPU only", remedy)
+        return Check(name, False, f"torch {torch.__version__} is built for the CPU only", _OTHER_TORCH)
     if not torch.cuda.is_available():
         return Check(name, False, "torch cannot use the GPU; its driver may be too old", "nvidia-smi")
     return Check(name, True, _by_model(gpus))
@@ -103,8 +103,7 @@ def _check_compile(gpus: list[Gpu]) -> Check:
     name = "torch.compile"
     if gpus:
         return _check_triton(name, gpus)
-    lack = _lacking_build_tool("CXX", ("g++", "clang++"), ("g++", "gcc-c++"))
-    return Check(name, False, *lack) if lack else Check(name, True, "for the CPU, with the C++ compiler")
+    return _check_compiler(name, "for the CPU, with the C++ compiler", "CXX", ("g++", "clang++"), ("g++", "gcc-c++"))
 
 
 def _check_kernels(gpus: list[Gpu]) -> Check:
@@ -132,25 +131,24 @@ def _check_triton(name: str, gpus: list[Gpu]) -> Check:
     if version == "absent":
         return Check(name, False, "Triton is not installed", f"{_PIP} install triton")
     # Triton compiles a launcher in C for each kernel.
-    lack = _lacking_build_tool("CC", ("gcc", "clang"), ("gcc", "gcc"))
-    return Check(name, False, *lack) if lack else Check(name, True, f"Triton {version}")
+    return _check_compiler(name, f"Triton {version}", "CC", ("gcc", "clang"), ("gcc", "gcc"))
 
 
-def _lacking_build_tool(variable: str, compilers: tuple[str, ...], packages: tuple[str, str]) -> tuple[str, str] | None:
-    """Return what is missing for compiling a Python extension and the command that installs it; None if nothing."""
+def _check_compiler(
+    name: str, detail: str, variable: str, compilers: tuple[str, ...], packages: tuple[str, str]
+) -> Check:
+    """Check what compiling a Python extension needs: a compiler, which a variable may name, and Python's headers."""
     candidates = (os.environ[variable],) if variable in os.environ else compilers
     if not any(map(shutil.which, candidates)):
-        return f"no compiler found: {' or '.join(candidates)}", _install_command(*packages)
+        return Check(name, False, f"no compiler found: {' or '.join(candidates)}", _install_command(*packages))
     if not Path(sysconfig.get_path("include", "posix_prefix"), "Python.h").exists():
-        version = ".".join(platform.python_version_tuple()[:2])
-        return "no Python.h for the compiler", _install_command(f"python{version}-dev", f"python{version}-devel")
-    return None
+        python = f"python{'.'.join(platform.python_version_tuple()[:2])}"
+        return Check(name, False, "no Python.h for the compiler", _install_command(f"{python}-dev", f"{python}-devel"))
+    return Check(name, True, detail)
 
 
 def _install_command(debian_package: str, fedora_package: str) -> str:
-    if shutil.which("dnf"):
-        return f"dnf install {fedora_package}"
-    return f"apt-get install {debian_package}"
+    return f"dnf install {fedora_package}" if shutil.which("dnf") else f"apt-get install {debian_package}"
 
 
 def _check_nsys(gpus: list[Gpu]) -> Check:
@@ -163,11 +161,11 @@ def _check_nsys(gpus: list[Gpu]) -> Check:
     try:
         return Check(name, True, nsys.check())
     except nsys.CaptureFailed as failed:
-        return Check(name, False, str(failed), _nsys_remedy(Path(command)))
+        return Check(name, False, str(failed), _libraries_for(Path(command)))
 
 
-def _nsys_remedy(command: Path) -> str:
-    missing = nsys.libraries_lacking_to_import(command)
+def _libraries_for(nsys_command: Path) -> str:
+    missing = nsys.libraries_lacking_to_import(nsys_command)
     packages = [_LIBRARY_PACKAGES.get(library, (library, library)) for library in missing]
     columns = [" ".join(dict.fromkeys(column)) for column in zip(*packages, strict=True)]
     return _install_command(*columns) if columns else ""
@@ -182,23 +180,17 @@ def _nsys_off_path(name: str) -> Check:
 
 
 def _check_nccl(gpus: list[Gpu]) -> Check:
-    import torch.distributed
-
-    name = "NCCL all-reduce"
     if len(gpus) < 2:
-        return Check(name, False, f"needs 2 GPUs, {len(gpus)} present")
-    if not (torch.distributed.is_available() and torch.distributed.is_nccl_available()):
-        return Check(name, False, "torch is built without NCCL", f"{_PIP} install --force-reinstall torch")
-    return Check(name, True, f"on {len(gpus)} GPUs; {describe_links(gpus)}")
+        return Check("NCCL all-reduce", False, f"needs 2 GPUs, {len(gpus)} present")
+    return _check_all_reduce("NCCL", f"on {len(gpus)} GPUs; {describe_links(gpus)}")
 
 
-def _check_gloo() -> Check:
-    import torch.distributed
+def _check_all_reduce(backend: str, where: str) -> Check:
+    from torch import distributed
 
-    name = "gloo all-reduce"
-    if torch.distributed.is_available() and torch.distributed.is_gloo_available():
-        return Check(name, True, f"on {_cores()} logical cores")
-    return Check(name, False, "torch is built without gloo", f"{_PIP} install --force-reinstall torch")
+    if distributed.is_available() and getattr(distributed, f"is_{backend.lower()}_available")():
+        return Check(f"{backend} all-reduce", True, where)
+    return Check(f"{backend} all-reduce", False, f"torch is built without {backend}", _OTHER_TORCH)
 
 
 def _check_snakemake() -> Check:

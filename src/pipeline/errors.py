@@ -21,12 +21,12 @@ class Skipped(Exception):
     """A measurement that this machine cannot make; its message is the reason."""
 
 
-def or_exit(program: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function; on a UserError, print one line on standard error and exit with code 1."""
+def or_exit(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function for Snakemake; on a UserError, print one line on standard error and exit with code 1."""
     try:
         return function(*arguments)
     except UserError as error:
-        print(f"{program}: {error}", file=sys.stderr)
+        print(f"snakemake: {error}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -36,7 +36,7 @@ def ending_the_run(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def called(*arguments: Any) -> Any:
         try:
-            return or_exit("snakemake", function, *arguments)
+            return or_exit(function, *arguments)
         except Exception:
             traceback.print_exc()
             sys.exit(1)

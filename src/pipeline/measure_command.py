@@ -8,18 +8,21 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from pipeline.cells.disk import DISK_FULL, naming_the_full_disk
+from pipeline.cells import fields
+from pipeline.cells.disk import DISK_FULL, files_place, naming_the_full_disk, record_place
+from pipeline.cells.rows import WITH_VALUES
+from pipeline.cells.stage import taken_names
 from pipeline.errors import UserError
 from pipeline.printing import print_lines
+from pipeline.registry import stage, stages
+from pipeline.subjects import naming
 
 DISK_IS_FULL = "snakemake: the disk is full, nothing more is measured: make room and run the same command again"
-# Functions import what they need themselves: a cell must claim its GPUs before torch is imported.
+# Functions import the rest themselves: who only hands a cell to the worker does not wait for it.
 
 
 def check(arguments: argparse.Namespace) -> None:
     """Raise UserError for an unknown cell or an unusable path before a worker starts."""
-    from pipeline.cells.disk import record_place
-
     try:
         os.getcwd()
     except FileNotFoundError:  # torch would fail to import
@@ -31,11 +34,8 @@ def check(arguments: argparse.Namespace) -> None:
 
 def measure(arguments: argparse.Namespace) -> None:
     """Measure the cell in this process, write its record and print a line per row; raises UserError for bad input."""
-    from pipeline.cells.disk import record_place
     from pipeline.cells.record import with_derived, write_record
     from pipeline.cells.run import ProcessStart, run_cell
-    from pipeline.registry import stage, stages
-    from pipeline.subjects import naming
 
     cell, settings = _cell_and_settings(arguments)
     if arguments.gpus is not None and arguments.gpus < 0:
@@ -54,14 +54,9 @@ def measure(arguments: argparse.Namespace) -> None:
 
 
 def failed(arguments: argparse.Namespace) -> int:
-    """Write the record of a cell whose `measure` ended with `code`, for the workflow, which goes on with the rest.
-
-    Not after a full disk, which would take no record either: that is told in a line, and its code returned.
-    """
-    from pipeline.cells.disk import record_place
+    """Write the record of a cell whose `measure` failed, for the workflow; of a full disk return the code instead."""
     from pipeline.cells.failed import failed_record, how_it_ended
     from pipeline.cells.record import write_record
-    from pipeline.registry import stage
 
     if arguments.code == DISK_FULL:
         print_lines([DISK_IS_FULL], sys.stderr)
@@ -78,9 +73,6 @@ def failed(arguments: argparse.Namespace) -> int:
 
 def _cell_and_settings(arguments: argparse.Namespace) -> tuple[Any, Any]:
     """Return the cell and the settings of the command line; raise UserError where a value is not allowed."""
-    from pipeline.cells import fields
-    from pipeline.registry import stage
-
     chosen = stage(arguments.stage)
     cell = fields.parse_words(chosen.cell_type, arguments.cell, f"{chosen.name} cell")
     return cell, fields.parse_words(chosen.settings_type, arguments.settings, f"{chosen.name} settings")
@@ -90,12 +82,9 @@ def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
     """Return the implementations of the user's own that the cell measures; UserError where it measures none of them."""
     if arguments.subjects is None:
         return ()
-    from pipeline.cells.stage import taken_names
     from pipeline.cells.yaml_files import yaml_value
-    from pipeline.registry import stage, stages
-    from pipeline.subjects.naming import read
 
-    given = read(yaml_value(arguments.subjects, "--subjects"), "--subjects", taken_names(stages()))
+    given = naming.read(yaml_value(arguments.subjects, "--subjects"), "--subjects", taken_names(stages()))
     chosen = stage(arguments.stage)
     if not chosen.subjects_among(given):
         allowed = f"have kind {chosen.subjects.kind}" if chosen.subjects else "be left out"
@@ -108,9 +97,6 @@ def _subjects(arguments: argparse.Namespace) -> tuple[Any, ...]:
 
 def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
     """Yield one line per row with values, then one per reason for which others have none, with what they share."""
-    from pipeline.cells.rows import WITH_VALUES
-    from pipeline.registry import stage
-
     keys = stage(name).row_types.key_columns()
     without: dict[tuple[str, str | None], list[dict[str, Any]]] = {}
     for row in rows:
@@ -128,19 +114,14 @@ def _row_lines(name: str, rows: Sequence[dict[str, Any]]) -> Iterable[str]:
 
 
 def _line(row: dict[str, Any], names: Sequence[str]) -> str:
-    return " ".join(f"{name}={_four_digits(row[name])}" for name in names if row.get(name) is not None)
-
-
-def _four_digits(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) else value
+    there = {name: row[name] for name in names if row.get(name) is not None}
+    return " ".join(f"{name}={f'{value:.4g}' if isinstance(value, float) else value}" for name, value in there.items())
 
 
 def _command(
     arguments: argparse.Namespace, cell: Any, settings: Any, subjects: Sequence[str], out: Path, files: Path | None
 ) -> str:
     """Return the full command with all defaults spelled out, so that a later version runs the same cell."""
-    from pipeline.cells import fields
-
     sets = [f"--set={word}" for word in fields.words(settings)]
     paths = ["--out", str(out), *(["--files", str(files)] if files else [])]
     force = ["--force"] if arguments.force else []
@@ -149,9 +130,6 @@ def _command(
 
 
 def _files_folder(arguments: argparse.Namespace, out: Path) -> Path | None:
-    from pipeline.cells.disk import files_place
-    from pipeline.registry import stage
-
     if stage(arguments.stage).keeps_files:
         return files_place(arguments.files, out)
     if arguments.files is not None:

@@ -1,7 +1,4 @@
-"""The peers that are measured beside ours where they are installed: FlashAttention-4, Liger-Kernel and torchao.
-
-They are an extra, never a dependency. Nothing here imports one before it is asked for, nor torch.
-"""
+"""The peers that are measured beside ours where they are installed: an extra, never a dependency."""
 
 import importlib
 from collections.abc import Iterable
@@ -12,8 +9,6 @@ from pipeline.errors import Skipped
 
 EXTRA = "-e '.[peers]'"
 INSTALL = f"pip install {EXTRA}"
-
-
 # By their names in registries.
 PEERS = {"fa4": "flash-attn-4", "liger": "liger-kernel", "torchao": "torchao"}
 
@@ -32,10 +27,7 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def load(name: str, module: str) -> Any:
-    """Import a module of a peer.
-
-    Raises Skipped where the peer is not installed, with the line that installs it, or cannot be imported here.
-    """
+    """Import a module of a peer; raises Skipped where it is not installed, or cannot be imported here."""
     package, installed = PEERS[name], version_of(name)
     if installed is None:
         raise Skipped(f"{package} is not installed: {INSTALL}")

@@ -31,10 +31,7 @@ FOLDER = Path(__file__).parent / "stages"
 
 @cache
 def stages() -> Stages:
-    """Return every stage by its name.
-
-    Raises UserError, one line, if NAMES and the folders of pipeline.stages differ.
-    """
+    """Return every stage by its name; raises UserError, one line, if NAMES and the folders differ."""
     folders = [module.name for module in pkgutil.iter_modules([str(FOLDER)]) if module.ispkg]
     for name in folders:
         if name not in NAMES:

@@ -16,11 +16,9 @@ DTYPES: dict[type, str] = {str: "string", bool: "boolean", int: "Int64", float: 
 
 
 def load(name: str, source: str | Path = "results") -> pd.DataFrame:
-    """Return the rows of a stage as a typed frame: axes, columns of rows, settings as setting_NAME, machine, software.
+    """Return the rows of a stage as a frame: axes, columns of `pipeline describe STAGE` that any row has, settings.
 
-    source: a results folder, or a published snapshot. Columns are those of `python -m pipeline describe STAGE` that any
-    row has; text, whole numbers, numbers and truths have pandas' nullable types, lists (raw samples) are objects.
-
+    source: a results folder, or a published snapshot. Types are pandas' nullable ones; lists (raw samples) are objects.
     Raises UserError, one line, for an unknown stage, or where there is no record or one is damaged.
     """
     chosen = stage(name)

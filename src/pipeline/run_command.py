@@ -14,10 +14,7 @@ INSTALLED = Path(sysconfig.get_path("data"), "share/llm-systems-pipeline")
 
 
 def run_workflow(words: Sequence[str], scale: str) -> NoReturn:
-    """Become Snakemake with the project's workflow; words: its options and targets; scale: empty for the default.
-
-    Raises UserError, one line, where the workflow is not there.
-    """
+    """Become Snakemake with the project's workflow, its options and targets; raises UserError where there is none."""
     asked = ["--config", f"scale={scale}"] if scale else []
     command = ["-m", "snakemake", "--snakefile", str(snakefile()), *asked, *words]
     # Its rules call `python`: this one, also where its environment is not activated.

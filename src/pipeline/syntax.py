@@ -1,12 +1,25 @@
-"""The code of a Python file without its comments, docstrings and layout, as a digest."""
+"""The code of a Python file without its comments, docstrings and layout, as a digest; and what code reaches."""
 
 import ast
 import hashlib
 from collections import defaultdict
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 Nodes = dict[type, list[Any]]  # by their type
-_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def reached(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Yield these, what follows each of them, and so on, each once."""
+    seen: set[T] = set()
+    waiting = list(first)
+    while waiting:
+        if (each := waiting.pop()) not in seen:
+            seen.add(each)
+            yield each
+            waiting.extend(following(each))
 
 
 def tree_digest(tree: ast.Module) -> str:
@@ -22,13 +35,6 @@ def digest_and_nodes(tree: ast.Module) -> tuple[str, Nodes]:
     return hashlib.sha256(" ".join(text).encode()).hexdigest()[:16], nodes
 
 
-def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:
-    match body:
-        case [ast.Expr(value=ast.Constant(value=str())), *rest]:
-            return rest
-    return body
-
-
 def _write(node: object, text: list[str], nodes: Nodes) -> None:
     """Write a syntax tree as words that are the same under every Python that knows its nodes.
 
@@ -39,8 +45,8 @@ def _write(node: object, text: list[str], nodes: Nodes) -> None:
         text += (type(node).__name__, "(")
         for name in node._fields:
             value = getattr(node, name, None)
-            if name == "body" and isinstance(node, _Documented):
-                value = _without_docstring(node.body)
+            if name == "body" and isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
+                value = node.body[1:]
             if value is not None and value != []:
                 text += (name, "=")
                 _write(value, text, nodes)

@@ -1,7 +1,6 @@
 """A Snakemake logger plugin (`--logger cells`): one line per job with cells done, time left, and disturbances.
 
-It replaces Snakemake's own terminal output and leaves out what is of no use while waiting for a report. `--verbose`
-shows everything, and so does Snakemake's log file.
+It stands in place of Snakemake's own output, all of which is in its log file and shown by `--verbose`.
 """
 
 import contextlib
@@ -117,7 +116,8 @@ class LogHandler(LogHandlerBase):
             return self.format(record)
         if event == LogEvent.JOB_FINISHED and (info := self.infos.get(record.job_id)) and is_cell(info.rule_name):
             return "\n".join(self.outcomes.add(info.output)) or None
-        if event in LEFT_OUT or (event is None and _is_chatter(str(record.msg))):
+        said = "" if event else str(record.msg)
+        if event in LEFT_OUT or said.startswith(CHATTER) or ABOUT_METADATA in said:
             return None
         if event == LogEvent.RUN_INFO and not settings.dryrun:
             return messages.to_do(self.progress, now)
@@ -151,10 +151,6 @@ class LogHandler(LogHandlerBase):
     def _write(self, text: str) -> None:
         with contextlib.suppress(OSError):  # the terminal is gone, but the run continues
             print(text, file=sys.stdout if self.common_settings.stdout else sys.stderr, flush=True)
-
-
-def _is_chatter(text: str) -> bool:
-    return text.startswith(CHATTER) or ABOUT_METADATA in text
 
 
 def _what(record: Any) -> str:

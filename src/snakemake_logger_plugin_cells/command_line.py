@@ -10,30 +10,20 @@ from pathlib import Path
 
 from snakemake_interface_executor_plugins.registry import ExecutorPluginRegistry
 
-from pipeline.errors import UserError, or_exit
-
 # Options that take any number of NAME=VALUE words.
 OPTIONS = ("--resources", "--res", "--config", "-C")
 NAME_VALUE = re.compile(r"[\w-]+=")
 
 
 def put_targets_last() -> None:
-    """Move the targets to the end of this process's command line, if this is Snakemake."""
-    if is_snakemake(sys.argv[0]):
+    """Move the targets to the end of this process's command line, if it is of Snakemake's own command."""
+    program = Path(sys.argv[0])
+    if program.stem == "snakemake" or program.parts[-2:] == ("snakemake", "__main__.py"):
         sys.argv[1:] = with_targets_last(sys.argv[1:])
 
 
-def is_snakemake(program: str) -> bool:
-    """Tell whether a program, a process's `sys.argv[0]`, is Snakemake's own command."""
-    path = Path(program)
-    return path.stem == "snakemake" or path.parts[-2:] == ("snakemake", "__main__.py")
-
-
 def with_targets_last(words: list[str]) -> list[str]:
-    """Move words after such an option that are not NAME=VALUE to the end, after `--`.
-
-    A command that Snakemake understands stays as it is.
-    """
+    """Move words after such an option that are not NAME=VALUE to the end, after `--`."""
     end = words.index("--") if "--" in words else len(words)
     kept, targets, inside = [], [], False
     for word in words[:end]:
@@ -47,16 +37,9 @@ def with_targets_last(words: list[str]) -> list[str]:
 
 
 def executor(name: str) -> str:
-    """Return an executor's name for a profile; if it is not installed, exit with one line.
-
-    Snakemake itself would print all of its options.
-    """
-    or_exit("snakemake", _require_executor, name)
-    return name
-
-
-def _require_executor(name: str) -> None:
+    """Return an executor's name for a profile; exit with one line, not with all of Snakemake's options, without it."""
     registry = ExecutorPluginRegistry()
     if not registry.is_installed(name):
         package = registry.get_plugin_package_name(name)
-        raise UserError(f"this profile needs the executor '{name}': pip install {package}")
+        sys.exit(f"snakemake: this profile needs the executor '{name}': pip install {package}")
+    return name

@@ -61,10 +61,7 @@ def complaint(message: str, targets: Sequence[str], scale: str = "") -> str | No
 
 
 def unknown_target(asked: str, targets: Sequence[str], scale: str = "") -> str:
-    """Name what may stand in place of the first part of a path that no target has.
-
-    Folders end in a slash, and a star stands for what a pattern leaves open. scale: the run's, if it is known.
-    """
+    """Name what may stand in place of the first part of a path that no target has: folders/, a star for any text."""
     known = [PurePosixPath(target).parts for target in targets]
     parts = PurePosixPath(asked).parts
     depth = next((depth for depth in range(len(parts)) if not _below(known, parts[: depth + 1])), len(parts))

@@ -27,11 +27,7 @@ class Outcomes:
         self._on_busy_host = 0
 
     def add(self, output: Sequence[str]) -> list[str]:
-        """Count the cell whose record is among these files, and return what to tell of it now.
-
-        That is how it failed, and the first time, a host on which other processes were busy, an implementation of the
-        user's own that is wrong, and each reason why nothing was measured.
-        """
+        """Count the cell whose record is among these files, and return what to tell of it now."""
         for path in output:
             with contextlib.suppress(UserError):  # not a record, such as the folder of its files
                 record = read_record(Path(path), stages())

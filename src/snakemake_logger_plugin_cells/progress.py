@@ -1,8 +1,8 @@
 """Track the progress of a run and estimate the time left."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 CELL_RULE_PREFIX = "measure_"
@@ -15,11 +15,7 @@ PRIOR_S = 20.0
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run knows before its first job.
-
-    The expected seconds of cells, by rule and record; all targets; why records are stale, complete after planning; the
-    scale.
-    """
+    """What a run knows before its first job; cells_s: the expected seconds of cells, by rule and record."""
 
     cells_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     targets: Sequence[str] = ()
@@ -27,25 +23,14 @@ class RunPlan:
     scale: str = ""
 
 
-@dataclass
-class Pace:
-    """The expected and the actual seconds of finished jobs."""
-
-    expected_s: float = 0.0
-    taken_s: float = 0.0
-
-    def factor(self, prior: float, weight_s: float) -> float:
-        """Return actual over expected time; `prior` weighs as much as `weight_s` seconds of finished jobs."""
-        return (self.taken_s + prior * weight_s) / (self.expected_s + weight_s)
-
-
 @dataclass(frozen=True)
 class Job:
-    """A started job: its rule, its expected seconds, and when it began."""
+    """A started job: its rule, the seconds expected of it, when it began, and the seconds that it took in the end."""
 
     rule: str
     expected_s: float
     began_at: float
+    taken_s: float = 0.0
 
 
 class Progress:
@@ -57,10 +42,8 @@ class Progress:
         self.done: dict[int, Job] = {}
         self.failed: dict[int, Job] = {}
         self._waiting: Counter[str] = Counter()
-        self._cells_s = {rule: dict(cells) for rule, cells in plan.cells_s.items()}
+        self._cells_s = plan.cells_s
         self._open_s = {rule: dict(cells) for rule, cells in plan.cells_s.items()}
-        self._pace = Pace()
-        self._pace_of: dict[str, Pace] = {}
         self._began_at = 0.0
 
     def begin(self, totals: Mapping[str, int], now: float) -> None:
@@ -76,13 +59,9 @@ class Progress:
         self.running[number] = Job(rule, before.expected_s if before else self._take_s(rule, outputs), now)
 
     def finish(self, number: int, now: float) -> None:
-        """Note that a job is done, and update the pace of its kind."""
-        if number not in self.running:
-            return
-        job = self.done[number] = self.running.pop(number)
-        for pace in (self._pace, self._pace_of.setdefault(_kind(job.rule), Pace())):
-            pace.expected_s += job.expected_s
-            pace.taken_s += now - job.began_at
+        """Note that a job is done."""
+        if job := self.running.pop(number, None):
+            self.done[number] = replace(job, taken_s=now - job.began_at)
 
     def fail(self, number: int) -> None:
         """Note that a job failed."""
@@ -99,7 +78,8 @@ class Progress:
         for job in self.running.values():
             work_s += max(0.0, job.expected_s * self._factor(job.rule) - (now - job.began_at))
         # Jobs may overlap, and there is time between them.
-        busy_s = self._pace.taken_s + sum(now - job.began_at for job in self.running.values())
+        busy_s = sum(job.taken_s for job in self.done.values())
+        busy_s += sum(now - job.began_at for job in self.running.values())
         return work_s * (self.elapsed_s(now) + PRIOR_S) / (busy_s + PRIOR_S)
 
     def expected_s(self, rule: str) -> float:
@@ -115,8 +95,17 @@ class Progress:
 
     def _factor(self, rule: str) -> float:
         """Return actual over expected time of a rule's jobs: the pace of its kind, with the overall pace as prior."""
-        overall = self._pace.factor(1.0, PRIOR_S)
-        return self._pace_of.get(_kind(rule), Pace()).factor(overall, self.expected_s(rule) or 1.0)
+        overall = _pace(self.done.values(), 1.0, PRIOR_S)
+        alike = [job for job in self.done.values() if _kind(job.rule) == _kind(rule)]
+        return _pace(alike, overall, self.expected_s(rule) or 1.0)
+
+
+def _pace(jobs: Iterable[Job], prior: float, weight_s: float) -> float:
+    """Return actual over expected time of jobs; `prior` weighs as much as `weight_s` seconds of them."""
+    taken_s, expected_s = prior * weight_s, weight_s
+    for job in jobs:
+        taken_s, expected_s = taken_s + job.taken_s, expected_s + job.expected_s
+    return taken_s / expected_s
 
 
 def is_cell(rule: str) -> bool:

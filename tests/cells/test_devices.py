@@ -12,9 +12,10 @@ from pipeline.cells.devices import TooFewGPUs, claim_gpus
 FOUR = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
 
 HOLDER = """
-import os, sys, time
-from pipeline.cells.devices import claim_gpus
-claim_gpus(int(sys.argv[1]), "measure flash", sys.argv[2].split(","))
+import os, sys, time, types
+from pipeline.cells import devices
+devices.visible_gpus = lambda: [types.SimpleNamespace(id=each) for each in sys.argv[2].split(",")]
+devices.claim_gpus(int(sys.argv[1]), "measure flash")
 print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
 {then}
 """
@@ -32,7 +33,9 @@ def folder(monkeypatch, own_locks):
 
 
 def claim(count, pool=FOUR):
-    return claim_gpus(count, "measure flash", pool)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "visible_gpus", lambda: [SimpleNamespace(id=each) for each in pool])
+        return claim_gpus(count, "measure flash")
 
 
 @pytest.fixture
@@ -49,12 +52,11 @@ def claimed_by(process):
     return tuple(process.stdout.readline().strip().split(","))
 
 
-def test_a_gpu_in_use_is_passed_over_and_cuda_sees_the_claimed_ones_alone(start, monkeypatch):
+def test_a_gpu_in_use_is_passed_over_and_cuda_sees_the_claimed_ones_alone(start):
     claimed_by(start(1))
     assert claim(2).device_ids == claim(2).device_ids == ("GPU-b", "GPU-c")  # not locked out by itself
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-c"
-    monkeypatch.setattr(devices, "visible_gpus", lambda: [SimpleNamespace(id="MIG-GPU-c/1/0")])
-    assert claim(1, None).device_ids == ("MIG-GPU-c/1/0",)  # a slice, by default of what is visible
+    assert claim(1, ["MIG-GPU-c/1/0"]).device_ids == ("MIG-GPU-c/1/0",)  # a slice
 
 
 def test_a_killed_holders_lock_is_freed_though_a_program_that_it_started_lives_on(start):

@@ -156,19 +156,6 @@ def test_of_a_module_edited_while_the_cell_ran_no_version_is_believed_whatever_i
     assert modules["pipeline.stages.timing.measure"] == sources.module_digest("pipeline.stages.timing.measure")
 
 
-def test_a_recipe_changes_with_code_data_inputs_and_words_but_not_with_their_place_or_order(tmp_path):
-    here, there = tmp_path / "page.j2", tmp_path / "moved/page.j2"
-    there.parent.mkdir()
-    for path in (here, there):
-        path.write_text("text")
-    recipe = freshness.recipe("code", [here], "ab", ["--scale"])
-    assert freshness.recipe("code", [there], "ba", ["--scale"]) == recipe
-    there.write_text("other text")
-    others = [("other code", [here], "ab", ["--scale"]), ("code", [there], "ab", ["--scale"])]
-    others += [("code", [here], "a", ["--scale"]), ("code", [here], "ab", ["--only"])]
-    assert len({recipe, *(freshness.recipe(*words) for words in others)}) == 5
-
-
 MINE = {"kind": "attention", "name": "mine", "use": "mine:flash", "digest": "a"}
 
 

@@ -92,14 +92,10 @@ def test_a_folder_of_this_machine_or_an_absent_one_may_be_measured_into_where_ea
     assert "repeat=1.json holds the record of another cell" in complaint(check, tmp_path / "results")
 
 
-def test_one_record_of_another_machine_stops_the_run_and_says_how_to_go_on(tmp_path):
+def test_one_record_of_another_machine_or_a_full_disk_stops_the_run_before_it_measures(tmp_path, monkeypatch):
     for length, machine in enumerate(["NVIDIA H200", "NVIDIA L4", "NVIDIA H200"], start=1):
         leave(tmp_path, Cell(context_length=length), machine=CPU | {"kind": machine})
-    told = complaint(check, tmp_path)
-    assert "another machine (NVIDIA L4; this is NVIDIA H200)" in told
-
-
-def test_a_full_disk_stops_the_run_before_it_measures(tmp_path, monkeypatch):
+    assert "another machine (NVIDIA L4; this is NVIDIA H200)" in complaint(check, tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * 2**20))
     assert "full disk: 5 MiB free, 100 MiB needed" in complaint(check, tmp_path / "results")
 

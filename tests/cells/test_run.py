@@ -10,6 +10,7 @@ import torch
 from pipeline.cells import quiet_host, run
 from pipeline.cells.devices import Claim
 from pipeline.cells.rows import Row, RowTypes, column
+from pipeline.cells.scheduler import SlurmJob
 from pipeline.errors import Skipped
 from pipeline.instruments.machine.gpus import Gpu
 
@@ -118,11 +119,13 @@ def test_a_bug_is_no_outcome_nor_are_rows_that_are_not_as_their_stage_declares_t
         record_of(lambda *_: [{**ROW, "median_ms": 1.0}])
 
 
-def test_a_record_says_how_and_when_its_process_was_started_and_how_busy_the_host_was(gpus):
+def test_a_record_says_how_and_when_its_process_was_started_in_which_job_and_how_busy_the_host_was(gpus, monkeypatch):
     gpus(0)
+    monkeypatch.setattr(run, "slurm_job", lambda: SlurmJob("7", "n[1-2]", 2))
     record = record_of(lambda *_: [ROW], cell=Cell(gpus=4), granted=0)
     assert record["rows"] == [ROW]  # without any GPU a cell runs on the CPU
     assert (record["process"], record["command"]) == ("ordinary", START.command)
+    assert record["scheduler"] == {"name": "slurm", "job": "7", "nodes": "n[1-2]"}
     assert record["seconds"]["start_up"] > 1e9  # issued in 1970
     assert {"waiting", "set_up", "measuring"} < set(record["seconds"])
     host = record["host"]
@@ -197,7 +200,7 @@ def test_a_cell_is_alone_unless_it_may_share_the_host_or_has_too_few_gpus_which_
     host = Mock(return_value=quiet_host.Host(False, START.command))
     monkeypatch.setattr(run, "Host", host)
     monkeypatch.setattr(run.own_cores, "each_gpu_has_its_own", lambda: True)
-    monkeypatch.setattr(run.own_cores, "count_for", lambda _gpus: 1)
+    monkeypatch.setattr(run.own_cores, "per_gpu", lambda: 1)
     monkeypatch.setattr(run.own_cores, "keep_to_those_of", lambda _ids, at_most: {0})
     record = record_of(lambda *_: [], cell=cell, granted=granted)
     host.assert_called_once_with(alone=alone, command=START.command)

@@ -15,24 +15,16 @@ def test_a_job_names_its_nodes_and_outside_of_one_there_is_none(monkeypatch):
     for name, value in {"ID": "7", "NODELIST": "n[1-2]", "NUM_NODES": "2"}.items():
         monkeypatch.setenv(f"SLURM_JOB_{name}", value)
     assert slurm_job() == SlurmJob("7", "n[1-2]", 2)
-    assert slurm_job().facts() == {"name": "slurm", "job": "7", "nodes": "n[1-2]"}
 
 
-def test_a_job_that_knows_only_its_number_asks_slurm(monkeypatch, tmp_path):
-    squeue = tmp_path / "squeue"
-    squeue.write_text("#!/bin/sh\nprintf '%s\\n' 'gpu-a[3,5] 2'\n")
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setenv("SLURM_JOB_ID", "8")
-    assert slurm_job() == SlurmJob("8", "gpu-a[3,5]", 2)
-
-
-@pytest.mark.parametrize("squeue", [None, "exit 1", "echo", "sleep 60"])
-def test_a_job_whose_nodes_slurm_does_not_tell_is_a_job_all_the_same(monkeypatch, tmp_path, squeue):
+@pytest.mark.parametrize("squeue", ["echo 'gpu-a[3,5] 2'", None, "exit 1", "echo", "exec /bin/sleep 60"])
+def test_a_job_that_knows_only_its_number_asks_slurm_and_is_a_job_where_that_does_not_tell(
+    monkeypatch, tmp_path, squeue
+):
     if squeue is not None:
-        (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue.replace('sleep', 'exec /bin/sleep')}\n")
+        (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
         (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setattr(scheduler, "PATIENCE_S", 0.5)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("SLURM_JOB_ID", "8")
-    assert slurm_job() == SlurmJob("8", "", 1)
+    assert slurm_job() == (SlurmJob("8", "gpu-a[3,5]", 2) if "gpu" in str(squeue) else SlurmJob("8", "", 1))

@@ -1,11 +1,13 @@
 """The rows of a cell with implementations of the user's own, whatever measures them."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from pipeline.parallel.processes.starting import RankFailed
 from pipeline.subjects import measuring
 from pipeline.subjects.checking import Processes, Verdict
-from pipeline.subjects.measuring import measure_with
+from pipeline.subjects.measuring import measure_in_turns, measure_with
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.turns import note_changes, note_last
 
@@ -48,3 +50,12 @@ def test_one_that_fails_costs_its_own_rows_and_what_was_noted_or_undone_stands_i
     noted = "it set a from 1 to 2, which was undone: all run alike; shards nothing"
     told = [(row.get("impl"), row.get("reason")) for row in rows if row["status"] == "ok"]
     assert told == [("ours", None), ("right", None), ("noted", noted), (None, None)]
+
+
+def test_a_check_and_a_measurement_each_have_the_time_of_their_setting(monkeypatch):
+    given = []
+    answers = {"check": Verdict("ok"), measuring._with_turns: []}
+    monkeypatch.setattr(Processes, "run", lambda self, do, *_: given.append(self.timeout_s) or answers[do])
+    settings = SimpleNamespace(check_timeout_s=1, timeout_s=2)
+    measure_in_turns([SUBJECTS["right"]], ("check",), None, (), settings, KEYS)
+    assert given == [1, 2]

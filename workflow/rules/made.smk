@@ -42,14 +42,14 @@ def to_show():
         [record for stage in WRITTEN for record in stage.records()],
         PLAN.scale if has_scale else "",
         [missing for stage in STAGES.values() for missing in stage.missing()] if has_scale else [],
-        or_exit("snakemake", outdated),
+        or_exit(outdated),
         config_words(config, PLAN) if PLAN.measure else [],
     )
 
 
 def rendered(wildcards):
     """Return what the pages are made of; tables are there because they link to them."""
-    or_exit("snakemake", write_asked, to_show(), ASKED)
+    or_exit(write_asked, to_show(), ASKED)
     return {
         "records": [record for stage in WRITTEN for record in stage.records()],
         "cells": [f"{RESULTS}/{stage.name}/cells.csv" for stage in WRITTEN],

@@ -87,8 +87,8 @@ def tell_failures():
 PRESENT = present()
 NEEDED = []  # the records that the targets need: filled while Snakemake plans, as is the next
 WHY_STALE = {}  # what has changed since a record was measured, by its path
-PLAN = or_exit("snakemake", checked_plan)
-STAGES = or_exit("snakemake", planned_stages)
+PLAN = or_exit(checked_plan)
+STAGES = or_exit(planned_stages)
 WRITTEN = [stage for stage in STAGES.values() if stage.cells]
 PAGES = ("writeup.md", "course.md", "report.html", "summary.json", "figures")
 WRITEUP, COURSE, REPORT_PAGE, SUMMARY, FIGURES = (f"{REPORTS}/{name}" for name in PAGES)
@@ -102,4 +102,4 @@ if not SCHEDULED:
 if private.is_a_schedulers_job(workflow):
     os.environ.setdefault(client.OFF_VARIABLE, "off")
 
-logger.info("", extra={"run_plan": or_exit("snakemake", run_plan)})  # for our logger plugin, see workflow/profiles
+logger.info("", extra={"run_plan": or_exit(run_plan)})  # for our logger plugin, see workflow/profiles

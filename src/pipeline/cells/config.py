@@ -38,12 +38,9 @@ class Plan:
 
 
 def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: Stages, has_gpu: bool) -> Plan:
-    """Check a configuration and return its plan; the scale `auto` is `paper` on GPUs, else `laptop`.
+    """Check a configuration, whose subjects replace the scale's, and return its plan.
 
-    Without a GPU a scale NAME is the file NAME-cpu, where there is one.
-
-    The configuration's subjects replace the scale's. With `only`, the other stages have no cells.
-
+    The scale `auto` is `paper` on GPUs, else `laptop`; without a GPU NAME is the file NAME-cpu, if there is one.
     Raises UserError, one line that names the file or `overrides`, the key, its value and what is allowed.
     """
     # Snakemake's --config takes `false` and `true` for text unless they are capitalised.
@@ -61,7 +58,7 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: St
     path = scales / f"{name}.yaml"
     whole = read_scale(path, schemas / "scale.schema.yaml")
     sizes = read_sizes(whole.get("sizes", {}), f"{path}: sizes") | read_sizes(config.get("sizes", {}), "sizes")
-    asked, overrides = (_with_sizes(words, sizes) for words in (whole["stages"], config["overrides"]))
+    asked, overrides = (with_sizes(words, sizes) for words in (whole["stages"], config["overrides"]))
     # Each by itself first, so that a complaint names the one that is to be corrected.
     _check_stages(asked, stages, str(path))
     _check_stages(overrides, stages, "overrides")
@@ -138,10 +135,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def read_scale(path: Path, schema: Path) -> dict[str, Any]:
-    """Read a scale file: `stages`, and perhaps `subjects` and `sizes`.
-
-    Raises UserError where it is no YAML or does not fit its schema.
-    """
+    """Read a scale file; raises UserError where it is no YAML or does not fit its schema."""
     scale = read_yaml(path)
     _check_schema(scale, schema, str(path))
     return scale
@@ -150,14 +144,6 @@ def read_scale(path: Path, schema: Path) -> dict[str, Any]:
 def _check_schema(instance: Any, schema: Path, where: str) -> None:
     if complaint := schema_complaint(instance, schema):
         raise UserError(f"{where}: {complaint}")
-
-
-def _with_sizes(asked: Mapping[str, Any], sizes: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is asked of each stage with the names that say the numbers of the user's own sizes."""
-    return {
-        stage: {**words, "grids": with_sizes(words["grids"], sizes)} if "grids" in words else words
-        for stage, words in asked.items()
-    }
 
 
 def _only(asked: Any, stages: Stages) -> list[str]:

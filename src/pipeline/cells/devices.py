@@ -26,17 +26,15 @@ class Claim:
     waited_s: float = 0.0
 
 
-def claim_gpus(count: int, command: str, devices: Sequence[str] | None = None) -> Claim:
-    """Wait until `count` GPUs are free at once, lock them, and make CUDA see these alone.
+def claim_gpus(count: int, command: str) -> Claim:
+    """Wait until `count` of the visible GPUs are free at once, lock them, and make CUDA see these alone.
 
-    To be called before CUDA starts, which reads the choice of devices once. On a machine without GPUs the claim is
-    empty; so it is for a count of 0, which hides every GPU. Inside a scheduler's allocation of just this many GPUs
-    nothing is locked; cells that share a larger one lock each other out as anywhere else.
-    command: what others who wait for these GPUs are told; devices: the ids to choose from, by default those of the
-    visible GPUs.
+    The claim is empty without GPUs, and for a count of 0, which hides every GPU. Inside a scheduler's allocation of
+    just this many GPUs nothing is locked; cells that share a larger one lock each other out as anywhere else.
+    command: what others who wait for these GPUs are told.
     Raises TooFewGPUs, UserError where no lock can be had, and RuntimeError where CUDA runs already.
     """
-    pool = tuple(gpu.id for gpu in visible_gpus()) if devices is None else tuple(devices)
+    pool = tuple(gpu.id for gpu in visible_gpus())
     if pool and count > len(pool):
         raise TooFewGPUs(count, len(pool))
     if pool and count == len(pool) and "SLURM_JOB_ID" in os.environ and any(name in os.environ for name in GRANTED):
@@ -63,10 +61,7 @@ def _wait_for_locks(pool: Sequence[str], count: int, command: str) -> Claim:
 
 
 def _try_locks(pool: Sequence[str], count: int, in_use: list[str]) -> tuple[str, ...] | None:
-    """Lock `count` devices or none: whoever kept some while waiting for more would block others who do the same.
-
-    in_use: gets those that others hold.
-    """
+    """Lock `count` devices or none, lest those who wait for more block each other; in_use: gets those of others."""
     taken: list[str] = []
     in_use.clear()
     for device in pool:

@@ -31,8 +31,7 @@ class DiskFull(UserError):
 class WholeFile:
     """A file to be: it replaces what is at `path` once it is written, and before that lies beside it as `.NAME.part`.
 
-    room_bytes: taken on the disk at once, so that no more than that can be written whatever fills the disk meanwhile.
-    Whoever is killed leaves the part, which the next who writes the file takes over.
+    room_bytes: taken on the disk at once. Whoever is killed leaves the part, which the next writer takes over.
     Raises UserError, one line, where the place cannot be written: DiskFull, where it has no room.
     """
 
@@ -103,8 +102,7 @@ def record_place(asked: str) -> WholeFile:
 def files_place(asked: str | None, record: Path) -> Path:
     """Return the folder for a cell's files, by default RECORD.files: made, or rid of what an earlier run left there.
 
-    Raises UserError where it is no folder, cannot be written, has too little room, or holds what no earlier run for
-    this record left.
+    Raises UserError where it is no such folder, cannot be written or has too little room.
     """
     folder = record.with_suffix(".files") if asked is None else Path(asked)
     if asked == "" or (folder.exists() and not folder.is_dir()):

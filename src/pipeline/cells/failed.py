@@ -5,12 +5,10 @@ import re
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pipeline
-from pipeline.cells.record import SCHEMA_VERSION, cell_name, has_failed, read_head, read_record
+from pipeline.cells.record import cell_name, has_failed, new_record, read_head, read_record
 from pipeline.cells.rows import outcome_rows
 from pipeline.cells.scheduler import slurm_job
 from pipeline.cells.stage import Stage, Stages
@@ -28,22 +26,16 @@ BY_SIGNAL = 128
 
 def failed_record(stage: Stage, cell: Any, settings: Any, command: str, reason: str, log: Path) -> dict[str, Any]:
     """Return the record of a cell that failed; of the machine it holds what is told without torch, which may be why."""
-    job = slurm_job()
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "stage": stage.name,
-        "cell": asdict(cell),
-        "settings": asdict(settings),
-        "rows": outcome_rows(cell, "failed", reason),
-        "machine": {**identity.machine_without_torch(), **identity.allowed(), "threads": 0},
-        **({"scheduler": job.facts()} if job else {}),
-        "code": {"digest": "none", "commit": identity.git_commit(Path(pipeline.__file__).parent)},
-        "command": command,
-        "process": "none",
-        "log": str(log),
-        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "seconds": {"start_up": 0.0, "set_up": 0.0, "measuring": 0.0},
-    }
+    rows = outcome_rows(cell, "failed", reason)
+    return new_record(
+        *(stage, cell, settings, rows, slurm_job(), time.time()),
+        code={"digest": "none"},
+        machine={**identity.machine_without_torch(), **identity.allowed(), "threads": 0},
+        command=command,
+        process="none",
+        log=str(log),
+        seconds={"start_up": 0.0, "set_up": 0.0, "measuring": 0.0},
+    )
 
 
 def failures(paths: Iterable[Path], stages: Stages) -> list[str]:
@@ -54,10 +46,7 @@ def failures(paths: Iterable[Path], stages: Stages) -> list[str]:
 
 
 def how_it_ended(log: Path, code: int) -> str:
-    """Return the signal that a shell's exit code tells of, else the exception or the last line that a log ends with.
-
-    It is short, and fit to be printed.
-    """
+    """Return, to be printed, the signal that a shell's exit code tells of, else the exception or last line of a log."""
     if code - BY_SIGNAL in set(signal.Signals):
         return f"ended by {signal.Signals(code - BY_SIGNAL).name}"
     try:

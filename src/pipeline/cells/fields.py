@@ -24,10 +24,7 @@ def axis(default: Any, *, allowed: Collection = (), minimum: float | None = None
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build a frozen dataclass from words or YAML values, `where` naming their source in messages.
-
-    Raises UserError, one line, on an unknown key, a value of the wrong type or one that is not allowed.
-    """
+    """Build a frozen dataclass from words or YAML values; raises UserError, one line, which calls them `where`."""
     known = {item.name: item for item in fields(cls)}
     for key in values:
         if key not in known:
@@ -38,8 +35,7 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 def expand(cell_type: type[T], grids: Iterable[Mapping[str, Any]], where: str) -> list[T]:
     """Expand grids, each a cartesian product of the axes it lists, into distinct cells in their order.
 
-    An axis left out of a grid takes its default, so a study along another axis is a second grid.
-    Raises UserError, which calls the grids `where`, for an unknown axis or a value that it does not take.
+    An axis left out takes its default. Raises UserError, which calls the grids `where`, as `build` does.
     """
     cells: dict[T, None] = {}
     for grid in grids:

@@ -1,20 +1,9 @@
-"""Whether what is there is what would be made now: a cell's record by what it holds, a table or page by its recipe.
-
-A record holds what could change what was read: settings, software, how many GPUs the cell could take, and of the
-modules that were imported to measure it, in its process or in one that it started, those that count, each with a digest
-of its code, and the environment variables that they name. What counts is the stage's `cell` and `measure` with their
-helpers, and COUNTED. Of an implementation of the user's own it holds a digest of its source and of what that imports
-from its own project.
-
-A recipe is a digest of what a table or page is made with: code, data files, the names of its inputs,
-the words of its command. Whether an input is newer is Snakemake's to see.
-"""
+"""Decide whether a cell's record is what would be measured now, by what it holds: docs/architecture.md, Freshness."""
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from pipeline.cells import sources
@@ -63,12 +52,11 @@ class Present:
 def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[str, Any]:
     """Return the part of a record that tells which code measured: `modules`, a digest each, and one `digest` of all.
 
-    And `environment`: what the variables that these modules name said, empty where they were not set; `libraries`: the
-    variables that libraries read when they are loaded; `peers`: the versions of those that the stage's `cell` names.
+    And `environment`: what the variables that these modules name said; `libraries`: those that libraries read when they
+    are loaded; `peers`: the versions of those that the stage's `cell` names.
 
     package: the stage's, `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds of the
-    epoch. A module whose file was put there since has no digest, for which of the two was imported cannot be told: its
-    cell is stale. measured: whether there was a measurement; where it was skipped, `needs`, which said so, counts too.
+    epoch; a module put there since has no digest. measured: where nothing was, `needs`, which said so, counts too.
     """
     parts = ("cell", "measure") if measured else ("cell", "measure", "needs")
     reached = sources.reached_modules(*(f"{package}.{part}" for part in parts))
@@ -137,24 +125,6 @@ def has_changed_code(record: Mapping[str, Any]) -> bool:
     return not has_failed(record) and _changed_code(record["code"].get("modules", {})) is not None
 
 
-def recipe(code: str, data: Iterable[Path], inputs: Iterable[str], words: Iterable[str] = ()) -> str:
-    """Return the digest of what something is made with: a digest of code, data files, input paths, command words."""
-    files = sorted((path.name, sources.file_digest(path)) for path in data)
-    return sources.digest([code, files, sorted(inputs), list(words)])
-
-
-def is_as_made(paths: Iterable[Path], made_by: Path, recipe: str) -> bool:
-    """Tell whether files are as they were made: by this recipe, there, not empty, not written after `made_by`.
-
-    made_by: a file that holds the recipe, written last.
-    """
-    if not made_by.is_file() or made_by.read_text(encoding="utf-8", errors="replace").strip() != recipe:
-        return False
-    written_ns = made_by.stat().st_mtime_ns
-    files = [path.stat() if path.is_file() else None for path in paths]
-    return all(file and file.st_size > 0 and file.st_mtime_ns <= written_ns for file in files)
-
-
 def deriving_modules(package: str) -> set[str]:
     """Return the modules by which the columns of a stage are declared and derived; not those that are measured."""
     reached = sources.reached_modules(f"{package}.cell", f"{package}.rows")
@@ -173,10 +143,7 @@ def _is_in(name: str, room: str) -> bool:
 
 
 def _digest_before(name: str, moment: float) -> str:
-    """Return a module's digest if its file has been there since before this moment.
-
-    That tells the time of its last change of any kind, ctime: the one of its content may be set to anything.
-    """
+    # By the time of its last change of any kind, ctime: the one of its content may be set to anything.
     path, digest = sources.source_path(name), sources.module_digest(name)
     return digest if path and digest and path.stat().st_ctime < moment else CHANGED_MEANWHILE
 

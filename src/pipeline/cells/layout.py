@@ -26,11 +26,7 @@ def record_path(results: Path, stage: str, cell: Any) -> Path:
 
 
 def cell_named(stage: Stage, words: Sequence[str], where: str) -> Any:
-    """Return the cell whose path has these words `axis=value`.
-
-    Raises UserError, which calls the path `where`, for a word that is none of the stage's, or spelt or placed otherwise
-    than in the path of that cell.
-    """
+    """Return the cell whose path has just these words `axis=value`; raises UserError, which calls the path `where`."""
     cell = fields.parse_words(stage.cell_type, list(words), where)
     if list(words) != fields.words(cell):
         raise UserError(f"{where}: the path of this cell is {'/'.join(fields.words(cell))}")
@@ -38,10 +34,7 @@ def cell_named(stage: Stage, words: Sequence[str], where: str) -> Any:
 
 
 def recorded_cells(results: Path, stage: Stage) -> dict[Path, Any]:
-    """Return the cells that the records of a stage are of, by their paths.
-
-    Raises UserError, one line, for a file that is no record, whose path names no cell, or that holds another cell.
-    """
+    """Return the cells of a stage's records by path; raises UserError, one line, for what is no record of its cell."""
     stages = {stage.name: stage}
     cells = {path: cell_at(results, path, stages) for path in record_paths(results, stage.name)}
     for path in cells:
@@ -70,8 +63,7 @@ def check_place(path: Path, record: dict[str, Any]) -> None:
 def check_results(results: Path, machine_kind: str, stages: Stages) -> None:
     """Raise UserError, one line, unless this machine may and can measure into this folder.
 
-    Records of another kind of machine must not be mixed or replaced, and one in the place of another cell would not be
-    measured and be told wrongly.
+    It may hold neither records of another kind of machine, nor one in the place of another cell.
     """
     for path in record_paths(results):
         if is_empty(path):
@@ -91,10 +83,7 @@ def check_results(results: Path, machine_kind: str, stages: Stages) -> None:
 
 
 def check_writable(folder: Path) -> Path:
-    """Return the folder, or where it is missing the one to make it in.
-
-    Raises UserError, one line, where this user cannot write there.
-    """
+    """Return the folder, or the one to make it in; raises UserError, one line, where this user cannot write there."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not existing.is_dir():
         raise UserError(f"{folder}/ cannot be written: {existing} is no folder")

@@ -1,8 +1,7 @@
-"""Locks that all users of the machine share: on GPUs, and on the host. Each is held until its process dies.
+"""Locks that all users of the machine share: on GPUs, and on the host. The kernel holds each until its process dies.
 
-They are the kernel's (flock), so that no death of a holder, however sudden, leaves one behind. Their files lie in one
-folder, whatever TMPDIR says, and it is sticky: nobody deletes another user's. What others put there is not trusted: no
-link is followed, only plain files are opened, and nothing is written to a file before its lock is held.
+What others put into their sticky folder is not trusted: no link is followed, only plain files are opened, and nothing
+is written to a file before its lock is held.
 """
 
 import contextlib
@@ -45,10 +44,7 @@ os.register_at_fork(after_in_child=_forget_held)
 
 
 def check_folder() -> Path:
-    """Return the folder of the locks, made where it is missing: the machine's, or the one that PIPELINE_LOCKS names.
-
-    Raises UserError, one line, unless all users can share it.
-    """
+    """Return the folder of the locks, made where it is missing; raises UserError, unless all users can share it."""
     asked = os.environ.get(FOLDER_VARIABLE, str(MACHINE_FOLDER))
     path = Path(asked)
     if not path.is_absolute():
@@ -67,10 +63,7 @@ def check_folder() -> Path:
 
 
 def try_lock(name: str, shared: bool = False) -> bool:
-    """Lock what a name stands for until this process dies; return False while others hold it.
-
-    shared: beside others who share it. Raises UserError where no lock can be had.
-    """
+    """Lock a name until this process dies; return False while others hold it; raises UserError without locks."""
     path = _path(name)
     if path in _held:
         return True

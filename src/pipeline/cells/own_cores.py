@@ -14,31 +14,26 @@ TOPOLOGY = Path("/sys/devices/system/cpu")
 def each_gpu_has_its_own() -> bool:
     """Tell whether this host has several GPUs and enough cores for each."""
     gpus = gpus_on_host()
-    return len(gpus) > 1 and all(gpu.index is not None for gpu in gpus) and _per_gpu(len(gpus)) >= MIN_CORES_PER_GPU
+    return len(gpus) > 1 and all(gpu.index is not None for gpu in gpus) and per_gpu() >= MIN_CORES_PER_GPU
 
 
 def keep_to_those_of(device_ids: Collection[str], at_most: int = 0) -> set[int]:
-    """Keep this process, and all that it starts, to the cores of these GPUs; return them.
-
-    device_ids: as CUDA_VISIBLE_DEVICES names them; at_most: so many of the cores, 0: all.
-    """
+    """Keep this process, and all that it starts, to the cores of these GPUs, `at_most` of them or all; return them."""
     gpus = gpus_on_host()
-    cores = share_of([gpu.index for gpu in gpus if gpu.id in device_ids], len(gpus), _usable())
+    usable = by_physical_core(os.sched_getaffinity(0))
+    cores = share_of([gpu.index for gpu in gpus if gpu.id in device_ids], len(gpus), usable)
     chosen = cores[: at_most or len(cores)]
     os.sched_setaffinity(0, chosen)
     return set(chosen)
 
 
-def count_for(gpus: int) -> int:
-    """Return how many cores so many GPUs of this host have."""
-    return gpus * _per_gpu(len(gpus_on_host()))
+def per_gpu() -> int:
+    """Return how many cores each GPU of this host has."""
+    return len(os.sched_getaffinity(0)) // len(gpus_on_host())
 
 
 def share_of(indices: Sequence[int | None], count: int, cores: Sequence[int]) -> list[int]:
-    """Return the cores of the GPUs of these numbers, of `count`: the first GPU has the first cores, and so on.
-
-    So are the GPUs and cores of a host numbered that has several nodes of memory: the low ones are on the first.
-    """
+    """Return the cores of some of `count` GPUs: the first GPU has the first, which is on the same node of memory."""
     size = len(cores) // count
     return [core for index in range(count) if index in indices for core in cores[index * size :][:size]]
 
@@ -54,11 +49,3 @@ def by_physical_core(cores: Collection[int], topology: Path = TOPOLOGY) -> list[
         return int(siblings.replace("-", ",").split(",")[0])
 
     return sorted(cores, key=lambda core: (first_sibling(core), core))
-
-
-def _usable() -> list[int]:
-    return by_physical_core(os.sched_getaffinity(0))
-
-
-def _per_gpu(count: int) -> int:
-    return len(os.sched_getaffinity(0)) // count

@@ -82,15 +82,18 @@ def unmodelled(names: Iterable[str]) -> list[str]:
     ]
 
 
-def with_sizes(grids: list[dict[str, Any]], sizes: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Return grids in which the names of sizes that say their numbers stand for the user's names."""
+def with_sizes(asked: Mapping[str, Any], sizes: Mapping[str, str]) -> dict[str, Any]:
+    """Return what is asked of each stage, in whose grids the names that say numbers replace the user's names."""
 
-    def renamed(axis: str, value: Any) -> Any:
-        if axis != AXIS:
-            return value
-        return [sizes.get(each, each) for each in value] if isinstance(value, list) else sizes.get(value, value)
+    def renamed(grid: Mapping[str, Any]) -> dict[str, Any]:
+        given = grid.get(AXIS, [])
+        names = [sizes.get(name, name) for name in (given if isinstance(given, list) else [given])]
+        return {**grid, AXIS: names} if AXIS in grid else {**grid}
 
-    return [{axis: renamed(axis, value) for axis, value in grid.items()} for grid in grids]
+    return {
+        stage: {**words, "grids": list(map(renamed, words["grids"]))} if "grids" in words else words
+        for stage, words in asked.items()
+    }
 
 
 def _size(name: str, given: Any, where: str) -> OwnSize:

@@ -23,10 +23,7 @@ RESOURCES, OVER_NODES = ("gpu", "nodes"), ("mpi", "tasks", "tasks_per_gpu", "gre
 
 
 class PlannedStage:
-    """The cells to measure of a stage, or where nothing is measured those that are there.
-
-    results: the folder of results; has_gpu: whether cells are measured on GPUs.
-    """
+    """The cells to measure of a stage, or where nothing is measured those that are there in the folder of results."""
 
     def __init__(self, declared: Stage, plan: Plan, results: Path, has_gpu: bool) -> None:
         self.declared, self.plan, self.of_stage, self.has_gpu = declared, plan, plan.stages[declared.name], has_gpu
@@ -57,10 +54,7 @@ class PlannedStage:
         return [{"stage": self.name, "cell": asdict(cell)} for path, cell in asked.items() if path not in self.cells]
 
     def records_of(self, wildcards: Mapping[str, str]) -> list[str]:
-        """Return the records of one table: those with its value on the split axis.
-
-        A value that is asked for by name, and of which the scale has no cell, is measured on the quickest grid.
-        """
+        """Return the records of one table; a value of which the scale has no cell is measured on the quickest grid."""
         value = dict(wildcards.items())[self.split_axis]
         if value in self.split_values():
             return [str(path) for path, cell in self.cells.items() if self._split_value(cell) == value]
@@ -103,24 +97,20 @@ class PlannedStage:
         return [*self.tables(), *others, f"{self.folder}/cells.csv", self.record_pattern]
 
     def expected_s(self) -> dict[str, float]:
-        """Return about how many seconds each cell takes, by its record.
-
-        That is what it took before with these settings, where there is such a record, else what its stage says of it.
-        """
+        """Return by their records about how many seconds cells take: what they did before, or what their stage says."""
         return {str(path): self._expected_s(path, cell) for path, cell in self.cells.items()}
 
     def _expected_s(self, path: Path, cell: Any) -> float:
         if not self.has_gpu and self.declared.needed_bytes(cell, self.of_stage.settings) > memory_limit_bytes():
             return SKIPPED_S
-        taken_s = self._taken_s(path)
-        return self._told_s(cell) if taken_s is None else taken_s
+        return self._taken_s(path) or self._told_s(cell)
 
     def _told_s(self, cell: Any) -> float:
         told_s = self.declared.expected_s(cell, self.of_stage.settings, self.has_gpu)
         return UNKNOWN_S if told_s is None else told_s
 
     def _taken_s(self, path: Path) -> float | None:
-        """Return the seconds that a cell took by its record; None where there is none of use."""
+        """Return the seconds that a cell took with these settings, by its record; None where there is none."""
         try:
             record = read_head(path, {self.name: self.declared})
         except UserError:
@@ -134,15 +124,13 @@ class PlannedStage:
         return (*RESOURCES, *OVER_NODES) if "nodes" in self.declared.axes else RESOURCES
 
     def resources(self, wildcards: Mapping[str, str]) -> dict[str, Any]:
-        """Return how much of each resource a cell asks for.
-
-        With `mpi` the job's command starts steps itself. It has one task on each node, and as many GPUs on each.
-        """
+        """Return how much of each resource a cell asks for."""
         cell = self.cell(wildcards)
         nodes = getattr(cell, "nodes", 1)
         found = {"gpu": cell.gpus * nodes, "nodes": nodes}
         if nodes == 1:
             return found
+        # With `mpi` the job's command starts steps itself. It has one task on each node, and as many GPUs on each.
         gres = f"gpu:{cell.gpus}" if cell.gpus else None
         return found | dict(zip(OVER_NODES, ("srun", nodes, 0, gres), strict=True))
 

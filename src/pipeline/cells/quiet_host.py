@@ -1,9 +1,7 @@
 """The host of a cell: for it alone or shared with other cells, and how busy processes that are no cells keep it.
 
-A cell whose values company would change has the host to itself: no other cell runs beside it, whoever started that.
-Others share it, each on the cores of its GPUs. What else runs on a cell's cores is sampled before it. Where that keeps
-more than half of them busy, the cell waits for it to end, once a run and a minute at most, is measured all the same,
-and its record says so.
+Where those keep more than half of a cell's cores busy, it waits for them, once a run and a minute at most, is measured
+all the same, and its record says so.
 """
 
 import os
@@ -31,15 +29,11 @@ HOST, TURN = "host", "host-turn"
 class Host:
     """The host as this process has it, from when it was taken until the process dies.
 
-    waited_s: how long the process waited for it; others_cores: how many of `cores` other processes kept busy just
-    before the cell, None where that was not looked at.
+    others_cores: how many of `cores` other processes kept busy just before the cell, None where nobody looked.
     """
 
     def __init__(self, alone: bool, command: str) -> None:
-        """Wait for the host: until no other cell runs there, or none that is to be alone.
-
-        command: what others who wait for it are told. Raises UserError where no lock can be had.
-        """
+        """Wait for the host; raises UserError where no lock can be had; command: what others who wait are told."""
         wish = os.environ.get(CHECK_VARIABLE, "")
         if wish not in ("", "off"):
             raise UserError(f"{CHECK_VARIABLE} must be off or left unset, got '{wish}'")
@@ -70,10 +64,7 @@ class Host:
         self._before = cpu_use(core_ids) if self._looks else None
 
     def settle(self) -> None:
-        """Look at what other processes have used since the host was taken; wait, once a run, for a busy host.
-
-        What this process did meanwhile does not count, so that its own set-up may come before this.
-        """
+        """Look at what other processes, not this one, have used since the host was taken; wait for a busy host."""
         if self._before is not None:
             self._sample(self._before)
             if self.is_busy and _is_first_wait_of_run():
@@ -100,13 +91,11 @@ class Host:
         self.waited_s += time.monotonic() - began
 
     def _sample(self, before: CpuUse | None) -> None:
+        self.others_cores = None
         if before is not None:
             time.sleep(max(0.0, before.at_s + SAMPLE_S - time.perf_counter()))
-        now = cpu_use(self._core_ids)
-        if before is None or now is None:
-            self.others_cores = None
-        else:
-            self.others_cores, self.cores = now.others_cores(before), now.cores
+            if now := cpu_use(self._core_ids):
+                self.others_cores, self.cores = now.others_cores(before), now.cores
 
     def _words(self) -> str:
         return f"other processes use {self.others_cores:.1f} of {self.cores:g} cores"

@@ -1,6 +1,5 @@
 """Rates that tables derive from a median time, and rows that have them: of training steps, of implementations."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,9 +33,13 @@ class Rates(Row):
     def rates(
         cls, reading: Reading, median_ms: float, precision: str, tokens: int, step_flops: float | None
     ) -> dict[str, Any]:
-        """Return tokens, rates and the peak of one GPU; step_flops: None of what has no rate."""
-        shared = {"tokens": tokens, **peak_columns(reading, precision)}
-        return shared if step_flops is None else shared | step_rates(median_ms, step_flops, shared)
+        """Return tokens, the peak of one GPU, rates and, with a peak, MFU; step_flops: None of what has no rate."""
+        found = {"tokens": tokens, **peak_columns(reading, precision)}
+        if step_flops is None:
+            return found
+        tflops_per_s, peak = step_flops / median_ms / 1e9, found.get("peak_tflops_per_s")
+        found |= {"tokens_per_s": tokens / median_ms * 1e3, "model_tflops_per_s": tflops_per_s}
+        return found | ({"mfu_pct": 100 * tflops_per_s / peak} if peak else {})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +63,7 @@ class TriedRow(GpuTimedRow):
 
 
 def peak_columns(reading: Reading, dtype: str) -> dict[str, Any]:
-    """Return the peak of the machine's GPU, by its data sheet or else as it was measured: rate and source.
-
-    dtype: one of pipeline.instruments.machine.peaks.DATASHEET_DTYPES. Nothing where neither is known.
-    """
+    """Return the peak of the machine's GPU and its source: a measurement or, by dtype, the data sheet; else nothing."""
     measured = reading.row.get("measured_peak_tflops_per_s")
     if measured is not None:
         return {"peak_tflops_per_s": measured, "peak_source": "measured"}
@@ -75,17 +75,3 @@ def gpu_name(reading: Reading) -> str:
     """Return the model of the machine's first GPU; empty where it has none."""
     gpus = reading.machine.get("gpus") or [{}]
     return gpus[0].get("name", "")
-
-
-def step_rates(median_ms: float, step_flops: float, columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tokens/s, model TFLOP/s and, where the peak is known, MFU in percent.
-
-    columns: `tokens` of a step, and `peak_columns`.
-    """
-    tflops_per_s = step_flops / median_ms / 1e9
-    peak = columns.get("peak_tflops_per_s")
-    return {
-        "tokens_per_s": columns["tokens"] / median_ms * 1e3,
-        "model_tflops_per_s": tflops_per_s,
-        **({"mfu_pct": 100 * tflops_per_s / peak} if peak else {}),
-    }

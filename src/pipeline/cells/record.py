@@ -2,16 +2,20 @@
 
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pipeline
 from pipeline.cells import fields
 from pipeline.cells.disk import WholeFile, files_below
-from pipeline.cells.stage import Stages
+from pipeline.cells.scheduler import SlurmJob
+from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.yaml_files import file_content, schema_complaint
 from pipeline.errors import UserError
+from pipeline.instruments.machine import identity
 
 SCHEMA_VERSION = 3
 SCHEMA = Path(__file__).with_name("record.schema.json")
@@ -29,6 +33,30 @@ REMEDY = "measure it again (delete the file and repeat the command)"
 _heads: dict[tuple[Path, int, int], dict[str, Any]] = {}
 
 
+def new_record(
+    stage: Stage,
+    cell: Any,
+    settings: Any,
+    rows: list[dict[str, Any]],
+    job: SlurmJob | None,
+    started_at: float,
+    code: Mapping[str, Any],
+    **parts: Any,
+) -> dict[str, Any]:
+    """Return a record; started_at: seconds of the epoch; parts: the others of `record.schema.json`."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "stage": stage.name,
+        "cell": asdict(cell),
+        "settings": asdict(settings),
+        "rows": rows,
+        **({"scheduler": {"name": "slurm", "job": job.number, "nodes": job.nodes}} if job else {}),
+        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
+        "code": {**code, "commit": identity.git_commit(Path(pipeline.__file__).parent)},
+        **parts,
+    }
+
+
 def write_record(file: WholeFile, record: dict[str, Any]) -> None:
     """Write a record as JSON; a non-finite value is a bug, not a value, and raises ValueError."""
     file.write(json.dumps(record, indent=1, allow_nan=False) + "\n")
@@ -37,8 +65,7 @@ def write_record(file: WholeFile, record: dict[str, Any]) -> None:
 def read_record(path: Path, stages: Stages) -> dict[str, Any]:
     """Read a record of one of these stages; its rows have their derived columns.
 
-    Raises UserError, one line, where it is damaged, incomplete, of another schema version or of an unknown stage, or
-    where a row is not as its stage declares it.
+    Raises UserError, one line, where it is not whole, of another version, of an unknown stage, or has an unsound row.
     """
     return parse_complete(file_content(path, MOST_RECORD_BYTES), str(path), stages)
 
@@ -57,10 +84,7 @@ def read_head(path: Path, stages: Stages) -> dict[str, Any]:
 
 
 def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
-    """Parse a record that messages call `name`, its rows as recorded; of a large file its first part is enough.
-
-    Raises UserError as `read_record` does.
-    """
+    """Parse a record, or its beginning, that messages call `name`, its rows as recorded; raises as `read_record`."""
     if len(content) > MOST_RECORD_BYTES:
         raise UserError(f"{name} is no record: it is larger than {MOST_RECORD_BYTES / 2**20:.0f} MiB")
     try:

@@ -22,10 +22,9 @@ RECORDED_STATUSES = tuple(status for status in STATUSES if status != "unstable")
 
 
 def column(meaning: str, **limits: Any) -> Any:
-    """Declare a column: what it means, in words that stand behind its name, and the values it may take.
+    """Declare a column: what it means beyond its name, which carries the unit; limits: as in Column.
 
-    The name carries the unit. Only a column of type `X | None` may be missing from a row that has values. limits:
-    `allowed`, `minimum`, `positive` or `or_subject`, as in Column.
+    Only a column of type `X | None` may be missing from a row that has values.
     """
     return field(default=None, metadata={"meaning": meaning, **limits})
 
@@ -37,10 +36,7 @@ def derived(meaning: str, **limits: Any) -> Any:
 
 @dataclass(frozen=True)
 class Reading:
-    """What columns are derived from: one row as its record holds it, and the rest of the record.
-
-    cell: the axes; rows: all rows of the cell, as recorded.
-    """
+    """What columns are derived from: one row as its record holds it, and the rest of the record, with all rows."""
 
     row: Mapping[str, Any]
     cell: Any
@@ -87,10 +83,7 @@ def outcome_rows(cell: Any, status: str, reason: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a kind of row, as tables have it.
-
-    or_subject: beside what is allowed, it may hold the name of an implementation of the user's own.
-    """
+    """One column of a kind of row; or_subject: it may also hold the name of an implementation of the user's own."""
 
     name: str
     meaning: str
@@ -202,10 +195,7 @@ class RowTypes:
         return any(all(row.get(name) == value for name, value in marks.items()) for marks in references)
 
     def check(self, cell: Mapping[str, Any], rows: Sequence[Any]) -> None:
-        """Check the recorded columns of a cell's rows against their declarations.
-
-        Raises ValueError, one line, that names the row, the column, its value and what is allowed.
-        """
+        """Raise ValueError, one line, where a recorded column of a cell's rows is not as it is declared."""
         complaint = next(self._complaints(cell, rows), None)
         if complaint is not None:
             raise ValueError(complaint)
@@ -213,10 +203,7 @@ class RowTypes:
     def complete(
         self, cell: Any, settings: Mapping[str, Any], machine: Mapping[str, Any], rows: Sequence[dict[str, Any]]
     ) -> list[dict[str, Any]]:
-        """Return checked rows of a cell with their derived columns.
-
-        Raises ValueError, one line, where a column cannot be derived, or is not as declared.
-        """
+        """Return rows with their derived columns; raises ValueError, one line, where one is not as declared."""
         completed = []
         for number, row in enumerate(rows, start=1):
             row_type = self.of(asdict(cell), row)

@@ -11,12 +11,11 @@ from typing import Any
 
 import psutil
 
-import pipeline
 from pipeline.cells import freshness, own_cores
 from pipeline.cells.devices import TooFewGPUs, claim_gpus
 from pipeline.cells.library_environment import COMPILE_IN_PROCESS, THREAD_VARIABLES
 from pipeline.cells.quiet_host import Host
-from pipeline.cells.record import SCHEMA_VERSION
+from pipeline.cells.record import new_record
 from pipeline.cells.rows import outcome_rows
 from pipeline.cells.scheduler import slurm_job
 from pipeline.cells.stage import Stage, shares_host
@@ -50,14 +49,12 @@ def run_cell(
     force: bool = False,
     subjects: Sequence[Subject] = (),
 ) -> dict[str, Any]:
-    """Measure a cell and return its record.
+    """Measure a cell and return its record, in which out-of-memory and what the machine lacks are rows.
 
     granted_gpus: how many GPUs the workflow gave, which may be fewer than asked for; None: as many as needed.
     files_folder: where a stage that keeps files beside its records leaves them (`files_place`).
     force: measure also what this machine's memory cannot hold by the formulas.
-    subjects: implementations of the user's own, of kinds that the stage measures.
-    Out-of-memory and what the machine lacks become rows; any other exception is a bug and passes through, as does
-    ValueError for rows that are not as the stage declares them.
+    Any other exception is a bug and passes through, as does ValueError for rows that the stage does not declare so.
     """
     allowed, gpus_present = identity.allowed(), identity.gpu_count()
     gpus_available = gpus_present if granted_gpus is None else min(gpus_present, granted_gpus)
@@ -72,7 +69,7 @@ def run_cell(
     shares = bool(lack) or shares_host(cell, gpus_present)
     host = Host(alone=not shares, command=start.command)
     has_own_cores = shares and not lack and gpus_present > 0 and gpus > 0
-    threads = use_threads(getattr(settings, "threads", 0), own_cores.count_for(gpus) if has_own_cores else None)
+    threads = use_threads(getattr(settings, "threads", 0), gpus * own_cores.per_gpu() if has_own_cores else None)
     # Asked before the claim, which hides the other GPUs from this process.
     facts = {**identity.machine_facts(), **allowed, "gpus_available": gpus_available, "threads": threads}
     measure = stage.measure()  # brings torch, which must come after the threads are set
@@ -90,30 +87,19 @@ def run_cell(
     started_at, stopwatch = time.time(), Stopwatch()
     rows = outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
     stage.row_types.check(asdict(cell), rows)
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "stage": stage.name,
-        "cell": asdict(cell),
-        "settings": asdict(settings),
-        "rows": rows,
-        "machine": {**facts, "gpus_taken": list(claim.device_ids)},
-        "host": host.facts(),
-        **({"scheduler": job.facts()} if job else {}),
-        "code": {
-            **freshness.code_facts(stage.package, start.issued_at, measured=lack is None),
-            "commit": identity.git_commit(Path(pipeline.__file__).parent),
-        },
-        **({"subjects": freshness.subject_facts(subjects, asked)} if subjects else {}),
-        "command": start.command,
-        "process": start.process,
-        "started_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started_at)),
-        # A clock that was set back meanwhile gives no negative time.
-        "seconds": {
-            "start_up": max(0.0, started_at - start.issued_at - waited_s),
-            "waiting": waited_s,
-            **stopwatch.seconds(),
-        },
-    }
+    # A clock that was set back meanwhile gives no negative time.
+    start_up_s = max(0.0, started_at - start.issued_at - waited_s)
+    own: dict[str, Any] = {"subjects": freshness.subject_facts(subjects, asked)} if subjects else {}
+    return new_record(
+        *(stage, cell, settings, rows, job, started_at),
+        code=freshness.code_facts(stage.package, start.issued_at, measured=lack is None),
+        machine={**facts, "gpus_taken": list(claim.device_ids)},
+        host=host.facts(),
+        command=start.command,
+        process=start.process,
+        seconds={"start_up": start_up_s, "waiting": waited_s, **stopwatch.seconds()},
+        **own,
+    )
 
 
 def too_large(stage: Stage, cell: Any, settings: Any) -> Skipped | None:
@@ -136,10 +122,8 @@ def too_large(stage: Stage, cell: Any, settings: Any) -> Skipped | None:
 def use_threads(asked: int, most: int | None = None) -> int:
     """Set `asked` threads (0: all that it may) for every thread pool of this process; return how many.
 
-    most: so many, where the process will have cores of its own once it knows its GPUs. Without, it is kept to as many
-    of the cores now. Kernels are compiled in the process itself. Snakemake exports OMP_NUM_THREADS and its like as the
-    job's threads, 1 under --cores 1; thread pools read them when their library is loaded, so this comes before torch
-    is imported.
+    most: so many, where the process will have cores of its own once it knows its GPUs; else it is kept to as many now.
+    Pools read the variables, which Snakemake sets to a job's threads, when their library is loaded: before torch is.
     """
     cores = sorted(os.sched_getaffinity(0))
     count = min(asked or len(cores), most or len(cores), len(cores))

@@ -15,16 +15,9 @@ class SlurmJob:
     nodes: str
     num_nodes: int
 
-    def facts(self) -> dict[str, str]:
-        """Return what a record holds of the job."""
-        return {"name": "slurm", "job": self.number, "nodes": self.nodes}
-
 
 def slurm_job() -> SlurmJob | None:
-    """Return the Slurm job that this process belongs to; None outside of one.
-
-    Where Slurm does not tell the nodes, they have no name, and this one alone counts.
-    """
+    """Return the Slurm job that this process belongs to; None outside of one; of nodes not told, this one counts."""
     number = os.environ.get("SLURM_JOB_ID")
     if number is None:
         return None

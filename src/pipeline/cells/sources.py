@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 import pipeline
-from pipeline.syntax import digest_and_nodes
+from pipeline.syntax import digest_and_nodes, reached
 
 PACKAGE = "pipeline"
 SOURCES = Path(pipeline.__file__).parent.parent
@@ -23,19 +23,15 @@ VARIABLE = re.compile(r"PIPELINE_[A-Z_]+")
 class _Module:
     """What the text of a module says: the digest of its code, and what it imports and reads."""
 
-    digest: str
-    imports: tuple[str, ...]
-    files: tuple[Path, ...]
-    variables: tuple[str, ...]
+    digest: str | None = None
+    imports: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    variables: tuple[str, ...] = ()
 
 
 def module_digest(name: str) -> str | None:
-    """Return a digest of a module's code; None where there is no such module.
-
-    It is taken over the syntax tree without docstrings, so that comments, docstrings and layout do not count.
-    """
-    module = _module(name)
-    return None if module is None else module.digest
+    """Return a digest of a module's code, without comments, docstrings and layout; None if there is no such module."""
+    return _module(name).digest
 
 
 def code_digest(modules: Iterable[str]) -> str:
@@ -55,28 +51,18 @@ def digest(value: object) -> str:
 
 def reached_modules(*modules: str) -> set[str]:
     """Return modules and what they reach by import inside the package, wherever the import stands."""
-    reached: set[str] = set()
-    waiting = list(modules)
-    while waiting:
-        name = waiting.pop()
-        if name in reached:
-            continue
-        reached.add(name)
-        source = _module(name)
-        waiting.extend(source.imports if source else ())
-        # Importing a.b.c runs a and a.b first: what they do counts too.
-        waiting.extend(_parents(name))
-    return reached
+    # Importing a.b.c runs a.b, and before that a: what they do counts too.
+    return {*reached(modules, lambda name: [*_module(name).imports, *filter(None, [name.rpartition(".")[0]])])}
 
 
 def data_files(modules: Iterable[str]) -> list[Path]:
     """Return the files beside modules that they read: those that they name, and those of their own name."""
-    return sorted({path for name in modules if (module := _module(name)) for path in module.files})
+    return sorted({path for name in modules for path in _module(name).files})
 
 
 def variables(modules: Iterable[str]) -> list[str]:
     """Return the environment variables of this project that modules name."""
-    return sorted({name for each in modules if (module := _module(each)) for name in module.variables})
+    return sorted({name for module in modules for name in _module(module).variables})
 
 
 @cache
@@ -94,16 +80,11 @@ def forget() -> None:
     _module.cache_clear()
 
 
-def _parents(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:length]) for length in range(1, len(parts))]
-
-
 @cache
-def _module(name: str) -> _Module | None:
+def _module(name: str) -> _Module:
     path = source_path(name)
     if path is None:
-        return None
+        return _Module()
     digest_of_code, nodes = digest_and_nodes(ast.parse(path.read_bytes(), filename=str(path)))
     imports = [name for node in (*nodes[ast.Import], *nodes[ast.ImportFrom]) for name in _imported_names(node)]
     words = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}

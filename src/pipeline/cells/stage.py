@@ -187,8 +187,7 @@ def taken_names(stages: Stages) -> dict[str, set[str]]:
 def shares_host(cell: Any, gpus_present: int) -> bool:
     """Tell whether other cells may run beside a cell, because company on the host changes none of its values.
 
-    A cell that uses GPUs may where each GPU has cores of its own, one without only where it says so: what takes times
-    by the host's clock takes the time of whatever else runs on its cores.
+    One that uses GPUs may where each GPU has cores of its own, one without only where it says so.
     """
     uses_gpus = gpus_present > 0 and cell.gpus > 0
     if uses_gpus and not own_cores.each_gpu_has_its_own():

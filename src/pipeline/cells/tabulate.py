@@ -53,10 +53,7 @@ def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> "pd.DataFr
 
 
 def row_table(paths: Iterable[Path], stages: Stages) -> str:
-    """Return the rows of one stage's records as CSV: lists as JSON.
-
-    Raises UserError, one line, where a file is no record, or the records are of several stages.
-    """
+    """Return the rows of one stage's records as CSV, lists as JSON; raises UserError for records of several stages."""
     records = [read_record(path, stages) for path in paths]
     names = sorted({record["stage"] for record in records})
     if len(names) != 1:
@@ -81,7 +78,7 @@ def _csv(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
 
 def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
     """Return what a table of cells says of a record: its cell, what came of it, when and on what it was measured."""
-    seconds = {f"{name}_s": value for name, value in record["seconds"].items()}
+    machine, seconds = record["machine"], {f"{name}_s": value for name, value in record["seconds"].items()}
     return {
         "stage": record["stage"],
         "cell": " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()),
@@ -92,9 +89,10 @@ def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
         **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
         **{f"scheduler_{name}": record.get("scheduler", {}).get(name) for name in SCHEDULER_PARTS},
         **_machine(record),
-        "cpu": _cpu(record["machine"]),
-        **_memory(record["machine"]),
-        "gpus": " ".join(sorted(record["machine"].get("gpus_taken", []))) or None,
+        "cpu": f"{machine['cpu']['model']}, {machine.get('cores') or machine['cpu']['logical_cores']} cores",
+        "memory_bytes": machine["memory_bytes"],
+        "gpu_memory_bytes": (machine["gpus"] or [{}])[0].get("memory_bytes"),
+        "gpus": " ".join(sorted(machine.get("gpus_taken", []))) or None,
         **{name: record["code"].get(name) for name in ("digest", "commit")},
         "command": record["command"],
         "log": record.get("log"),
@@ -102,11 +100,9 @@ def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
 
 
 def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
-    """Return the status of the cell, with the reason: the worst of its rows that have a value.
+    """Return the status of the cell, with the reason: the worst of its rows that have a value, or of all if none has.
 
-    Implementations of which one cannot do what the others can are rows of one cell: only where no row has a value is
-    the cell without one. Where some values alone are unstable, the reason says how many. A reference counts only where
-    nothing else has a value.
+    Where some values alone are unstable, the reason says how many. A reference counts where nothing else has a value.
     """
     timed = [row for row in rows if row["status"] in WITH_VALUES]
     with_value = [row for row in timed if not row_types.is_reference(row)] or timed
@@ -116,17 +112,6 @@ def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
     if status == "unstable" and like_it < len(with_value):
         reason = f"{like_it} of {len(with_value)} values{', the first' if like_it > 1 else ''}: {reason}"
     return {"status": status, "reason": reason}
-
-
-def _cpu(facts: Mapping[str, Any]) -> str:
-    """Name the CPU with the cores that cells could use; all, where the record does not tell."""
-    return f"{facts['cpu']['model']}, {facts.get('cores') or facts['cpu']['logical_cores']} cores"
-
-
-def _memory(facts: Mapping[str, Any]) -> dict[str, int | None]:
-    """Return the bytes of memory of the host and of its first GPU."""
-    gpus = facts["gpus"] or [{}]
-    return {"memory_bytes": facts["memory_bytes"], "gpu_memory_bytes": gpus[0].get("memory_bytes")}
 
 
 def _machine(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -41,10 +41,7 @@ def file_content(path: Path, most_bytes: int) -> bytes:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file, or JSON where its name ends with .json.
-
-    Raises UserError with the place of a typo, and for what is no file or too large for one.
-    """
+    """Read a YAML file, or JSON by its name; raises UserError with the place of a typo, or for what is no such file."""
     try:
         text = file_content(path, MOST_BYTES).decode()
     except UnicodeDecodeError as error:

@@ -47,9 +47,9 @@ def check_attention(
     lengths: Sequence[int] = EVEN,
     group: int = 1,
 ) -> Verdict:
-    """Check a subject on small problems of these lengths, in each of its ways until one is right.
+    """Check a subject at these lengths, in each of its ways until one is right; raises Skipped where it refuses one.
 
-    group: heads of queries that share a head of keys and values. Raises Skipped where the subject refuses a length.
+    group: heads of queries that share a head of keys and values.
     """
     complaints: list[Exception] = []
     for way in (SHARED, *WAYS) if group > 1 else WAYS:
@@ -75,21 +75,15 @@ def is_power_of_two(length: int) -> bool:
 
 
 def lengths_like(seq_len: int) -> tuple[int, ...]:
-    """Return lengths to check for a cell: EVEN, and where its own is no power of two others that are none either.
-
-    Those are multiples of what the cell's is a multiple of, up to 64.
-    """
+    """Return lengths to check for a cell: EVEN, and where its own is no power of two others that are none either."""
     if is_power_of_two(seq_len):
         return EVEN
-    step = min(64, seq_len & -seq_len)
+    step = min(64, seq_len & -seq_len)  # which the cell's is a multiple of, and so are these
     return *EVEN, *(max(3, odd // step | 1) * step for odd in ODD)
 
 
 def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -> None:
-    """Raise Wrong where an implementation is wrong at one problem, and Skipped where it refuses it.
-
-    An exception is a refusal where the assignment does not ask for the problem: at odd lengths and beside fp32.
-    """
+    """Raise Wrong where an implementation is wrong at one problem, and Skipped where it refuses it."""
     q = inputs[0]
     length = q.shape[-2]
     if "torch._dynamo" in sys.modules:  # what compiles itself meets few shapes in a cell: here each is the first
@@ -110,6 +104,7 @@ def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -
         if isinstance(error, Wrong):
             raise
         is_fp32 = q.dtype == torch.float32
+        # The assignment asks neither for odd lengths nor for other dtypes.
         if isinstance(error, REFUSALS) or not (is_fp32 and is_power_of_two(length)):
             refused = "" if is_fp32 else f"{q.dtype}, ".removeprefix("torch.")
             raise Skipped(f"refuses {refused}length {length}: {_told(error)}") from error
@@ -150,12 +145,9 @@ def _inputs(length: int, head_dim: int, dtype: torch.dtype, device: torch.device
 
 
 def _output_and_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Tensor]:
-    """Call forward and backward; raises Wrong where that gives no tensors, or changes what it was given.
-
-    At the first length that is its second call, with other numbers than before in the same tensors.
-    """
+    """Call forward and backward; raises Wrong where that gives no tensors, or changes what it was given."""
     *inputs, gradient = tensors = [each.flip(0).requires_grad_(each is not do) for each in (q, k, v, do)]
-    if q.shape[-2] == EVEN[0]:
+    if q.shape[-2] == EVEN[0]:  # once before with other numbers in the same tensors
         _called(attend, inputs, gradient)
     with torch.no_grad():
         for tensor, numbers in zip(tensors, (q, k, v, do), strict=True):

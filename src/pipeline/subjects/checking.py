@@ -63,10 +63,7 @@ class Wrong(Exception):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found: `ok`, `wrong`, `skipped` or `oom`, why, and how the implementation wants to be called.
-
-    limits: what one that is ok is not, a line each.
-    """
+    """What a check found: `ok`, `wrong`, `skipped` or `oom`, why, how to call it, and what one that is ok is not."""
 
     status: str
     reason: str = ""
@@ -103,8 +100,7 @@ class Processes:
 def verdict(check: Callable[..., Verdict], subject: Subject, processes: Processes, *args: Any) -> Verdict:
     """Check one subject in processes of its own: `check(context, subject, *args)`, of which rank 0's verdict counts.
 
-    One that raises on any rank or crashes is wrong; one that takes too long, lacks something or whose check raises
-    Skipped is skipped.
+    One that crashes or raises is wrong; one that takes too long, lacks something or raises Skipped is skipped.
     """
     try:
         return processes.run(check, subject, *args)
@@ -117,9 +113,8 @@ def survivors(
 ) -> tuple[Result, dict[Item, Verdict]]:
     """Measure subjects, or check parts, in processes that they may end; then again without the one to blame.
 
-    measure: takes some of them and the path of the file that is to tell which ran last; limit: what its user raises to
-    give it more time. Returns its result, and a verdict on each that was left out. Raises what the measurement raises
-    without any.
+    measure: takes some of them and the path of the file that is to tell which ran last; limit: see `_verdict_of`.
+    Returns its result, and a verdict on each that was left out. Raises what the measurement raises without any.
     """
     left, out = list(items), dict[Item, Verdict]()
     with tempfile.TemporaryDirectory(prefix="subjects-") as folder:
@@ -138,10 +133,7 @@ def survivors(
 
 
 def _verdict_of(end: Exception, limit: str) -> Verdict:
-    """Say in a line how a subject ended its processes; limit: what its user raises to give it more time.
-
-    Raises the exception where it tells of a failure of ours.
-    """
+    """Say how a subject ended its processes; limit: what gives it more time; raises the exception if that is ours."""
     if isinstance(end, RankFailed):
         return _verdict_of_rank(end, limit)
     if is_out_of_memory(end):

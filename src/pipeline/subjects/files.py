@@ -11,11 +11,12 @@ import re
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 from pipeline.errors import UserError
-from pipeline.syntax import tree_digest
+from pipeline.syntax import reached, tree_digest
 
 PLACE = re.compile(r"(?P<target>[^\0]+):(?P<attribute>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", re.ASCII)
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
@@ -46,10 +47,7 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 def find(target: str) -> Source:
-    """Find a module by its name or by the path of its file; raises UserError where there is none.
-
-    A module is looked for in the working directory, in PYTHONPATH, and among what is installed.
-    """
+    """Find a module by its file, or by its name here, in PYTHONPATH and what is installed; UserError: there is none."""
     return _from_file(Path(target)) if target.endswith(".py") else _from_name(target)
 
 
@@ -63,7 +61,8 @@ def check_location(place: str, where: str) -> None:
         raise UserError(f"{where}: {error}") from None
     if is_all and attribute.partition(".")[0] not in names:
         close = difflib.get_close_matches(attribute, names, 1)
-        defined = ", ".join(_own_names(_tree(source.file)) or sorted(names))
+        own = [each.name for each in _tree(source.file).body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
+        defined = ", ".join(own or sorted(names))
         known = f"did you mean '{close[0]}'?" if close else f"it defines {defined}"
         raise UserError(f"{where}: {target} does not define '{attribute}'; {known}")
 
@@ -79,14 +78,12 @@ def defined_names(file: str, where: str) -> set[str]:
 
 
 def digest(places: Iterable[str]) -> str:
-    """Return a digest of the code of these places and of all that it imports and reads from its own project.
-
-    Comments, docstrings and layout of Python code do not count; nor does where the project lies.
-    """
+    """Return a digest of the code of these places and of all that it imports and reads of its own project."""
     files: dict[str, str] = {}
     for place in places:
         source = find(split_place(place)[0])
-        for path in _reached(source):
+        first = [source.file, *_packages(source.file, source.root)]
+        for path in reached(first, partial(_imported, source)):
             files[os.path.relpath(path, source.root)] = _file_digest(path)
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -103,7 +100,9 @@ def _from_file(path: Path) -> Source:
 
 def _from_name(name: str) -> Source:
     first, *rest = name.split(".")
-    spec = PathFinder.find_spec(first, _search_path()) or _installed(first)
+    # Not sys.path alone: a worker's is that of its own start.
+    here = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    spec = PathFinder.find_spec(first, here) or _installed(first)
     for part in rest:
         if spec is None or spec.submodule_search_locations is None:
             spec = None
@@ -115,11 +114,6 @@ def _from_name(name: str) -> Source:
     package = file.parent if file.name == "__init__.py" else file
     root = package.parents[len(rest)]
     return Source(file, name, root, _project(file, root))
-
-
-def _search_path() -> list[str]:
-    # Not sys.path alone: a worker's is that of its own start.
-    return [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def _installed(name: str) -> ModuleSpec | None:
@@ -154,20 +148,19 @@ def _tree(file: Path) -> ast.Module:
 def _names(source: Source) -> tuple[set[str], bool]:
     """Return the names that a module defines, those that come by `import *` too, and whether these are surely all."""
     names: set[str] = set()
-    seen: set[Path] = set()
-    waiting, is_all = [source.file], True
-    while waiting:
-        path = waiting.pop()
-        if path in seen:
-            continue
-        seen.add(path)
+    is_all = True
+
+    def read(path: Path) -> Iterator[Path]:
+        nonlocal is_all
         own, stars = _names_and_stars(_tree(path))
-        names |= own if path == source.file else {name for name in own if not name.startswith("_")}
+        names.update(own if path == source.file else (name for name in own if not name.startswith("_")))
         for star in stars:
             # The last is the module; before it come its packages.
             files = list(_imported_by(star, path, source))
             is_all &= bool(files)
-            waiting += files[-1:] or _elsewhere(star)
+            yield from files[-1:] or _elsewhere(star)
+
+    list(reached([source.file], read))
     return names, is_all
 
 
@@ -200,33 +193,15 @@ def _elsewhere(star: ast.ImportFrom) -> list[Path]:
         return []
 
 
-def _own_names(tree: ast.Module) -> list[str]:
-    """Return the functions and classes that stand at the top of a module, in its order."""
-    return [each.name for each in tree.body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
-
-
-def _reached(source: Source) -> Iterator[Path]:
-    """Yield a module's file, and the project's files that it imports or names, and so on."""
-    seen: set[Path] = set()
-    waiting = [source.file, *_packages(source.file, source.root)]
-    while waiting:
-        path = waiting.pop()
-        if path in seen:
-            continue
-        seen.add(path)
-        yield path
-        if path.suffix == ".py":
-            waiting.extend(_imported(path, source))
-
-
 def _packages(file: Path, root: Path) -> list[Path]:
     """Return what importing a module runs first: the `__init__.py` of its packages."""
     folders = [folder for folder in file.parents if folder.is_relative_to(root) and folder != root]
     return [init for folder in folders if (init := folder / "__init__.py").is_file()]
 
 
-def _imported(path: Path, source: Source) -> Iterator[Path]:
-    for node in ast.walk(_tree(path)):
+def _imported(source: Source, path: Path) -> Iterator[Path]:
+    """Yield the project's files that a file imports or names."""
+    for node in ast.walk(_tree(path)) if path.suffix == ".py" else ():
         match node:
             case ast.Import():
                 for alias in node.names:

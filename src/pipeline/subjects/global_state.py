@@ -1,7 +1,4 @@
-"""Undo what an implementation of the user's own changes in state that all in its process share.
-
-One that sets the number of threads when it is imported, say, would change everybody's times.
-"""
+"""Undo what an implementation of the user's own changes in state that all in its process share, such as threads."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -26,10 +26,9 @@ SHARED = "shared"
 
 
 def load(place: str) -> Any:
-    """Return what a place names, `module:attribute` or `file.py:attribute`; of the course's getters, what they return.
+    """Return what a place names; of the course's getters, what they return; undo what that changes of global state.
 
-    What the import changes of the state that all in this process share is undone. Raises UserError where there is no
-    such module, AttributeError where it lacks the attribute, and whatever the module raises.
+    Raises UserError where there is no such module, AttributeError, and whatever the module raises.
     """
     target, attribute = split_place(place)
     source = find(target)
@@ -44,11 +43,10 @@ def load(place: str) -> Any:
 
 
 def attention_of(subject: Subject, way: str, is_causal: bool, group: int = 1) -> Attend:
-    """Import a subject and return it as a function of q, k and v of shape (batch, heads, length, head_dim).
+    """Import an autograd function or function of (q, k, v, is_causal); return it as one of q, k and v alone.
 
-    It is an autograd function or a function of (q, k, v, is_causal), whose is_causal may be keyword-only. group: heads
-    of queries that share a head of keys and values; of those it gets copies, but in the way `shared`, with
-    `enable_gqa=True` where it takes that. Raises Wrong where it is another class or takes other arguments.
+    These have shape (batch, heads, length, head_dim). group: heads of queries that share a head of keys and values; of
+    those it gets copies, but in the way `shared`. Raises Wrong where it is another class or takes other arguments.
     """
     function = load(subject.use)
     if isinstance(function, type):
@@ -74,8 +72,7 @@ def attention_of(subject: Subject, way: str, is_causal: bool, group: int = 1) ->
 def _options(function: Callable[..., Tensor], is_causal: bool) -> tuple[tuple[bool, ...], dict[str, bool]]:
     """Return what a function takes behind q, k and v: the mask, by position or name, and `enable_gqa`, where it has it.
 
-    is_causal may be keyword-only, as in torch's own attention; not of functions that hide their arguments. Raises Wrong
-    where the function does not take (q, k, v, is_causal).
+    Raises Wrong where the function does not take (q, k, v, is_causal).
     """
     try:
         signature = inspect.signature(function)

@@ -1,6 +1,7 @@
 """Measure implementations of the user's own beside the pipeline's: checked first, and without those that fail."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +25,16 @@ def measure_with(
 ) -> list[Row]:
     """Return the rows of a cell with implementations of the user's own; one that fails costs its own rows.
 
-    check: the function that checks and its arguments, for `verdict` with these processes. measure: takes the verdicts
-    on those that passed and have not ended it, and the path of the file that is to tell who ran last and what they
-    changed for all; `impl` in its rows names the subject. keys: of the rows of one that fails.
+    check: the function that checks and its arguments, for `verdict`. measure: takes the verdicts on those that passed
+    and have not ended it, and the mark of `turns`; `impl` names the subject. keys: of the rows of one that fails.
     """
     verdicts = {subject: verdict(check[0], subject, processes, *check[1:]) for subject in subjects}
 
     def measure_and_tell(left: Sequence[Subject], mark: Path) -> list[Row]:
         rows = measure({subject: verdicts[subject] for subject in left}, mark)
-        changes = {left[number].name: _undone(words) for number, words in noted_changes(mark).items()}
-        return [_saying(row, changes.get(row.get("impl", ""))) for row in rows]
+        changes = {left[number].name: ", ".join(words) for number, words in noted_changes(mark).items()}
+        told = {name: f"it set {words}, which was undone: all run alike" for name, words in changes.items()}
+        return [_saying(row, told.get(row.get("impl", ""))) for row in rows]
 
     rows, out = survivors(measure_and_tell, [subject for subject, found in verdicts.items() if found.status == "ok"])
     verdicts |= out
@@ -54,18 +55,15 @@ def measure_in_turns(
     settings: Any,
     keys: Sequence[Mapping[str, Any]],
 ) -> list[Row]:
-    """Return the rows of a cell of one process; subjects, check and keys as for `measure_with`.
+    """Return the rows of a cell of one process, as `measure_with` does.
 
-    function: makes the rows in that process from its context, the verdicts on those that passed, their turns, and what
-    is given. settings: have `check_timeout_s` and `timeout_s`.
+    function: makes them from its context, the verdicts on those that passed, their turns, and what is given.
     """
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
-    checked, measured = (
-        Processes(1, "gloo", device_type, limit_s) for limit_s in (settings.check_timeout_s, settings.timeout_s)
-    )
+    checked = Processes(1, "gloo", device_type, settings.check_timeout_s)
 
     def measure(left: Verdicts, mark: Path) -> list[Row]:
-        return measured.run(_with_turns, function, dict(left), mark, *given)
+        return replace(checked, timeout_s=settings.timeout_s).run(_with_turns, function, dict(left), mark, *given)
 
     return measure_with(subjects, check, checked, measure, keys)
 
@@ -74,10 +72,6 @@ def _with_turns(
     context: RankContext, function: Callable[..., list[Row]], own: Verdicts, mark: Path, *given: Any
 ) -> list[Row]:
     return function(context, own, Turns(list(own), mark), *given)
-
-
-def _undone(changes: Sequence[str]) -> str:
-    return f"it set {', '.join(changes)}, which was undone: all run alike" if changes else ""
 
 
 def _saying(row: Row, words: str | None) -> Row:

@@ -21,11 +21,7 @@ TOLERANCE = 1e-4
 
 
 def build_model(subject: Subject, size: ModelSize, vocab_size: int, context_length: int) -> nn.Module:
-    """Build the user's model from the arguments that it takes, by name.
-
-    They are those of the course's model: vocab_size, context_length, d_model, num_layers, num_heads, d_ff, rope_theta;
-    num_kv_heads, head_dim and tie_embeddings. Raises whatever the model raises.
-    """
+    """Build the user's model from those of the course's arguments and ours that it takes; raises whatever it raises."""
     make = load(subject.use)
     known: dict[str, Any] = {
         "vocab_size": size.vocabulary(vocab_size),
@@ -44,10 +40,7 @@ def build_model(subject: Subject, size: ModelSize, vocab_size: int, context_leng
 
 
 def check_model(context: RankContext, subject: Subject) -> Verdict:
-    """Check a small model: the shape of its logits, that no token sees a later one, and that it learns a batch.
-
-    Raises Wrong where it does not.
-    """
+    """Raise Wrong unless the logits of a small model have their shape, no token sees a later one, and it learns."""
     torch.manual_seed(0)
     with context.device:
         model = build_model(subject, SIZE, VOCAB_SIZE, CONTEXT_LENGTH)

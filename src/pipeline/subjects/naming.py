@@ -1,7 +1,4 @@
-"""Implementations of the user's own, by kind and name, as the configuration and commands give them.
-
-Nothing here imports them.
-"""
+"""Implementations of the user's own, by kind and name, as the configuration and commands give them: not imported."""
 
 import json
 import re
@@ -59,9 +56,8 @@ ADAPTERS: dict[tuple[str, str], dict[str, str]] = {
 class Subject:
     """An implementation of the user's own.
 
-    use: where it is, `package.module:attribute` or `file.py:attribute`. The rest, empty where there is none, are places
-    of functions of (wrapper, optimizer) to call before a batch and after backward, and of (wrapper) to gather all
-    parameters by name.
+    use: its place, `package.module:attribute` or `file.py:attribute`. The rest, "" for none: functions of (wrapper,
+    optimizer) to call before a batch and after backward, and of (wrapper) to gather all parameters by name.
     """
 
     kind: str
@@ -105,8 +101,7 @@ def operation_of(name: str) -> str | None:
 def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Subject, ...]:
     """Read subjects: a mapping of kinds to names to places, or the path of a file with the course's adapters.
 
-    where: the source of the value, for messages; taken: the names of each kind that the pipeline's own have.
-    Raises UserError, one line that names the key, its value and what is allowed.
+    where: the source of the value; taken: by kind the names of the pipeline's own. Raises UserError, one line.
     """
     if isinstance(asked, str):
         asked = _adapters(asked, where)
@@ -143,18 +138,12 @@ def words(subjects: Iterable[Subject]) -> list[str]:
 
 
 def facts(subjects: Iterable[Subject]) -> list[dict[str, str]]:
-    """Return what a record holds of subjects: their words, and a digest of their source and what it imports.
-
-    Raises UserError where a source is gone.
-    """
+    """Return what a record holds of subjects, with digests of their source; raises UserError where one is gone."""
     return [{**asdict(subject), "digest": digest(subject.locations)} for subject in subjects]
 
 
 def _adapters(file: str, where: str) -> dict[str, dict[str, dict[str, str]]]:
-    """Return the subjects of a file of adapters, as the configuration would spell them.
-
-    Raises UserError where the file has none of the course's adapters.
-    """
+    """Return the subjects of a file of adapters as the configuration spells them; raises UserError if it has none."""
     defined = defined_names(file, where)
     found: dict[str, dict[str, dict[str, str]]] = {}
     for (kind, name), functions in ADAPTERS.items():

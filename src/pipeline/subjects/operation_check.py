@@ -117,10 +117,7 @@ def errors_of(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], proble
 
 
 def far_off(what: str, error: Errors, usual: Errors | None, problem: Problem) -> str | None:
-    """Say which error is far above that of the plain way, or NaN; None where none is.
-
-    usual: None where the plain way gave none.
-    """
+    """Say which error is far above that of the plain way (None: it gave none), or NaN; None where none is."""
     has_products = problem.operation == "linear_cross_entropy" and problem.device.type == "cuda"
     fine_eps = TF32_EPS if has_products else STEP_EPS if problem.operation == "adamw" else FINE_EPS
     eps = {torch.float32: fine_eps}.get(problem.dtype, torch.finfo(problem.dtype).eps)
@@ -132,10 +129,7 @@ def far_off(what: str, error: Errors, usual: Errors | None, problem: Problem) ->
 
 
 def _check_steps(make: Callable[..., Any], problem: Problem, words: str) -> None:
-    """Take steps beside AdamW in fp64 and, for what rounding does, in the dtype; a schedule halves the rate midway.
-
-    The last parameter has no gradient, as one that is frozen.
-    """
+    """Take steps beside AdamW in fp64 and, for what rounding does, in the dtype; the last parameter is frozen."""
     start = [tensor.detach().clone() for tensor in problem.inputs]
     exact = _after_steps(torch.optim.AdamW, [tensor.double() for tensor in start], problem)
     usual, found = (_after_steps(each, copy.deepcopy(start), problem) for each in (torch.optim.AdamW, make))

@@ -1,6 +1,6 @@
 """Check data-parallel training of the user's own against one process that trains with the whole batch."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
@@ -44,43 +44,40 @@ CAUSES = {
 
 
 def check_ddp(context: RankContext, subject: Subject) -> Verdict:
-    """Check a DDP wrapper with tied and untied weights; its way is BUCKETS where it takes a bucket size.
-
-    Raises Wrong on a rank whose weights are not those of one process.
-    """
+    """Raise Wrong where a rank's weights are not those of one process; the way is BUCKETS if it takes a bucket size."""
     buckets = bucket_argument(load(subject.use)) is not None
     for tied in (False, True):
         for size in BUCKET_SIZES_MB if buckets else (None,):
-            net = _net(tied, context, seed=context.rank)
-            model = Wrapped(net, subject, size)
+            model = Wrapped(_net(tied, context, seed=context.rank), subject, size)
             words = "" if size is None else f", buckets of {size} MB"
-            named = lambda net=net: dict(net.named_parameters())  # noqa: E731
-            _train_both(model, net.parameters(), named, tied, context, words, seed=context.rank)
+            _train_both(model, tied, context, words, seed=context.rank)
     return Verdict("ok", way=BUCKETS if buckets else "")
 
 
 def check_fsdp(context: RankContext, subject: Subject, compute_dtype: torch.dtype | None) -> Verdict:
-    """Check an FSDP wrapper as `check_ddp` does; the weights that are compared are gathered after each step.
+    """Check an FSDP wrapper as `check_ddp` does, by weights that are gathered after each step.
 
-    Ranks begin alike; the reason of a right one says if they have to, and if it shards nothing. With a dtype to compute
-    in, such as bf16, each weight has to move as that of one process in fp32 does, about.
+    The reason of a right one says if ranks have to begin alike, and if it shards nothing. With a dtype to compute in,
+    each weight has to move about as that of one process in fp32 does.
     """
     notes = []
     for tied in (False, True):
         net = _net(tied, context, seed=0)
         whole_bytes = sum(parameter.nbytes for parameter in net.parameters())
         model = Wrapped(net, subject)
-        _train_both(model, model.parameters(), model.gather, tied, context, "", seed=0)
+        _train_both(model, tied, context, "", seed=0)
         assert model.optimizer is not None
-        if _on_all_ranks(kinds_bytes(model, model.optimizer)["parameters"] >= whole_bytes, context):
+        is_whole = kinds_bytes(model, model.optimizer)["parameters"] >= whole_bytes
+        if _over_ranks(is_whole, dist.ReduceOp.MIN, context):
             notes.append(NOT_SHARDED)
         if compute_dtype is not None:
             model = Wrapped(_net(tied, context, seed=0), subject, compute_dtype=compute_dtype)
             words = f", computing in {str(compute_dtype).removeprefix('torch.')}"
-            _train_both(model, model.parameters(), model.gather, tied, context, words, seed=0, in_part=True)
+            _train_both(model, tied, context, words, seed=0, in_part=True)
     sent = Wrapped(_net(False, context, seed=context.rank), subject).gather()
     wanted = dict(_net(False, context, seed=0).named_parameters())
-    if not _on_all_ranks(all(torch.equal(sent[name].to(wanted[name]), wanted[name]) for name in wanted), context):
+    is_sent = all(torch.equal(sent[name].to(wanted[name]), wanted[name]) for name in wanted)
+    if not _over_ranks(is_sent, dist.ReduceOp.MIN, context):
         notes.append(NOT_SENT)
     return Verdict("ok", "; ".join(dict.fromkeys(notes)))
 
@@ -108,24 +105,17 @@ def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
 CHECKS: dict[str, Callable[..., Verdict]] = {"ddp": check_ddp, "fsdp": check_fsdp, "optimizer": check_optimizer}
 
 
-def _train_both(
-    model: Wrapped,
-    parameters: Iterable[Tensor],
-    weights: Any,
-    tied: bool,
-    context: RankContext,
-    words: str,
-    seed: int,
-    in_part: bool = False,
-) -> None:
+def _train_both(model: Wrapped, tied: bool, context: RankContext, words: str, seed: int, in_part: bool = False) -> None:
     """Train with this rank's part of each batch, and beside it one replica with the whole; compare after each step.
 
-    seed: of the weights that this rank began with. in_part: the model computes in bf16; compare by how far a weight has
-    moved.
+    seed: of this rank's first weights. in_part: the model computes in bf16; compare by how far a weight has moved.
     """
     whole = _net(tied, context, seed=0)
-    start, own_start = (_copies(net.named_parameters()) for net in (whole, _net(tied, context, seed)))
-    own = torch.optim.SGD(parameters, lr=LEARNING_RATE)
+    start, own_start = (
+        {name: tensor.detach().clone() for name, tensor in net.named_parameters()}
+        for net in (whole, _net(tied, context, seed))
+    )
+    own = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     others = torch.optim.SGD(whole.parameters(), lr=LEARNING_RATE)
     model.optimizer = own
     for step in range(STEPS):
@@ -139,7 +129,7 @@ def _train_both(
         _loss(whole, tokens, targets).backward()
         others.step()
         others.zero_grad()
-        found, beside = weights(), f"one process with the whole batch{words}"
+        found, beside = model.gather(), f"one process with the whole batch{words}"
         complaint: Wrong | None = None
         try:
             _compare(found, whole, step, tied, beside, start if in_part else None)
@@ -149,20 +139,10 @@ def _train_both(
             cause = _likely_cause(found, whole, start, own_start, context) if complaint else UNKNOWN
             if complaint and cause == UNKNOWN and not model.finishes:
                 cause = NOTHING_CALLED
-            complaint = _with_cause(complaint, cause, context)
+            cause = _over_ranks(cause, dist.ReduceOp.MAX, context)
+            complaint = Wrong(f"{complaint}{CAUSES[cause]}") if complaint else None
         if complaint:
             raise complaint
-
-
-def _with_cause(complaint: Wrong | None, cause: int, context: RankContext) -> Wrong | None:
-    """Add what any rank took for the cause to what this one complains of; all ranks call it."""
-    causes = torch.tensor(cause, device=context.device)
-    dist.all_reduce(causes, dist.ReduceOp.MAX)
-    return Wrong(f"{complaint}{CAUSES[int(causes)]}") if complaint else None
-
-
-def _copies(named: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in named}
 
 
 def _likely_cause(
@@ -172,10 +152,7 @@ def _likely_cause(
     own_start: Mapping[str, Tensor],
     context: RankContext,
 ) -> int:
-    """Tell two usual mistakes by the first step; return a key of CAUSES.
-
-    start, own_start: the weights before it of rank 0 and of this rank, which the wrapper was given.
-    """
+    """Return a key of CAUSES by the first step; start, own_start: rank 0's and this rank's weights before it."""
     wanted = dict(whole.named_parameters())
     if any(name not in found or found[name].shape != weight.shape for name, weight in wanted.items()):
         return UNKNOWN
@@ -214,11 +191,11 @@ def _net(tied: bool, context: RankContext, seed: int) -> nn.Module:
     return _Net(tied).to(context.device)
 
 
-def _on_all_ranks(fact: bool, context: RankContext) -> bool:
-    """Tell whether something is so on every rank; all ranks call it."""
-    facts = torch.tensor(fact, dtype=torch.int, device=context.device)
-    dist.all_reduce(facts, dist.ReduceOp.MIN)
-    return bool(facts)
+def _over_ranks(number: int, operation: Any, context: RankContext) -> int:
+    """Reduce a number over all ranks, which all call it."""
+    found = torch.tensor(int(number), device=context.device)
+    dist.all_reduce(found, operation)
+    return int(found)
 
 
 def _batch(step: int, context: RankContext) -> tuple[Tensor, Tensor]:
@@ -242,7 +219,7 @@ def _compare(
 ) -> None:
     """Raise Wrong where a weight is further from the wanted one than rounding explains, the furthest first.
 
-    start: the weights before the first step; the distance is then a share of how far the wanted one is from there.
+    start: the weights before the first step, if the distance is to be a share of how far the wanted one moved.
     """
     off, allowed = {}, TOLERANCE if start is None else BF16_TOLERANCE
     for name, weight in wanted.named_parameters():

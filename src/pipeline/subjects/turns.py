@@ -1,7 +1,6 @@
 """Let implementations of the user's own take turns in one process, each as if it were alone there with ours.
 
-Which ran last, and what it changed for all, stands in a file, the mark, which survives who wrote it: its first byte is
-a number, 0 for none; behind it come lines of changes.
+Who ran last stands in a file, the mark, which survives its writer: a byte, 0 for none; then lines of what was changed.
 """
 
 import json
@@ -46,10 +45,7 @@ def noted_changes(mark: Path) -> dict[int, list[str]]:
 
 
 class Turns:
-    """Who runs now: it has its own modules, and what it changes of the state that all share is undone after its turn.
-
-    mark: the file in which to note who runs and what was undone; None: not here.
-    """
+    """Who runs now: it has its own modules, and what it changes of global state is undone and noted in the mark."""
 
     def __init__(self, subjects: Sequence[Subject], mark: Path | None) -> None:
         self._mark, self._note = mark, bytearray(1)
@@ -77,10 +73,8 @@ class Turns:
         self._running = number
 
     def end(self) -> None:
-        """End the turn of who runs now, if it is one of the user's own.
-
-        It stays noted until the next begins: what it did on a GPU may fail after it returned.
-        """
+        """End the turn of who runs now, if it is one of the user's own."""
+        # It stays noted until the next begins: what it did on a GPU may fail after it returned.
         if self._running is None:
             return
         number, self._running = self._running, None
@@ -102,11 +96,7 @@ class Turns:
 
 
 class _OwnModules:
-    """The modules that lie in some folders, and where to import from; in their place only in a turn.
-
-    Two checkouts have packages of one name. shared: names of packages that stay for all, whoever they are of; what is
-    installed stays for all, too.
-    """
+    """The modules in some folders, in their place only in a turn; shared: packages that stay for all."""
 
     def __init__(self, folders: Collection[Path], shared: Collection[str]) -> None:
         self._folders, self._shared = {folder.resolve() for folder in folders}, shared

@@ -46,10 +46,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def verdict_on(subject: Subject, timeout_s: float) -> Verdict:
-    """Check one implementation in processes of its own, for so many seconds at most.
-
-    On a GPU where there is one; training on two ranks, on CPUs unless there are two GPUs.
-    """
+    """Check one implementation in processes of its own, on GPUs if there are enough, for so many seconds at most."""
     gpus = torch.cuda.device_count()
     alone = Processes(1, "gloo", "cuda" if gpus else "cpu", timeout_s)
     ranks = Processes(WORLD_SIZE, *(("nccl", "cuda") if gpus >= WORLD_SIZE else ("gloo", "cpu")), timeout_s)
@@ -103,13 +100,10 @@ def _verdicts_on_attention(subject: Subject, processes: Processes) -> dict[str, 
 
 
 def _summed_up(verdicts: Mapping[str, Verdict], asked: Collection[str]) -> Verdict:
-    """Return one verdict on all parts.
-
-    Wrong is what is wrong in a part that is asked for, but for a mask that is ignored, which the assignment allows. Of
-    one that is right in any part the others are limits.
-    """
+    """Return one verdict on all parts; of one that is right in any part the others are limits."""
     failed = {words: found for words, found in verdicts.items() if found.status != "ok"}
     for words, found in failed.items():
+        # A mask may be ignored: the assignment allows it.
         if words in asked and found.status == "wrong" and IGNORES_MASK not in found.reason:
             return replace(found, reason=f"in {words} {found.reason}")
     *most, last = [words for words in verdicts if words not in failed] or [""]

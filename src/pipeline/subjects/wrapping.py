@@ -19,12 +19,10 @@ def bucket_argument(wrapper: Callable[..., Any]) -> str | None:
 
 
 class Wrapped(nn.Module):
-    """A module whose forward pass is that of the user's wrapper around it.
+    """A module whose forward pass is that of the user's wrapper around it, which need be no module itself.
 
-    The wrapper is made by `subject.use(module)`, with a bucket size in MB as the argument that `bucket_argument` finds,
-    or with a dtype to compute in, `subject.use(module, compute_dtype=...)`. It need be no module itself. Parameters are
-    those of the wrapped module; of an FSDP wrapper that is a module its own, which may be shards. Raises Wrong where it
-    cannot be called so, and whatever the wrapper raises.
+    Parameters are those of the wrapped module; of an FSDP wrapper that is a module its own, which may be shards.
+    Raises Wrong where the wrapper cannot be called with what is given, and whatever it raises.
     """
 
     def __init__(
@@ -40,11 +38,12 @@ class Wrapped(nn.Module):
         if bucket_size_mb is not None:
             options[bucket_argument(make) or "bucket_size_mb"] = bucket_size_mb
         _check_call(make, subject, options)
-        if subject.kind == "fsdp":
+        self._is_whole = subject.kind != "fsdp"
+        if not self._is_whole:
             _mark_layers(module)
         # In a tuple: a wrapper that is a module would be registered, and its parameters listed, twice.
         self._wrapper = (make(module, **options),)
-        self.module = self.wrapper if subject.kind == "fsdp" and isinstance(self.wrapper, nn.Module) else module
+        self.module = module if self._is_whole or not isinstance(self.wrapper, nn.Module) else self.wrapper
         self._before, self._after, self._gather = (
             load(place) if place else None for place in (subject.before_batch, subject.after_backward, subject.gather)
         )
@@ -77,7 +76,9 @@ class Wrapped(nn.Module):
             self.wrapper.finish_gradient_synchronization()
 
     def gather(self) -> dict[str, torch.Tensor]:
-        """Return all parameters in full by name: by the user's function, or the wrapper's own `full_state_dict`."""
+        """Return all parameters in full by name: of shards by the user's function, or their own `full_state_dict`."""
+        if self._is_whole:
+            return dict(self.module.named_parameters())
         return self._gather(self.wrapper) if self._gather is not None else self.wrapper.full_state_dict()
 
 
@@ -91,10 +92,7 @@ def _check_call(make: Callable[..., Any], subject: Subject, options: dict[str, A
 
 
 def _mark_layers(module: nn.Module) -> None:
-    """Let layers also be instances of the course's Linear and Embedding, where these can be imported.
-
-    Wrappers tell by these classes what to shard. The layers compute as before.
-    """
+    """Let layers also be instances of the course's classes, by which wrappers tell what to shard."""
     try:
         course = importlib.import_module("cs336_basics.model")
     except ImportError:

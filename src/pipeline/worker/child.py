@@ -40,10 +40,7 @@ def preload() -> None:
 
 
 def run(request: dict[str, Any]) -> int:
-    """Run the caller's command as if this process were the one that it started; return the exit code.
-
-    It is negative for a signal that is to end the process.
-    """
+    """Run the caller's command as if in a process that it started; return the exit code, negative for a signal."""
     try:
         _take_over(request)
         return importlib.import_module("pipeline.cli").run(request["argv"], "worker", request["issued_at"])

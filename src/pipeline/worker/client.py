@@ -36,12 +36,8 @@ GRACE_S = 1.0
 
 
 def start() -> int:
-    """Start the worker of all that this process starts from now on, killed once this has ended, be it by SIGKILL.
-
-    Returns the descriptor that ends the worker when it is closed.
-    """
-    # The writing end is this process's alone, so that the end of the stream is its own end. Unlike that of a process,
-    # its number is nothing that another could come to have.
+    """Start the worker of all that this process starts from now on; return the descriptor whose end is the worker's."""
+    # The writing end is this process's alone, so that the end of the stream is its own end, be it by SIGKILL.
     end_of_this, kept_open = os.pipe()
     token = secrets.token_hex(16)
     subprocess.Popen(
@@ -82,8 +78,7 @@ def is_own(peer: socket.socket) -> bool:
 def hand_over(argv: Sequence[str], issued_at: float) -> int | None:
     """Have the worker run `python -m pipeline <argv>` in our place; return its exit code, None if no worker takes it.
 
-    A cell that a signal ended ends this process by the same signal. A signal that ends this process before it knows the
-    cell's ends the cell, too. Raises UserError for a wish that is not known.
+    A signal that ends the cell or this process ends both. Raises UserError for a wish that is not known.
     """
     wish, token = os.environ.get(OFF_VARIABLE, ""), os.environ.get(SNAKEMAKE_VARIABLE)
     if wish not in ("", "off"):

@@ -4,8 +4,7 @@ It is two processes: one waits for Snakemake's end, and its child serves. For ea
 forks the cell, tells the caller how it ends, and kills it if the caller goes. What cells do is in `child` beside this;
 who asks, and what passes between the two, in `client`.
 
-What Snakemake started, the worker tells by an environment variable, which all descendants inherit, also those that
-leave its process group and session, as the program under nsys does. Cells of the worker end with their callers.
+What Snakemake started, it tells by an environment variable, which all descendants inherit, in other sessions too.
 """
 
 import contextlib

@@ -125,7 +125,7 @@ def _at_length(length, change):
     return attention
 
 
-crashes_at_length_32, crashes_at_length_113 = (_at_length(length, crashes) for length in (32, 113))
+crashes_at_length_113 = _at_length(113, crashes)
 nan_at_length_32, doubled_at_length_32 = _at_length(32, lambda out: out * math.nan), _at_length(32, lambda out: out * 2)
 
 
