@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from pipeline.attention import eager_attention
-from pipeline.formulas.activations import Workload, attention_bytes, bytes_by_part, residual_stream_bytes, saved_terms
+from pipeline.formulas.activations import Workload, attention_bytes, bytes_by_part, residual_stream_bytes, saved_bytes
 from pipeline.formulas.sizes import SIZES, ModelSize, OwnSize
-from pipeline.instruments.memory.saved_tensors import saved_bytes
+from pipeline.instruments.memory import saved_tensors
 
 from .models import step_of
 
@@ -22,7 +22,9 @@ SHAPES = {
 def count_saved(workload):
     """Run a forward pass; give the bytes of the distinct storages that it keeps, batch and model apart."""
     step = step_of(workload)
-    return saved_bytes(step.forward, [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets])
+    return saved_tensors.saved_bytes(
+        step.forward, [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets]
+    )
 
 
 @pytest.mark.parametrize(("attention", "checkpoint_every"), [("eager", 0), ("tiled", 0), ("eager", 1), ("tiled", 2)])
@@ -31,17 +33,16 @@ def count_saved(workload):
 def test_saved_bytes_equal_the_counted_tensors(shape, precision, attention, checkpoint_every):
     varied = {"precision": precision, "attention": attention, "checkpoint_every": checkpoint_every}
     workload = replace(SHAPES[shape], device_type="cpu", **varied)
-    assert sum(saved_terms(workload).values()) == count_saved(workload)
+    assert saved_bytes(workload) == count_saved(workload)
 
 
 def test_cudas_fused_norm_keeps_one_tensor_less_and_its_autocast_the_softmax_in_fp32_beside_its_copy():
     cuda = Workload(SIZES["small"], 10_000, 4, 256)
-    on_cpu, on_cuda = (saved_terms(replace(cuda, device_type=device_type)) for device_type in ("cpu", "cuda"))
     norms = 2 * SIZES["small"].num_layers + 1
-    assert sum(on_cpu.values()) - sum(on_cuda.values()) == norms * residual_stream_bytes(cuda)
+    assert saved_bytes(replace(cuda, device_type="cpu")) - saved_bytes(cuda) == norms * residual_stream_bytes(cuda)
     elements = SIZES["small"].num_layers * cuda.score_elements
     for device_type, of_an_element in (("cuda", 6), ("cpu", 2)):
-        found = saved_terms(replace(cuda, precision="bf16", device_type=device_type))
+        found = bytes_by_part(replace(cuda, precision="bf16", device_type=device_type))
         assert found["scores"] == of_an_element * elements
 
 
@@ -74,7 +75,7 @@ def test_eager_attention_keeps_softmax_and_inputs_and_has_the_scores_too_and_fla
     leaves = [torch.randn(2, SIZE.num_heads, 16, 16, requires_grad=True) for _ in range(3)]
     assert eager["inputs"] == sum(leaf.nbytes for leaf in leaves)
     # k and v are kept anyway, and the scaled queries instead of q.
-    kept = saved_bytes(lambda: eager_attention(*(leaf.clone() for leaf in leaves), True), [])
+    kept = saved_tensors.saved_bytes(lambda: eager_attention(*(leaf.clone() for leaf in leaves), True), [])
     assert kept == eager["inputs"] + eager["kept"]
     assert eager["most"] == 2 * 4 * 2 * SIZE.num_heads * 16**2
     assert flash["most"] == flash["kept"]

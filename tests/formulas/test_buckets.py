@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.formulas.buckets import best_bucket_bytes, best_num_buckets, bucketed_s, least_overhead_s
+from pipeline.formulas.buckets import best_bucket_bytes, bucketed_s, least_overhead_s
 from pipeline.formulas.collectives import LinearCost
 
 SIZE, LINK = 8e9, LinearCost(latency_s=50e-6, bytes_per_s=400e9)
@@ -16,6 +16,5 @@ def test_the_optimum_is_where_brute_force_finds_it():
     counts = np.arange(1, 2000)
     overheads = [bucketed_s(SIZE, count, LINK) for count in counts]
     best = counts[int(np.argmin(overheads))]
-    assert abs(best_num_buckets(SIZE, LINK) - best) <= 0.5
-    assert best_bucket_bytes(SIZE, LINK) == pytest.approx(SIZE / best, rel=0.03)
+    assert abs(SIZE / best_bucket_bytes(SIZE, LINK) - best) <= 0.5
     assert least_overhead_s(SIZE, LINK) == pytest.approx(min(overheads), rel=1e-3)

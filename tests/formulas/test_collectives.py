@@ -1,21 +1,14 @@
 import pytest
 
-from pipeline.formulas.collectives import (
-    all_gather_bus_factor,
-    all_reduce_bus_factor,
-    fit_linear_cost,
-    nccl_tests_bus_factor,
-    whole_tensor_ring_factor,
-)
+from pipeline.formulas.collectives import bus_factor, fit_linear_cost, nccl_tests_bus_factor
 from pipeline.stages.collectives.cell import COLLECTIVES
 
 SIZES_BYTES = [1e6, 1e7, 1e8, 1e9]
 
 
-@pytest.mark.parametrize(("world_size", "factors"), [(1, (0, 0, 0)), (2, (1, 0.5, 1)), (4, (1.5, 0.75, 3))])
-def test_a_rank_of_a_ring_sends_two_n_minus_one_nths_or_whole_tensors_n_minus_one_times(world_size, factors):
-    found = (all_reduce_bus_factor, all_gather_bus_factor, whole_tensor_ring_factor)
-    assert tuple(factor(world_size) for factor in found) == factors
+@pytest.mark.parametrize(("world_size", "factors"), [(1, [0, 0]), (2, [1, 0.5]), (4, [1.5, 0.75])])
+def test_a_rank_of_a_ring_sends_n_minus_one_nths_and_twice_that_in_an_all_reduce(world_size, factors):
+    assert [bus_factor(name, world_size) for name in ("allreduce", "reduce_scatter_base")] == factors
 
 
 def test_bus_factors_are_those_of_nccl_tests():

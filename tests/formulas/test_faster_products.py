@@ -1,6 +1,6 @@
 import pytest
 
-from pipeline.formulas.faster_products import linear_flops, predicted_gain, product_share
+from pipeline.formulas.faster_products import linear_flops, predicted_gain
 from pipeline.formulas.flops import attention_forward_flops, train_step_flops
 from pipeline.formulas.parameters import head_matrix_elements
 from pipeline.formulas.sizes import SIZES
@@ -15,11 +15,6 @@ def test_a_step_s_products_are_those_of_linear_layers_attention_and_the_head():
     assert linear_flops(SIZE, BATCH, CONTEXT) == whole - head - attention
 
 
-def test_products_that_take_half_of_a_step_and_run_twice_as_fast_save_a_quarter():
-    assert product_share(4 * 10**12, 10.0, 800.0) == pytest.approx(0.5)
-    assert predicted_gain(4 * 10**12, 10.0, 800.0, 1600.0) == pytest.approx(1 / 0.75)
-
-
-@pytest.mark.parametrize(("flops", "gain"), [(0, 1.0), (10**14, 2.0)])
-def test_nothing_gains_where_there_are_no_products_and_no_step_more_than_its_products(flops, gain):
+@pytest.mark.parametrize(("flops", "gain"), [(0, 1.0), (4 * 10**12, 1 / 0.75), (10**14, 2.0)])
+def test_products_that_take_none_half_or_all_of_a_step_and_run_twice_as_fast_save_half_of_their_time(flops, gain):
     assert predicted_gain(flops, 10.0, 800.0, 1600.0) == pytest.approx(gain)

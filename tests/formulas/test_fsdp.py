@@ -34,7 +34,7 @@ def plan_of(elements, itemsize=4, compute_itemsize=4, replicated=0):
 def test_kept_are_a_share_of_what_is_sharded_all_of_what_is_not_and_two_buffers_as_large_as_their_largest_unit():
     plan = plan_of([160, 320], replicated=10)
     assert plan.persistent_bytes == plan.gradient_bytes == 4 * (240 + 10)
-    assert fsdp_training.moments_bytes(plan) == 8 * (240 + 10)
+    assert plan.moments_bytes == 8 * (240 + 10)
     assert plan_of([160, 320, 480, 16]).gathered_bytes == 4 * (480 + 320)
     assert plan_of([160], compute_itemsize=2).gathered_bytes == 2 * 160
 

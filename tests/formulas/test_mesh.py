@@ -3,8 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.formulas import mesh as formulas
-from pipeline.formulas.mesh import Block, Mesh, best_tensor_size, communication_s, compute_s, least_tokens
+from pipeline.formulas.mesh import Block, Mesh, best_tensor_size, block_s, least_tokens
 
 XXL = Block(d_model=16384, d_ff=53248)
 V5P = Mesh(16, 4, 2, 1, link_bytes_per_s=2 * 9e10, flops_per_s=4.6e14)
@@ -20,17 +19,18 @@ MESHES = [
 @pytest.mark.parametrize("mesh", MESHES)
 @pytest.mark.parametrize("block", [XXL, Block(8192, 28672, matrices=3)])
 def test_at_the_least_batch_computing_takes_as_long_as_communicating(mesh, block):
-    tokens = least_tokens(block, mesh)
-    assert compute_s(block, tokens, mesh) == pytest.approx(communication_s(block, tokens, mesh))
-    assert compute_s(block, 0.9 * tokens, mesh) < communication_s(block, 0.9 * tokens, mesh)
-    assert compute_s(block, 1.1 * tokens, mesh) > communication_s(block, 1.1 * tokens, mesh)
+    times_s = [block_s(block, share * least_tokens(block, mesh), mesh) for share in (0.9, 1, 1.1)]
+    less, least, more = (each["compute"] / each["communication"] for each in times_s)
+    assert less < 1 < more
+    assert least == pytest.approx(1)
 
 
 def test_times_by_hand():
     tokens = 64_000
-    assert compute_s(XXL, tokens, V5P) == 4 * tokens * 16384 * 53248 / (64 * 4.6e14)
-    assert formulas.fsdp_s(XXL, V5P) == 4 * 16384 * 53248 / (4 * 1.8e11 * 2)
-    assert formulas.tensor_s(XXL, tokens, V5P) == 4 * tokens * 16384 / (16 * 1.8e11)
+    found = block_s(XXL, tokens, V5P)
+    assert found["compute"] == 4 * tokens * 16384 * 53248 / (64 * 4.6e14)
+    assert found["fsdp"] == 4 * 16384 * 53248 / (4 * 1.8e11 * 2)
+    assert found["tensor"] == 4 * tokens * 16384 / (16 * 1.8e11)
 
 
 def test_too_much_tensor_parallelism_is_never_compute_bound():

@@ -137,7 +137,7 @@ def test_on_cuda_the_update_needs_the_training_state_and_once_more_the_parameter
 def test_on_cuda_the_softmax_s_backward_pass_has_one_fp32_score_matrix_more(precision):
     def at_the_softmax(attention):
         workload = replace(LARGEST, seq_len=1024, precision=precision, attention=attention)
-        moments = backward_moments(workload, optimizer_state=0)
+        moments = backward_moments(workload)
         return next(moment.bytes_by_category["temporaries"] for moment in moments if moment.what == "attention")
 
     matrix = 4 * LARGEST.batch_size * LARGEST.size.num_heads * 1024**2
@@ -154,8 +154,3 @@ def test_the_first_step_has_no_moments_before_its_update():
         assert later[phase].bytes_by_category["optimizer_state"] == 2 * parameter_bytes(LARGEST.size, 10_000)
     assert first["optimizer"] == later["optimizer"]
     assert predict_peaks(LARGEST, "forward")["forward"] == first["forward"]
-
-
-def test_an_unknown_mode_is_refused():
-    with pytest.raises(ValueError, match="mode='training': must be one of inference"):
-        predict_peaks(LARGEST, "training")

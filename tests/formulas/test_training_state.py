@@ -20,16 +20,16 @@ def test_the_xxl_state_is_3276_gib_or_44_gpus_of_80_gb_and_its_activations_are_t
 
 @pytest.mark.parametrize("activation_bytes", [0, 10, 50, 99])
 def test_the_least_number_of_devices_is_just_enough(activation_bytes):
-    sharded = Sharded(state_bytes=1000, activation_bytes=activation_bytes, sharded_share=0.5)
+    sharded = Sharded(1000 + activation_bytes / 2, activation_bytes / 2)
     least = sharded.least_devices(50)
     assert sharded.bytes_per_device(least) < 50
     assert sharded.bytes_per_device(least - 1) >= 50
 
 
 def test_less_than_means_less_than_and_an_unsharded_share_stands_whole_on_every_device():
-    assert Sharded(1000, 0, 0.5).least_devices(100) == 11
-    assert Sharded(1000, 100, 0.5).least_devices(50) is None  # the activations fill a device
-    assert Sharded(1000, 80, 0.25).bytes_per_device(10) == 1020 / 10 + 60
+    assert Sharded(1000, 0).least_devices(100) == 11
+    assert Sharded(1050, 50).least_devices(50) is None  # the activations fill a device
+    assert Sharded(1020, 60).bytes_per_device(10) == 1020 / 10 + 60
 
 
 def test_training_state_bytes_equal_parameters_gradients_and_moments():

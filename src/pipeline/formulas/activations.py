@@ -11,15 +11,12 @@ autocast runs softmax in fp32 (as PyTorch's autocast_mode.h says).
 
 from dataclasses import dataclass
 
-from pipeline.formulas.attention import Shape, flash_saved_bytes
 from pipeline.formulas.checkpointing import inputs_kept_by_forward
 from pipeline.formulas.parameters import block_matrix_elements, head_matrix_elements
 from pipeline.formulas.sizes import ModelSize
 from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
 
 ATTENTIONS = ("eager", "flash")
-
-Terms = dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -53,14 +50,9 @@ class Workload:
         return self.batch_size * self.seq_len
 
     @property
-    def product_bytes(self) -> int:
-        """The bytes e per element of the matrix products' inputs."""
-        return BF16_BYTES if self.is_autocast else FP32_BYTES
-
-    @property
     def score_elements(self) -> int:
         """BHS², the elements of one layer's score matrices."""
-        return self._attention_shape.scores
+        return self.tokens * self.size.num_heads * self.seq_len
 
     @property
     def is_autocast(self) -> bool:
@@ -68,14 +60,31 @@ class Workload:
         return self.precision == "bf16"
 
     @property
-    def copies_for_products(self) -> bool:
-        """Whether each matrix product makes its own low-precision copies of what it reads."""
-        return self.is_autocast and not self.has_bf16_weights
-
-    @property
     def is_fused(self) -> bool:
         """Whether attention saves no score matrix."""
         return self.attention != "eager"
+
+    @property
+    def product_bytes(self) -> int:
+        """The bytes e per element of the matrix products' inputs."""
+        return BF16_BYTES if self.is_autocast else FP32_BYTES
+
+    @property
+    def softmax_element_bytes(self) -> int:
+        """The bytes per element of eager attention's softmax: 4; under autocast on a CPU 2."""
+        return FP32_BYTES if self.device_type == "cuda" else self.product_bytes
+
+    @property
+    def softmax_copy_bytes(self) -> int:
+        """The bytes of the softmax's input or output in bf16 where it runs in fp32 between products in bf16, else 0."""
+        return BF16_BYTES * self.score_elements if self.is_autocast and self.device_type == "cuda" else 0
+
+    @property
+    def softmax_bytes(self) -> int:
+        """The bytes that attention saves for its softmax: fused the LSE of 4BHS; eager its output, and any copy."""
+        if self.is_fused:
+            return FP32_BYTES * self.tokens * self.size.num_heads
+        return self.softmax_element_bytes * self.score_elements + self.softmax_copy_bytes
 
     @property
     def heads_bytes(self) -> int:
@@ -88,20 +97,16 @@ class Workload:
         return self.product_bytes * self.tokens * self.size.d_ff
 
     @property
-    def softmax_bytes(self) -> int:
-        """The bytes that attention saves for its softmax: fused the LSE of 4BHS; eager its output, 4BHS² in fp32.
+    def copies_for_products(self) -> bool:
+        """Whether each matrix product makes its own low-precision copies of what it reads."""
+        return self.is_autocast and not self.has_bf16_weights
 
-        Under autocast the last product reads bf16: 2 bytes per element on a CPU, where the softmax is in bf16 too; on
-        CUDA 4 for the softmax in fp32 and 2 for its copy.
+    def weight_copy_bytes(self, elements: int) -> int:
+        """Count the bytes of the bf16 copies that autocast makes of matrices with so many elements; none in fp32.
+
+        Autocast caches a copy until its region ends, even without gradients, and the backward pass needs it again.
         """
-        if self.is_fused:
-            return flash_saved_bytes(self._attention_shape)
-        in_fp32 = not self.is_autocast or self.device_type == "cuda"
-        return (FP32_BYTES * in_fp32 + BF16_BYTES * self.is_autocast) * self.score_elements
-
-    @property
-    def _attention_shape(self) -> Shape:
-        return Shape(self.batch_size, self.size.num_heads, self.seq_len, self.size.head_dim, is_causal=True)
+        return BF16_BYTES * elements if self.copies_for_products else 0
 
 
 def residual_stream_bytes(workload: Workload) -> int:
@@ -110,18 +115,24 @@ def residual_stream_bytes(workload: Workload) -> int:
     return element * workload.tokens * workload.size.d_model
 
 
-def feed_forward_block_bytes(workload: Workload) -> int:
-    """Count the bytes that the feed-forward half of a block saves, with its norm.
+def block_weight_copy_bytes(workload: Workload) -> int:
+    """Count the bytes of the bf16 copies of one block's matrices, 2(4d² + 3df); none in fp32."""
+    return workload.weight_copy_bytes(block_matrix_elements(workload.size))
 
-    The input of the gate and up projections, and 4eTf for SwiGLU: gate, silu(gate), up and their product, the input of
-    the down projection.
-    """
-    return _norm_bytes(workload) + _product_input_bytes(workload, products=2) + 4 * workload.hidden_bytes
+
+def head_weight_copy_bytes(workload: Workload) -> int:
+    """Count the bytes of the bf16 copy of the head, 2dV; none in fp32."""
+    return workload.weight_copy_bytes(head_matrix_elements(workload.size, workload.vocab_size))
 
 
 def block_bytes(workload: Workload) -> int:
     """Count all bytes that one block saves, without the bf16 copies of its weights."""
     return sum(_block_parts(workload).values())
+
+
+def feed_forward_block_bytes(workload: Workload) -> int:
+    """Count the bytes that the feed-forward half of a block saves, with its norm."""
+    return _block_parts(workload)["feed_forward"] + _norm_bytes(workload)
 
 
 def head_bytes(workload: Workload) -> int:
@@ -134,20 +145,6 @@ def head_bytes(workload: Workload) -> int:
     return _norm_bytes(workload) + _product_input_bytes(workload, products=1) + loss
 
 
-def block_weight_copy_bytes(workload: Workload) -> int:
-    """Count the bytes of the bf16 copies that autocast makes of one block's matrices, 2(4d² + 3df); none in fp32.
-
-    Autocast caches a copy until its region ends, even without gradients, and the backward pass needs it again.
-    """
-    return BF16_BYTES * block_matrix_elements(workload.size) if workload.copies_for_products else 0
-
-
-def head_weight_copy_bytes(workload: Workload) -> int:
-    """Count the bytes of the bf16 copy of the head, 2dV; none in fp32."""
-    elements = head_matrix_elements(workload.size, workload.vocab_size)
-    return BF16_BYTES * elements if workload.copies_for_products else 0
-
-
 def kept_attention_bytes(workload: Workload, blocks: int) -> int:
     """Count the bytes of the outputs of attention that selective checkpointing keeps: eTd + 4BHS for each block.
 
@@ -158,27 +155,22 @@ def kept_attention_bytes(workload: Workload, blocks: int) -> int:
     return blocks * (workload.heads_bytes + workload.softmax_bytes)
 
 
-def saved_terms(workload: Workload) -> Terms:
-    """Count, by part, all bytes alive between the forward pass and its backward pass.
+def saved_bytes(workload: Workload) -> int:
+    """Count all bytes alive between the forward pass and its backward pass.
 
     With checkpointing a few residual-stream tensors, the inputs of blocks, replace the blocks' saved tensors, and only
     the head's weight copy outlives the forward pass.
     """
     every, layers = workload.checkpoint_every, workload.size.num_layers
-    copies = head_weight_copy_bytes(workload)
-    if not every:
-        copies += layers * block_weight_copy_bytes(workload)
-        return bytes_by_part(workload) | {"bf16 copies of weights": copies}
-    inputs = inputs_kept_by_forward(layers, every, workload.checkpointing)
-    return {
-        "checkpoints": inputs * residual_stream_bytes(workload),
-        "kept outputs of attention": kept_attention_bytes(workload, layers),
-        "head": head_bytes(workload),
-        "bf16 copies of weights": copies,
-    }
+    if every:
+        inputs = inputs_kept_by_forward(layers, every, workload.checkpointing)
+        of_blocks = inputs * residual_stream_bytes(workload) + kept_attention_bytes(workload, layers)
+    else:
+        of_blocks = layers * (block_bytes(workload) + block_weight_copy_bytes(workload))
+    return of_blocks + head_bytes(workload) + head_weight_copy_bytes(workload)
 
 
-def bytes_by_part(workload: Workload) -> Terms:
+def bytes_by_part(workload: Workload) -> dict[str, int]:
     """Count what is saved without checkpointing by part of the model, without weight copies.
 
     norms, attention, scores and feed_forward cover all layers. scores: what attention saves for its softmax (eager: the
@@ -188,7 +180,7 @@ def bytes_by_part(workload: Workload) -> Terms:
     return blocks | {"head": head_bytes(workload)}
 
 
-def attention_bytes(workload: Workload) -> Terms:
+def attention_bytes(workload: Workload) -> dict[str, int]:
     """Count the bytes of one layer's attention itself in fp32: inputs, kept and most.
 
     inputs: q, k and v. kept: what attention makes and saves; eager: the softmax's output, flash: the output and the
@@ -199,20 +191,20 @@ def attention_bytes(workload: Workload) -> Terms:
     return {"inputs": 3 * workload.heads_bytes, "kept": kept, "most": kept if workload.is_fused else 2 * kept}
 
 
-def _block_parts(workload: Workload) -> Terms:
+def _block_parts(workload: Workload) -> dict[str, int]:
     """Count what one block saves by part.
 
     Attention: the input of the q, k and v projections; q, k and v (3eTd; keys and values that query heads share are
     repeated for each, and saved so); the concatenated heads, which are the input of the output projection (eTd). Fused
-    attention (FlashAttention-2: Dao 2023, algorithm 1) saves its output too.
+    attention (FlashAttention-2: Dao 2023, algorithm 1) saves its output too. Feed-forward: the input of the gate and up
+    projections, and 4eTf for SwiGLU: gate, silu(gate), up and their product, the input of the down projection.
     """
-    norm = _norm_bytes(workload)
     heads = (5 if workload.is_fused else 4) * workload.heads_bytes
     return {
-        "norms": 2 * norm,
+        "norms": 2 * _norm_bytes(workload),
         "attention": _product_input_bytes(workload, products=3) + heads,
         "scores": workload.softmax_bytes,
-        "feed_forward": feed_forward_block_bytes(workload) - norm,
+        "feed_forward": _product_input_bytes(workload, products=2) + 4 * workload.hidden_bytes,
     }
 
 

@@ -12,11 +12,6 @@ from dataclasses import dataclass, replace
 
 from pipeline.formulas.units import FP32_BYTES
 
-# The backward pass has five matrix products, the forward pass two: the scores again, dV, dP, dQ and dK. Eager
-# attention keeps its weights and does only four, but all implementations get the same count, so that rates compare.
-# Source: Dao 2023 (FlashAttention-2), section 4.1.
-BACKWARD_OVER_FORWARD = 2.5
-
 # Score-sized temporaries of the softmax's backward pass. CUDA stores the product of gradient and output before summing
 # the rows; a CPU does both in one loop. Source: PyTorch's aten/src/ATen/native/cuda/SoftMax.cu,
 # softmax_backward_cuda_out: `Tensor tmp = grad * output`.
@@ -50,11 +45,6 @@ class Shape:
         return self.batch_size * self.num_heads * self.seq_len * self.head_dim
 
     @property
-    def kv_vectors(self) -> int:
-        """Count the elements of k, which equal those of v: B·K·S·D."""
-        return self.vectors // self.query_heads_per_kv_head
-
-    @property
     def scores(self) -> int:
         """Count the elements of the score matrices: B·H·S²."""
         return self.batch_size * self.num_heads * self.seq_len**2
@@ -65,20 +55,14 @@ def forward_flops(shape: Shape) -> int:
     return (2 if shape.is_causal else 4) * shape.scores * shape.head_dim
 
 
-def backward_flops(shape: Shape) -> float:
-    """Count the FLOPs of the backward pass: 2.5 times the forward's."""
-    return BACKWARD_OVER_FORWARD * forward_flops(shape)
-
-
 def pass_flops(shape: Shape, pass_name: str) -> float:
-    """Count the FLOPs of `forward`, `backward` or `forward_backward`."""
-    flops = {"forward": forward_flops(shape), "backward": backward_flops(shape)}
-    return sum(flops.values()) if pass_name == "forward_backward" else flops[pass_name]
+    """Count the FLOPs of `forward`, `backward` or `forward_backward`.
 
-
-def input_bytes(shape: Shape, element_bytes: int) -> int:
-    """Count the bytes of q, k, v and the gradient of the output, which exist before any pass."""
-    return 2 * (shape.vectors + shape.kv_vectors) * element_bytes
+    The backward pass has five matrix products, the forward pass two: the scores again, dV, dP, dQ and dK. Eager
+    attention keeps its weights and does only four, but all implementations get the same count, so that rates compare.
+    Source: Dao 2023 (FlashAttention-2), section 4.1.
+    """
+    return {"forward": 1, "backward": 2.5, "forward_backward": 3.5}[pass_name] * forward_flops(shape)
 
 
 def saved_bytes(shape: Shape, element_bytes: int) -> int:
@@ -97,8 +81,9 @@ def flash_saved_bytes(shape: Shape) -> int:
 
 
 def before_backward_bytes(shape: Shape, element_bytes: int) -> int:
-    """Count the bytes in use between eager forward and backward: inputs, output and saved tensors."""
-    return input_bytes(shape, element_bytes) + shape.vectors * element_bytes + saved_bytes(shape, element_bytes)
+    """Count the bytes in use between eager forward and backward: q, k, v, output, its gradient, and what is saved."""
+    elements = 3 * shape.vectors + 2 * shape.vectors // shape.query_heads_per_kv_head
+    return elements * element_bytes + saved_bytes(shape, element_bytes)
 
 
 def peak_bytes(shape: Shape, element_bytes: int, device_type: str) -> int:

@@ -17,13 +17,8 @@ def bucketed_s(gradient_bytes: float, num_buckets: float, cost: LinearCost) -> f
     return num_buckets * cost.latency_s + gradient_bytes / (num_buckets * cost.bytes_per_s)
 
 
-def best_num_buckets(gradient_bytes: float, cost: LinearCost) -> float:
-    """Return the n, not rounded, with the least overhead: from o − s / (n²·w) = 0, n = √(s / (w·o))."""
-    return math.sqrt(gradient_bytes / (cost.bytes_per_s * cost.latency_s))
-
-
 def best_bucket_bytes(gradient_bytes: float, cost: LinearCost) -> float:
-    """Return the bucket size with the least overhead, s / n = √(s·w·o)."""
+    """Return the bucket size with the least overhead: from o − s / (n²·w) = 0, s / n = √(s·w·o)."""
     return math.sqrt(gradient_bytes * cost.bytes_per_s * cost.latency_s)
 
 

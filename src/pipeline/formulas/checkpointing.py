@@ -37,12 +37,11 @@ class Rerun:
 
 def reruns(num_layers: int, every: int, kind: str) -> list[Rerun]:
     """Return all reruns of a backward pass in their order; `every` is at least 1, `kind` one of KINDS."""
-    if not _is_halved(num_layers, every, kind):
-        starts = range(0, num_layers, every)
-        ordered = [Rerun(start, min(every, num_layers - start), start // every, True) for start in starts]
-        return ordered[::-1]
-    first, second = halves(num_layers)
-    return [*_reruns_of_half(first, second, every, inputs=1), *_reruns_of_half(0, first, every, inputs=0)]
+    if _is_halved(num_layers, every, kind):
+        # As of one half, but that the forward pass has already run it for the input of the second.
+        return _reruns_of_half(0, num_layers, every, inputs=0)[1:]
+    starts = range(0, num_layers, every)
+    return [Rerun(start, min(every, num_layers - start), start // every, True) for start in starts][::-1]
 
 
 def inputs_kept_by_forward(num_layers: int, every: int, kind: str) -> int:

@@ -16,15 +16,6 @@ def all_reduce_bus_factor(world_size: float) -> float:
     return 2 * (world_size - 1) / world_size
 
 
-def whole_tensor_ring_factor(world_size: int) -> float:
-    """Return the bytes that each rank sends per byte of an all-reduce that passes whole tensors around a ring: n − 1.
-
-    In each of n − 1 steps a rank sends the tensor that it received last, at first its own, and adds what it receives to
-    its sum. With W bytes/s that takes (n − 1)·S/W: n/2 times as long as a ring that sends shares of the tensor.
-    """
-    return world_size - 1
-
-
 def all_gather_bus_factor(world_size: float) -> float:
     """Return the bytes that each rank sends per byte of an all-gather or a reduce-scatter: (n − 1) / n.
 
@@ -40,11 +31,9 @@ def nccl_tests_bus_factor(collective: str, world_size: int) -> float:
     Source: nccl-tests, doc/PERFORMANCE.md, "Bandwidth": all-reduce 2 (n − 1) / n; all-gather, reduce-scatter and
     all-to-all (n − 1) / n; broadcast and send/receive 1.
     """
-    if collective == "all_reduce":
-        return all_reduce_bus_factor(world_size)
-    if collective in ("all_gather", "reduce_scatter", "all_to_all"):
-        return all_gather_bus_factor(world_size)
-    return {"broadcast": 1.0, "send_recv": 1.0}[collective]
+    if collective in ("broadcast", "send_recv"):
+        return 1.0
+    return all_reduce_bus_factor(world_size) if collective == "all_reduce" else all_gather_bus_factor(world_size)
 
 
 def bus_factor(collective: str, world_size: int) -> float:

@@ -17,12 +17,10 @@ def linear_flops(size: ModelSize, batch_size: int, seq_len: int) -> int:
     return 6 * batch_size * seq_len * size.num_layers * block_matrix_elements(size)
 
 
-def product_share(flops: int, step_ms: float, tflops_per_s: float) -> float:
-    """Return the share of a step that products take at this rate, w / (r·t); at most 1."""
-    return min(1.0, flops / tflops_per_s / 1e9 / step_ms)
-
-
 def predicted_gain(flops: int, step_ms: float, before_tflops_per_s: float, after_tflops_per_s: float) -> float:
-    """Return how many times as fast a step is whose products run at the second rate in place of the first."""
-    share = product_share(flops, step_ms, before_tflops_per_s)
+    """Return how many times as fast a step is whose products run at the second rate in place of the first.
+
+    At the first rate products take at most the whole step.
+    """
+    share = min(1.0, flops / before_tflops_per_s / 1e9 / step_ms)
     return 1 / (1 - share + share * before_tflops_per_s / after_tflops_per_s)

@@ -71,49 +71,24 @@ def cost(layer: Layer, phase: str, batch_shares: float, width_shares: float = 1,
     )
 
 
-def most_batch_shares(layer: Layer) -> float:
-    """Return the X up to which computing takes longer than sending weights: 1 + T·W/C, in either pass.
-
-    2mTDF/(XYC) ≥ (X−1)/X·2mDF/(YW) is X − 1 ≤ T·W/C; in the backward pass both sides double, with data parallelism too.
-    """
-    return 1 + layer.tokens * layer.bytes_per_s / layer.flops_per_s
-
-
-def most_width_shares(layer: Layer, phase: str) -> float:
-    """Return the Y up to which computing takes longer than sending activations: 1 + (m/2)·F·W/C, backward 1 + m·F·W/C.
-
-    2mTDF/(XYC) ≥ (Y−1)/Y·4TD/(XW) is Y − 1 ≤ (m/2)·F·W/C; in the backward pass the left side doubles.
-    """
-    half_matrices = layer.block.matrices / 2 * {"forward": 1, "backward": 2}[phase]
-    return 1 + half_matrices * layer.block.d_ff * layer.bytes_per_s / layer.flops_per_s
-
-
-def best_split(layer: Layer, phase: str, axes_overlap: bool) -> tuple[float, float]:
-    """Return the X and Y with the most devices X·Y for which computing takes as long as communicating, not rounded.
-
-    With a = T·W/C and b = (m/2)·F·W/C (backward m·F·W/C) the limits of either axis alone are X = 1 + a and Y = 1 + b.
-    If the axes overlap, both hold at once: (1 + a)·(1 + b) devices. If not, (X−1)/a + (Y−1)/b ≤ 1; X = 1 + a·t and
-    Y = 1 + b·(1−t) have the largest product at t = 1/2 + (1/b − 1/a)/2, clipped to [0, 1]: within it
-    (a + b + ab)²/(4ab) devices, a quarter of the former for large a and b.
-    """
-    a, b = most_batch_shares(layer) - 1, most_width_shares(layer, phase) - 1
-    if axes_overlap:
-        return 1 + a, 1 + b
-    share = min(1.0, max(0.0, (1 + 1 / b - 1 / a) / 2))
-    return 1 + a * share, 1 + b * (1 - share)
-
-
 def most_shares(layer: Layer, strategy: str, phase: str, axes_overlap: bool = False) -> tuple[float, float]:
     """Return the X and Y with the most devices at which computing takes as long as communicating, not rounded.
 
     `strategy` is one of STRATEGIES, `phase` one of PASSES. Data parallelism sends nothing in the forward pass: its
-    limit is that of the backward pass.
+    limit is that of the backward pass. With a and b of `_limits` either axis alone has X = 1 + a or Y = 1 + b. Of two
+    axes that overlap both hold at once: (1 + a)·(1 + b) devices. If they do not, (X−1)/a + (Y−1)/b ≤ 1; X = 1 + a·t and
+    Y = 1 + b·(1−t) have the largest product at t = 1/2 + (1/b − 1/a)/2, clipped to [0, 1]: within it
+    (a + b + ab)²/(4ab) devices, a quarter of the former for large a and b.
     """
+    a, b = _limits(layer, phase)
     if strategy in ("data_parallel", "fsdp"):
-        return most_batch_shares(layer), 1
+        return 1 + a, 1
     if strategy == "tensor":
-        return 1, most_width_shares(layer, phase)
-    return best_split(layer, phase, axes_overlap)
+        return 1, 1 + b
+    if axes_overlap:
+        return 1 + a, 1 + b
+    share = min(1.0, max(0.0, (1 + 1 / b - 1 / a) / 2))
+    return 1 + a * share, 1 + b * (1 - share)
 
 
 def most_whole_shares(layer: Layer, strategy: str, phase: str, axes_overlap: bool = False) -> tuple[int, int]:
@@ -126,10 +101,22 @@ def most_whole_shares(layer: Layer, strategy: str, phase: str, axes_overlap: boo
     x, y = most_shares(layer, strategy, phase, axes_overlap)
     if strategy != "fsdp_tensor" or axes_overlap:
         return math.floor(x), math.floor(y)
-    a, b = most_batch_shares(layer) - 1, most_width_shares(layer, phase) - 1
+    a, b = _limits(layer, phase)
     if b > a:
         return _whole_split(b, a, x)[::-1]
     return _whole_split(a, b, y)
+
+
+def _limits(layer: Layer, phase: str) -> tuple[float, float]:
+    """Return a and b: computing takes longer than sending weights up to X = 1 + a, than sending activations to 1 + b.
+
+    a = T·W/C: 2mTDF/(XYC) ≥ (X−1)/X·2mDF/(YW) is X − 1 ≤ T·W/C; in the backward pass both sides double, with data
+    parallelism too. b = (m/2)·F·W/C, backward m·F·W/C: 2mTDF/(XYC) ≥ (Y−1)/Y·4TD/(XW) is Y − 1 ≤ (m/2)·F·W/C; in the
+    backward pass the left side doubles.
+    """
+    half_matrices = layer.block.matrices / 2 * {"forward": 1, "backward": 2}[phase]
+    a = layer.tokens * layer.bytes_per_s / layer.flops_per_s
+    return a, half_matrices * layer.block.d_ff * layer.bytes_per_s / layer.flops_per_s
 
 
 def _whole_split(a: float, b: float, y: float) -> tuple[int, int]:

@@ -4,7 +4,6 @@ Symbols: V vocabulary size, d d_model, f d_ff, L layers, B batch size, S sequenc
 Only matrix products count; norms, softmax, activation functions and rotations are bound by memory bandwidth.
 """
 
-from pipeline.formulas import attention
 from pipeline.formulas.parameters import block_matrix_elements, head_matrix_elements
 from pipeline.formulas.sizes import ModelSize
 
@@ -15,19 +14,14 @@ def forward_flops(size: ModelSize, vocab_size: int, batch_size: int, seq_len: in
     2 FLOPs per token and matrix element, plus attention over the full S × S scores: eager attention computes future
     positions too and masks them. A causal kernel that skips them does half of the term 4Sd.
     """
-    head = 2 * batch_size * seq_len * head_matrix_elements(size, vocab_size)
-    return size.num_layers * block_forward_flops(size, batch_size, seq_len) + head
-
-
-def block_forward_flops(size: ModelSize, batch_size: int, seq_len: int) -> int:
-    """Count the FLOPs of one block's forward pass with eager attention: BS · (8d² + 6df + 4Sd)."""
-    products = 2 * batch_size * seq_len * block_matrix_elements(size)
-    return products + attention_forward_flops(size, batch_size, seq_len)
+    products = size.num_layers * block_matrix_elements(size) + head_matrix_elements(size, vocab_size)
+    attention_flops = size.num_layers * attention_forward_flops(size, batch_size, seq_len)
+    return 2 * batch_size * seq_len * products + attention_flops
 
 
 def attention_forward_flops(size: ModelSize, batch_size: int, seq_len: int) -> int:
     """Count the FLOPs of one layer's attention without its projections: 4BS²d."""
-    return attention.forward_flops(attention.Shape(batch_size, size.num_heads, seq_len, size.head_dim, is_causal=False))
+    return 4 * batch_size * seq_len**2 * size.attention_width
 
 
 def backward_flops(size: ModelSize, vocab_size: int, batch_size: int, seq_len: int) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from pipeline.formulas.collectives import all_gather_bus_factor
+from pipeline.formulas.training_state import ADAMW_MOMENTS
 
 # 16 bytes of a two-byte type: what vectorised loads and tensor-map descriptors need at the start of a matrix.
 ALIGNMENT = 8
@@ -46,6 +47,10 @@ class FlatLayout:
         begin = self.piece * rank - self.offsets[index]
         return tuple(min(max(edge, 0), self.sizes[index]) for edge in (begin, begin + self.piece))  # type: ignore[return-value]
 
+    def own_elements(self, rank: int) -> int:
+        """Count the elements of parameters in a rank's piece, without padding."""
+        return sum(end - begin for begin, end in (self.own(index, rank) for index in range(len(self.sizes))))
+
 
 def flat_layout(sizes: Sequence[int], world_size: int) -> FlatLayout:
     """Lay parameters of these sizes (in elements) one after the other."""
@@ -76,7 +81,7 @@ class FsdpPlan:
     @property
     def persistent_bytes(self) -> int:
         """Count the parameters between steps: the pieces and what is replicated."""
-        return self.itemsize * (self._pieces + self.replicated)
+        return self.itemsize * (sum(unit.piece for unit in self.units) + self.replicated)
 
     @property
     def gradient_bytes(self) -> int:
@@ -86,8 +91,13 @@ class FsdpPlan:
     @property
     def own_elements(self) -> int:
         """Count the elements of parameters on the fullest rank, without the padding of pieces."""
-        world_size = self.units[0].world_size
-        return self.replicated + max(self._own_elements(rank) for rank in range(world_size))
+        ranks = range(self.units[0].world_size)
+        return self.replicated + max(sum(unit.own_elements(rank) for unit in self.units) for rank in ranks)
+
+    @property
+    def moments_bytes(self) -> int:
+        """Count AdamW's two moments on the fullest rank, which it keeps for parameters alone, not for padding."""
+        return ADAMW_MOMENTS * self.itemsize * self.own_elements
 
     @property
     def gathered_bytes(self) -> int:
@@ -130,10 +140,16 @@ class FsdpPlan:
         Each unit is gathered for the forward pass and again for the backward pass, but the last two of the forward
         pass, which are still there. Gradients are sent once; those of replicated parameters are all-reduced.
         """
-        flat = sum(unit.elements for unit in self.units)
+        forward = [*range(len(self.units)), *([0] if self.is_tied else [])]
+        held: dict[int, int] = {}
+        gathered = 0
+        for number in (*forward, *reversed(forward)):
+            if held.get(number % BUFFERS_GATHERED) != number:
+                held[number % BUFFERS_GATHERED] = number
+                gathered += self.units[number].elements
         return {
-            "allgather_base": self.compute_itemsize * self._gathered_elements,
-            "reduce_scatter_base": self.compute_itemsize * flat,
+            "allgather_base": self.compute_itemsize * gathered,
+            "reduce_scatter_base": self.compute_itemsize * sum(unit.elements for unit in self.units),
             "allreduce": self.itemsize * self.replicated,
         }
 
@@ -147,22 +163,3 @@ class FsdpPlan:
         at_ends = 2 * self.compute_itemsize * self.units[0].elements * all_gather_bus_factor(self.units[0].world_size)
         between_s = (sent_bytes - at_ends) / bytes_per_s
         return at_ends / bytes_per_s + max(between_s - computation_s, 0.0)
-
-    @property
-    def _gathered_elements(self) -> int:
-        forward = [*range(len(self.units)), *([0] if self.is_tied else [])]
-        held: dict[int, int] = {}
-        gathered = 0
-        for number in (*forward, *reversed(forward)):
-            if held.get(number % BUFFERS_GATHERED) != number:
-                held[number % BUFFERS_GATHERED] = number
-                gathered += self.units[number].elements
-        return gathered
-
-    @property
-    def _pieces(self) -> int:
-        return sum(unit.piece for unit in self.units)
-
-    def _own_elements(self, rank: int) -> int:
-        spans = (unit.own(index, rank) for unit in self.units for index in range(len(unit.sizes)))
-        return sum(end - begin for begin, end in spans)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from pipeline.formulas.activations import Workload
-from pipeline.formulas.fsdp import FlatLayout, FsdpPlan, flat_layout
+from pipeline.formulas.fsdp import FsdpPlan, flat_layout
 from pipeline.formulas.parameters import attention_matrices, feed_forward_matrices, head_matrix_elements
 from pipeline.formulas.peak_memory import backward_moments, forward_moments
 from pipeline.formulas.sizes import ModelSize
@@ -14,29 +14,25 @@ from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
 def sharded_by_block(size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int) -> FsdpPlan:
     """Plan units of whole blocks, the embedding and the head; the last norm is replicated."""
     d = size.d_model
-    block = flat_layout([d, *attention_matrices(size), d, *feed_forward_matrices(size)], world_size)
-    units = _between_ends([block] * size.num_layers, size, vocab_size)
-    return FsdpPlan(units, d, FP32_BYTES, compute_itemsize, size.tie_embeddings)
+    block = [d, *attention_matrices(size), d, *feed_forward_matrices(size)]
+    return _plan([block], d, size, vocab_size, world_size, compute_itemsize)
 
 
 def sharded_by_layer(size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int) -> FsdpPlan:
     """Plan units of single matrices; all norms are replicated."""
-    matrices = (*attention_matrices(size), *feed_forward_matrices(size))
-    block: list[FlatLayout] = [flat_layout([elements], world_size) for elements in matrices]
+    matrices = [[elements] for elements in (*attention_matrices(size), *feed_forward_matrices(size))]
     norms = (2 * size.num_layers + 1) * size.d_model
-    units = _between_ends(block * size.num_layers, size, vocab_size)
-    return FsdpPlan(units, norms, FP32_BYTES, compute_itemsize, size.tie_embeddings)
+    return _plan(matrices, norms, size, vocab_size, world_size, compute_itemsize)
 
 
-def _between_ends(layers: list[FlatLayout], size: ModelSize, vocab_size: int) -> tuple[FlatLayout, ...]:
-    """Put the embedding before and the head after units of layers; tied, they are one unit, the first."""
-    end = flat_layout([head_matrix_elements(size, vocab_size)], layers[0].world_size)
-    return (end, *layers, *([] if size.tie_embeddings else [end]))
-
-
-def moments_bytes(plan: FsdpPlan) -> int:
-    """Count AdamW's two moments on the fullest rank, which it keeps for parameters alone, not for padding."""
-    return ADAMW_MOMENTS * plan.itemsize * plan.own_elements
+def _plan(
+    units: list[list[int]], replicated: int, size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int
+) -> FsdpPlan:
+    """Put the embedding before and the head after the units of all blocks; tied, they are one unit, the first."""
+    end = flat_layout([head_matrix_elements(size, vocab_size)], world_size)
+    layers = [flat_layout(sizes, world_size) for sizes in units] * size.num_layers
+    layouts = (end, *layers, *([] if size.tie_embeddings else [end]))
+    return FsdpPlan(layouts, replicated, FP32_BYTES, compute_itemsize, size.tie_embeddings)
 
 
 def peak_bytes(workload: Workload, plan: FsdpPlan) -> int:
@@ -48,13 +44,13 @@ def peak_bytes(workload: Workload, plan: FsdpPlan) -> int:
     square roots of the second. The largest is the peak.
     """
     seen = replace(workload, has_bf16_weights=plan.compute_itemsize == BF16_BYTES)
-    state = plan.persistent_bytes + moments_bytes(plan)
+    state = plan.persistent_bytes + plan.moments_bytes
     world_size = plan.units[0].world_size
     layers = plan.units[1:] if plan.is_tied else plan.units[1:-1]
     tied = plan.units[0].elements if plan.is_tied else 0
     in_full = plan.compute_itemsize * (2 * max(unit.elements for unit in layers) + tied)
-    peaks = [state + plan.gradient_bytes + moments_bytes(plan) // ADAMW_MOMENTS]
-    for moment in (*forward_moments(seen, optimizer_state=0), *backward_moments(seen, optimizer_state=0)):
+    peaks = [state + plan.gradient_bytes + plan.moments_bytes // ADAMW_MOMENTS]
+    for moment in (*forward_moments(seen), *backward_moments(seen)):
         counts = moment.bytes_by_category
         sent = (counts["gradients"] - FP32_BYTES * tied) // world_size
         gradients = sent + in_full if counts["gradients"] else 0

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from pipeline.formulas.activations import Workload, residual_stream_bytes
 from pipeline.formulas.fsdp import FsdpPlan, flat_layout
 from pipeline.formulas.parameters import attention_matrices, feed_forward_matrices, head_matrix_elements
 from pipeline.formulas.sizes import ModelSize
 from pipeline.formulas.units import BF16_BYTES, FP32_BYTES, INT64_BYTES
 
 LEVELS = ("input", "attention", "qkv", "gate_up")
-MOMENTS_BYTES = 2 * FP32_BYTES
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class FusedStep:
 
     def kept_bytes(self, level: str) -> int:
         """Count what a block keeps."""
-        return sum(self._kept_at(one) for one in LEVELS[: LEVELS.index(level) + 1])
+        return sum(self._kept_at[one] for one in LEVELS[: LEVELS.index(level) + 1])
 
     def levels(self, upgrades: int) -> list[str]:
         """Return what each block keeps after so many upgrades of one block: the last block first, a level at a time."""
@@ -72,7 +72,10 @@ class FusedStep:
         At all of these there are the weights, both moments and the gathered units.
         """
         kept = list(accumulate(map(self.kept_bytes, levels)))
-        moments = [kept[-1] + self._loss_bytes, self.plan.collecting_bytes + self._stream]
+        # The last norm's input and output, the gradients of this and of the head, and a chunk of logits.
+        head = BF16_BYTES * head_matrix_elements(self.size, self.vocab_size)
+        at_loss = kept[-1] + 3 * self._stream + head + self.logits_bytes
+        moments = [at_loss, self.plan.collecting_bytes + self._stream]
         arriving = self.plan.gradients_before()[1:]
         for keeps, kept_until_here, gradients in zip(reversed(levels), reversed(kept), arriving, strict=False):
             moments.append(kept_until_here + sum(gradients) + self._backward_bytes(keeps))
@@ -80,46 +83,38 @@ class FusedStep:
 
     @cached_property
     def _state_bytes(self) -> int:
-        moments = MOMENTS_BYTES * self.plan.own_elements
         rotations, batch = FP32_BYTES * self.tokens * self.size.head_dim, 2 * INT64_BYTES * self.tokens
-        return self.plan.persistent_bytes + moments + self.plan.gathered_bytes + rotations + batch
+        return self.plan.persistent_bytes + self.plan.moments_bytes + self.plan.gathered_bytes + rotations + batch
+
+    @cached_property
+    def _step(self) -> Workload:
+        return Workload(self.size, self.vocab_size, 1, self.tokens, "bf16", "flash", has_bf16_weights=True)
 
     @property
     def _stream(self) -> int:
-        return BF16_BYTES * self.tokens * self.size.d_model
+        return residual_stream_bytes(self._step)
 
-    @property
-    def _heads(self) -> int:
-        return BF16_BYTES * self.tokens * self.size.attention_width
-
-    @property
-    def _hidden(self) -> int:
-        return BF16_BYTES * self.tokens * self.size.d_ff
-
-    def _kept_at(self, level: str) -> int:
+    @cached_property
+    def _kept_at(self) -> dict[str, int]:
+        heads = self._step.heads_bytes
         return {
             "input": self._stream,
-            "attention": self._heads + FP32_BYTES * self.tokens * self.size.num_heads,  # and the log-sum-exp
-            "qkv": 3 * self._heads + self._stream,
-            "gate_up": 2 * self._hidden,
-        }[level]
-
-    @property
-    def _loss_bytes(self) -> int:
-        """Count the last norm's input and output, the gradients of this and of the head, and a chunk of logits."""
-        head = BF16_BYTES * head_matrix_elements(self.size, self.vocab_size)
-        return 3 * self._stream + head + self.logits_bytes
+            "attention": heads + self._step.softmax_bytes,
+            "qkv": 3 * heads + self._stream,
+            "gate_up": 2 * self._step.hidden_bytes,
+        }
 
     def _backward_bytes(self, level: str) -> int:
         """Count the temporaries of a block's backward pass, with what was computed again and its gradients."""
         index = LEVELS.index(level)
-        attention_again = 0 if index > 0 else self._kept_at("attention")
-        qkv_again = 0 if index > 1 else self._kept_at("qkv")
+        attention_again = 0 if index > 0 else self._kept_at["attention"]
+        qkv_again = 0 if index > 1 else self._kept_at["qkv"]
+        stream, heads, hidden = self._stream, self._step.heads_bytes, self._step.hidden_bytes
         gradients = BF16_BYTES * self.plan.units[1].elements
         # gate, up and the gradient of their product, or three gradients; the norm's output and the result's gradient.
-        feed_forward = 2 * self._stream + 3 * self._hidden + attention_again + qkv_again
+        feed_forward = 2 * stream + 3 * hidden + attention_again + qkv_again
         # The gradients of the output and of q, k and v, of which q's is summed in fp32 first.
-        attention = self._stream + 6 * self._heads + gradients + attention_again + qkv_again
+        attention = stream + 6 * heads + gradients + attention_again + qkv_again
         # The gradients of q, k and v as they came and rotated, the norm's output, and two of the residual stream.
-        inputs = 3 * self._stream + 6 * self._heads + gradients
+        inputs = 3 * stream + 6 * heads + gradients
         return max(feed_forward, attention, inputs)

@@ -49,31 +49,23 @@ class Mesh:
         return self.flops_per_s / self.link_bytes_per_s
 
 
-def compute_s(block: Block, tokens: float, mesh: Mesh) -> float:
-    """Return the time of the block's products, 2·m·T·D·F FLOPs over all devices: 2·m·T·D·F / (X·Y·C)."""
-    flops = 2 * block.matrices * tokens * block.d_model * block.d_ff
-    return flops / (mesh.num_devices * mesh.flops_per_s)
+def block_s(block: Block, tokens: float, mesh: Mesh) -> dict[str, float]:
+    """Return the times of one block's forward pass over all devices, in seconds.
 
-
-def fsdp_s(block: Block, mesh: Mesh) -> float:
-    """Return the time to gather the block's weights over X: m·w·D·F / (Y·W·M_X), with w bytes per weight.
-
-    Each device gathers 1/Y of them, whatever X is.
+    compute: its products, 2·m·T·D·F / (X·Y·C). fsdp: gathering its weights over X, m·w·D·F / (Y·W·M_X) with w bytes per
+    weight; each device gathers 1/Y of them, whatever X is. tensor: gathering its input and scattering its output over Y
+    in bf16, 2·2·T·D / (X·W·M_Y). communication: both transfers, the longer one where the axes overlap, else their sum.
     """
     gathered_bytes = mesh.weight_bytes * block.weights / mesh.tensor_size
-    return gathered_bytes / (mesh.link_bytes_per_s * mesh.fsdp_axes)
-
-
-def tensor_s(block: Block, tokens: float, mesh: Mesh) -> float:
-    """Return the time to gather the block's input and scatter its output over Y in bf16: 2·2·T·D / (X·W·M_Y)."""
     moved_bytes = 2 * BF16_BYTES * tokens * block.d_model / mesh.fsdp_size
-    return moved_bytes / (mesh.link_bytes_per_s * mesh.tensor_axes)
-
-
-def communication_s(block: Block, tokens: float, mesh: Mesh) -> float:
-    """Return the time of both transfers: the longer one where the axes overlap, else their sum."""
-    both = fsdp_s(block, mesh), tensor_s(block, tokens, mesh)
-    return max(both) if mesh.axes_overlap else sum(both)
+    fsdp_s = gathered_bytes / (mesh.link_bytes_per_s * mesh.fsdp_axes)
+    tensor_s = moved_bytes / (mesh.link_bytes_per_s * mesh.tensor_axes)
+    return {
+        "compute": 2 * tokens * block.weights / (mesh.num_devices * mesh.flops_per_s),
+        "fsdp": fsdp_s,
+        "tensor": tensor_s,
+        "communication": max(fsdp_s, tensor_s) if mesh.axes_overlap else fsdp_s + tensor_s,
+    }
 
 
 def least_tokens(block: Block, mesh: Mesh) -> float:

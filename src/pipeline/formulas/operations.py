@@ -12,8 +12,17 @@ from pipeline.formulas.parameters import attention_matrices, feed_forward_matric
 from pipeline.formulas.sizes import ModelSize
 from pipeline.formulas.units import FP32_BYTES, INT64_BYTES
 
-# Forward, then backward; whole: both, or the update of an optimizer.
+# Whole: forward and backward, or the update of an optimizer.
 FORWARD, BACKWARD, WHOLE = "forward", "backward", "whole"
+# Which of two numbers, forward and backward, a phase adds up.
+_OF_PHASE = {FORWARD: (0,), BACKWARD: (1,), WHOLE: (0, 1)}
+# FLOPs of a number that an operation is done for, forward and backward. Each addition, multiplication, division,
+# exponential and root counts as one; what is done once a row does not count.
+# rms_norm: sum, square, their sum, 1/rms, weight; backward the norm again, the weight's gradient (2), that of the norm
+# with its mean (6), the addend's (1). rotary: two products and a sum. swiglu: sigmoid (3) and two products; backward
+# the sigmoid again, silu, up's gradient, gate's (6). linear_cross_entropy: its products alone. adamw: decay, both
+# moments (7), root, correction, epsilon, the quotient, step size, sum.
+FLOPS = {"rms_norm": (5, 10), "rotary": (3, 3), "swiglu": (5, 11), "linear_cross_entropy": (2, 4), "adamw": (14, 0)}
 
 
 @dataclass(frozen=True)
@@ -46,52 +55,34 @@ def moved_bytes(operation: str, phase: str, widths: Widths, element_bytes: int) 
     targets; backward these once more and both gradients. adamw: 7P of weights, gradients and both moments, of which
     all but the gradients are written too. All times e.
     """
-    if phase == WHOLE and operation != "adamw":
-        return sum(moved_bytes(operation, part, widths, element_bytes) for part in (FORWARD, BACKWARD))
-    size, tokens, is_forward = widths.size, widths.tokens, phase == FORWARD
-    match operation:
-        case "rms_norm":
-            return (4 * tokens + (1 if is_forward else 2)) * size.d_model * element_bytes
-        case "rotary":
-            tables = widths.seq_len * size.head_dim * FP32_BYTES
-            return 2 * tokens * (size.attention_width + size.kv_width) * element_bytes + tables
-        case "swiglu":
-            return (3 if is_forward else 5) * tokens * size.d_ff * element_bytes
-        case "linear_cross_entropy":
-            once = (tokens + widths.vocab_size) * size.d_model * element_bytes
-            return (1 if is_forward else 2) * once + tokens * INT64_BYTES
-        case "adamw":
-            return 7 * sum(widths.block_parameters) * element_bytes
-    raise ValueError(f"unknown operation {operation}")
-
-
-# FLOPs of a number that an operation is done for, forward and backward. Each addition, multiplication, division,
-# exponential and root counts as one; what is done once a row does not count.
-# rms_norm: sum, square, their sum, 1/rms, weight; backward the norm again, the weight's gradient (2), that of the norm
-# with its mean (6), the addend's (1). rotary: two products and a sum. swiglu: sigmoid (3) and two products; backward
-# the sigmoid again, silu, up's gradient, gate's (6). adamw: decay, both moments (7), root, correction, epsilon, the
-# quotient, step size, sum.
-FLOPS = {"rms_norm": (5, 10), "rotary": (3, 3), "swiglu": (5, 11), "adamw": (14, 0)}
+    size, tokens = widths.size, widths.tokens
+    stream, heads = 4 * tokens * size.d_model, 2 * tokens * (size.attention_width + size.kv_width)
+    hidden, head = tokens * size.d_ff, (tokens + widths.vocab_size) * size.d_model
+    elements = {
+        "rms_norm": (stream + size.d_model, stream + 2 * size.d_model),
+        "rotary": (heads, heads),
+        "swiglu": (3 * hidden, 5 * hidden),
+        "linear_cross_entropy": (head, 2 * head),
+        "adamw": (7 * sum(widths.block_parameters), 0),
+    }[operation]
+    tables, targets = widths.seq_len * size.head_dim * FP32_BYTES, tokens * INT64_BYTES
+    of_other_types = {"rotary": tables, "linear_cross_entropy": targets}.get(operation, 0)
+    return sum(element_bytes * elements[part] + of_other_types for part in _OF_PHASE[phase])
 
 
 def flops(operation: str, phase: str, widths: Widths) -> int:
-    """Count the FLOPs of a phase of an operation, as FLOPS has them; of linear_cross_entropy its products alone."""
-    if operation == "linear_cross_entropy":
-        return product_flops(operation, phase, widths)
+    """Count the FLOPs of a phase of an operation, as FLOPS has them."""
     size, tokens = widths.size, widths.tokens
     numbers = {
         "rms_norm": tokens * size.d_model,
         "rotary": tokens * (size.attention_width + size.kv_width),
         "swiglu": tokens * size.d_ff,
+        "linear_cross_entropy": tokens * size.d_model * widths.vocab_size,
         "adamw": sum(widths.block_parameters),
     }[operation]
-    forward, backward = FLOPS[operation]
-    return numbers * {FORWARD: forward, BACKWARD: backward, WHOLE: forward + backward}[phase]
+    return numbers * sum(FLOPS[operation][part] for part in _OF_PHASE[phase])
 
 
 def product_flops(operation: str, phase: str, widths: Widths) -> int:
     """Count the FLOPs of an operation's matrix products: 2NdV of linear_cross_entropy, backward twice that, else 0."""
-    if operation != "linear_cross_entropy":
-        return 0
-    products = {FORWARD: 1, BACKWARD: 2, WHOLE: 3}[phase]
-    return products * 2 * widths.tokens * widths.size.d_model * widths.vocab_size
+    return flops(operation, phase, widths) if operation == "linear_cross_entropy" else 0

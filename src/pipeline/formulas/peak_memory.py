@@ -20,7 +20,7 @@ from pipeline.formulas.activations import (
     head_weight_copy_bytes,
     kept_attention_bytes,
     residual_stream_bytes,
-    saved_terms,
+    saved_bytes,
 )
 from pipeline.formulas.checkpointing import Rerun, reruns
 from pipeline.formulas.parameters import (
@@ -31,7 +31,7 @@ from pipeline.formulas.parameters import (
     parameter_bytes,
 )
 from pipeline.formulas.training_state import ADAMW_MOMENTS
-from pipeline.formulas.units import BF16_BYTES, FP32_BYTES, INT64_BYTES
+from pipeline.formulas.units import FP32_BYTES, INT64_BYTES
 
 CATEGORIES = ("parameters", "gradients", "optimizer_state", "activations", "temporaries", "other")
 MODE_PHASES = {
@@ -39,7 +39,6 @@ MODE_PHASES = {
     "forward": ("forward",),
     "train_step": ("forward", "backward", "optimizer"),
 }
-MODES = tuple(MODE_PHASES)
 
 
 @dataclass(frozen=True)
@@ -59,17 +58,17 @@ class Moment:
 def predict_peaks(workload: Workload, mode: str, first_step: bool = False) -> dict[str, Moment]:
     """Return the moment with the most memory in each phase of a step.
 
-    mode: "inference" (the forward pass without gradients), "forward" (with gradients, so that activations are kept) or
-    "train_step". `first_step`: AdamW creates its two moments at the end of the first step, so that the first forward
-    and backward run without them. Raises ValueError for another mode.
+    mode, one of MODE_PHASES: "inference" (the forward pass without gradients), "forward" (with gradients, so that
+    activations are kept) or "train_step". `first_step`: AdamW creates its two moments at the end of the first step, so
+    that the first forward and backward run without them.
     """
-    if mode not in MODES:
-        raise ValueError(f"mode={mode!r}: must be one of {', '.join(MODES)}")
     if mode == "inference":
         moments = inference_moments(workload)
     else:
-        state = 0 if first_step or mode == "forward" else _optimizer_state_bytes(workload)
-        moments = [*forward_moments(workload, state), *backward_moments(workload, state), optimizer_moment(workload)]
+        moments = [*forward_moments(workload), *backward_moments(workload), optimizer_moment(workload)]
+    if mode == "train_step" and not first_step:
+        for moment in moments:
+            moment.bytes_by_category["optimizer_state"] = _optimizer_state_bytes(workload)
     return {
         phase: max((moment for moment in moments if moment.phase == phase), key=lambda moment: moment.total_bytes)
         for phase in MODE_PHASES[mode]
@@ -81,11 +80,6 @@ def peak_bytes(workload: Workload, mode: str) -> int:
     return max(moment.total_bytes for moment in predict_peaks(workload, mode).values())
 
 
-def other_bytes(workload: Workload) -> int:
-    """Count the bytes of the batch, 2T tokens of 8 bytes, and of the rotations' cosines and sines, 4S·d/H."""
-    return 2 * INT64_BYTES * workload.tokens + FP32_BYTES * workload.seq_len * workload.size.head_dim
-
-
 def inference_moments(workload: Workload) -> list[Moment]:
     """List the moments of the forward pass without gradients: attention and SwiGLU of the last block, and the loss.
 
@@ -93,39 +87,38 @@ def inference_moments(workload: Workload) -> list[Moment]:
     logits too (10TV). Meanwhile autocast's weight copies accumulate.
     """
     copies = _all_blocks_copies(workload)
-    passing = {what: count + copies for what, count in temporaries.passing_bytes(workload).items()}
     log_softmax = FP32_BYTES * workload.tokens * workload.vocab_size
-    at_loss = temporaries.logit_bytes(workload) + log_softmax + copies + head_weight_copy_bytes(workload)
-    return [
-        _moment(workload, "forward", what, temporaries=count) for what, count in (*passing.items(), ("loss", at_loss))
-    ]
+    at_loss = temporaries.logit_bytes(workload) + log_softmax + head_weight_copy_bytes(workload)
+    passing = temporaries.passing_bytes(workload) | {"loss": at_loss}
+    return [_moment(workload, "forward", what, temporaries=count + copies) for what, count in passing.items()]
 
 
-def forward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
-    """List the moments of the forward pass with gradients: the last block, and the loss.
+def forward_moments(workload: Workload) -> list[Moment]:
+    """List the moments of the forward pass with gradients, without optimizer state: the last block, and the loss.
 
     At the last block's softmax, everything that the blocks save is alive except the last feed-forward half, plus the
     scores and, under autocast on CUDA, their fp32 copy. With checkpointing a block runs as it does without gradients,
     while the checkpoints are alive. At the loss, everything saved is alive, plus the logits (4TV; under autocast 2TV
     and their fp32 copy) and, with checkpointing, the weight copies, which are cached until the pass ends.
     """
-    saved = sum(saved_terms(workload).values())
-    cached = _all_blocks_copies(workload) if workload.checkpoint_every else 0
+    saved = saved_bytes(workload)
     if workload.checkpoint_every:
-        kept = _kept_at_last_block(workload)
-        passing = {what: count + cached for what, count in temporaries.passing_bytes(workload).items()}
+        cached, kept = _all_blocks_copies(workload), _kept_at_last_block(workload)
+        passing = temporaries.passing_bytes(workload)
     else:
+        cached = 0
         kept = saved - feed_forward_block_bytes(workload) - head_bytes(workload) - head_weight_copy_bytes(workload)
         passing = {"attention": temporaries.beside_saved_scores_bytes(workload)}
-    moments = [(what, kept, count) for what, count in passing.items()]
+    held = dict.fromkeys(passing, kept) | {"loss": saved}
+    passing |= {"loss": temporaries.logit_bytes(workload)}
     return [
-        _moment(workload, "forward", what, optimizer_state=optimizer_state, activations=held, temporaries=count)
-        for what, held, count in (*moments, ("loss", saved, temporaries.logit_bytes(workload) + cached))
+        _moment(workload, "forward", what, activations=held[what], temporaries=count + cached)
+        for what, count in passing.items()
     ]
 
 
-def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
-    """List the moments of the backward pass: the loss, then SwiGLU and softmax of each segment's last block.
+def backward_moments(workload: Workload) -> list[Moment]:
+    """List the moments of the backward pass, without optimizer state: loss, SwiGLU and softmax of each segment's end.
 
     Loss: the gradients of the negative log-likelihood and of the log-softmax, 8TV, plus everything saved. Then, from
     the last segment to the first: what earlier segments saved, what this segment saved or recomputed, the gradients of
@@ -133,7 +126,7 @@ def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
     nothing. Last the embedding: where it is tied, its gradient is added to the head's, in place where autocast has
     copied that.
     """
-    saved = sum(saved_terms(workload).values())
+    saved = saved_bytes(workload)
     loss_gradients = 2 * FP32_BYTES * workload.tokens * workload.vocab_size
     counts = [("loss", {"activations": saved, "temporaries": loss_gradients})]
     for rerun in reruns(workload.size.num_layers, workload.checkpoint_every or 1, workload.checkpointing):
@@ -144,7 +137,7 @@ def backward_moments(workload: Workload, optimizer_state: int) -> list[Moment]:
         at_embedding += element * head_matrix_elements(workload.size, workload.vocab_size)
     gradients = parameter_bytes(workload.size, workload.vocab_size)
     counts.append(("embedding", {"gradients": gradients, "temporaries": at_embedding}))
-    return [_moment(workload, "backward", what, optimizer_state=optimizer_state, **each) for what, each in counts]
+    return [_moment(workload, "backward", what, **each) for what, each in counts]
 
 
 def optimizer_moment(workload: Workload) -> Moment:
@@ -184,7 +177,7 @@ def _segment_counts(workload: Workload, rerun: Rerun) -> _Counts:
     }
     matrices = sum(feed_forward_matrices(size)) + size.d_model * size.attention_width
     done = feed_forward_block_bytes(workload) + workload.heads_bytes * (1 if workload.is_fused else 2)
-    done += BF16_BYTES * matrices if workload.copies_for_products else 0
+    done += workload.weight_copy_bytes(matrices)
     at_softmax = {
         "activations": kept - done,
         "gradients": gradients + FP32_BYTES * matrices,
@@ -209,7 +202,9 @@ def _rerun_counts(workload: Workload, rerun: Rerun) -> _Counts:
 
 
 def _moment(workload: Workload, phase: str, what: str, **counts: int) -> Moment:
-    always = {"parameters": parameter_bytes(workload.size, workload.vocab_size), "other": other_bytes(workload)}
+    """Add what is always there: parameters, the batch (2T tokens of 8 bytes), and the rotations' tables (4S·d/H)."""
+    other = 2 * INT64_BYTES * workload.tokens + FP32_BYTES * workload.seq_len * workload.size.head_dim
+    always = {"parameters": parameter_bytes(workload.size, workload.vocab_size), "other": other}
     return Moment(phase, what, {name: (always | counts).get(name, 0) for name in CATEGORIES})
 
 

@@ -39,31 +39,19 @@ def devices_to_hold(total_bytes: float, device_bytes: float) -> int:
 
 @dataclass(frozen=True)
 class Sharded:
-    """A training run on N devices that shards all of the state and a share of the activations.
+    """A training run on N devices: `sharded_bytes` are divided among them, each holds all of the `replicated_bytes`."""
 
-    Every device holds all remaining activations: (state + share·A) / N + (1 − share)·A bytes each.
-    """
-
-    state_bytes: int
-    activation_bytes: int
-    sharded_share: float
+    sharded_bytes: float
+    replicated_bytes: float
 
     def bytes_per_device(self, num_devices: int) -> float:
         """Count the bytes on each of N devices."""
-        return self._sharded_bytes / num_devices + self._replicated_bytes
+        return self.sharded_bytes / num_devices + self.replicated_bytes
 
     def least_devices(self, device_bytes: float) -> int | None:
         """Find the least N for which each device holds less than `device_bytes`; None if there is none.
 
-        From (state + share·A) / N + (1 − share)·A < M follows N > (state + share·A) / (M − (1 − share)·A).
+        From sharded / N + replicated < M follows N > sharded / (M − replicated).
         """
-        left_bytes = device_bytes - self._replicated_bytes
-        return math.floor(self._sharded_bytes / left_bytes) + 1 if left_bytes > 0 else None
-
-    @property
-    def _sharded_bytes(self) -> float:
-        return self.state_bytes + self.sharded_share * self.activation_bytes
-
-    @property
-    def _replicated_bytes(self) -> float:
-        return (1 - self.sharded_share) * self.activation_bytes
+        left_bytes = device_bytes - self.replicated_bytes
+        return math.floor(self.sharded_bytes / left_bytes) + 1 if left_bytes > 0 else None

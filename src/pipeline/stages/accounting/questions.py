@@ -1,14 +1,14 @@
 """Answer each question as rows, for the stage's tables and for the command line."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from typing import Any
 
 from pipeline.formulas import buckets, feed_forward_parallel, mesh
 from pipeline.formulas.activations import ATTENTIONS, Workload, attention_bytes, bytes_by_part
-from pipeline.formulas.collectives import LinearCost, all_reduce_bus_factor, whole_tensor_ring_factor
+from pipeline.formulas.collectives import LinearCost, all_reduce_bus_factor
 from pipeline.formulas.feed_forward_parallel import PASSES, STRATEGIES, Layer
 from pipeline.formulas.mesh import Block, Mesh
 from pipeline.formulas.training_state import Sharded, TrainingState, devices_to_hold, training_state
@@ -23,7 +23,6 @@ LARGE_MODEL_SEQ_LENS = (1, 2048, 4096, 8192, 16384)
 # The assignment's context lengths for its transformers, and its sequence lengths for attention alone.
 CONTEXT_LENGTHS = (128, 256, 512, 1024)
 ATTENTION_SEQ_LENS = (256, 1024, 4096, 8192, 16384)
-SHARDED_SHARE = 0.5
 DEVICE_COUNTS = tuple(2**power for power in range(3, 13))
 RING_SIZES = (2, 4, 8, 64)
 TENSOR_SIZES = tuple(2**power for power in range(7))
@@ -44,14 +43,15 @@ class Asked:
         """The training state of the model in fp32."""
         return training_state(self.model.parameters)
 
-    def lengths(self, usual: Sequence[int]) -> Sequence[int]:
-        """Return the sequence lengths to answer for."""
-        return self.seq_lens or usual
+    def by_length(self) -> Iterator[tuple[int, int]]:
+        """Yield sequence lengths, each with the bytes of the activations at it."""
+        for seq_len in self.seq_lens or LARGE_MODEL_SEQ_LENS:
+            yield seq_len, self.model.activation_bytes(self.batch_size, seq_len)
 
-    def workloads(self, usual: Sequence[int]) -> Iterator[tuple[Row, Workload]]:
+    def workloads(self, usual: tuple[int, ...]) -> Iterator[tuple[Row, Workload]]:
         """Yield the training step of a model that does not lack attention, by attention and sequence length."""
         assert isinstance(self.model, Transformer)
-        for attention, seq_len in product(ATTENTIONS, self.lengths(usual)):
+        for attention, seq_len in product(ATTENTIONS, self.seq_lens or usual):
             key = {"attention": attention, "seq_len": seq_len}
             yield key, self.model.workload(self.batch_size, seq_len, attention)
 
@@ -63,8 +63,7 @@ def answer(question: str, asked: Asked) -> list[Row]:
 
 def _memory(asked: Asked) -> Iterator[Row]:
     memory = asked.settings.gpu_memory_gb
-    for seq_len in asked.lengths(LARGE_MODEL_SEQ_LENS):
-        activation_bytes = asked.model.activation_bytes(asked.batch_size, seq_len)
+    for seq_len, activation_bytes in asked.by_length():
         sizes = {"state": asked.state.total_bytes, "total": asked.state.total_bytes + activation_bytes}
         yield {
             "seq_len": seq_len,
@@ -78,10 +77,12 @@ def _memory(asked: Asked) -> Iterator[Row]:
 
 
 def _fsdp(asked: Asked) -> Iterator[Row]:
-    """Yield the memory of each of N devices; the least N is None if the unsharded half alone fills a device."""
-    for seq_len in asked.lengths(LARGE_MODEL_SEQ_LENS):
-        activation_bytes = asked.model.activation_bytes(asked.batch_size, seq_len)
-        sharded = Sharded(asked.state.total_bytes, activation_bytes, SHARDED_SHARE)
+    """Yield the memory of each of N devices that shard the state and half of the activations.
+
+    The least N is None if the other half alone fills a device.
+    """
+    for seq_len, activation_bytes in asked.by_length():
+        sharded = Sharded(asked.state.total_bytes + activation_bytes / 2, activation_bytes / 2)
         least = sharded.least_devices(asked.settings.device_memory_gb * GB)
         around_least = (least - 1, least) if least else ()
         for num_devices in sorted({*DEVICE_COUNTS, *around_least} - {0}):
@@ -144,23 +145,21 @@ def _mesh_row(case: str, block: Block, devices: Mesh, tokens: float) -> Row:
     if not math.isfinite(tokens):
         return shape
     whole_per_device = math.ceil(tokens / devices.num_devices)
+    times_ms = {f"{name}_ms": 1e3 * seconds for name, seconds in mesh.block_s(block, tokens, devices).items()}
     return {
         **shape,
+        **times_ms,
         "tokens": tokens,
         "tokens_per_device": tokens / devices.num_devices,
         "whole_tokens_per_device": whole_per_device,
         "whole_tokens": whole_per_device * devices.num_devices,
-        "compute_ms": 1e3 * mesh.compute_s(block, tokens, devices),
-        "fsdp_ms": 1e3 * mesh.fsdp_s(block, devices),
-        "tensor_ms": 1e3 * mesh.tensor_s(block, tokens, devices),
-        "communication_ms": 1e3 * mesh.communication_s(block, tokens, devices),
     }
 
 
 def _buckets(asked: Asked) -> Iterator[Row]:
     settings, gradient_bytes = asked.settings, asked.state.gradients_bytes
     link = LinearCost(1e-6 * settings.call_overhead_us, 1e9 * settings.allreduce_gbytes_per_s)
-    best = buckets.best_num_buckets(gradient_bytes, link)
+    best = gradient_bytes / buckets.best_bucket_bytes(gradient_bytes, link)
     counts = [2**power for power in range(math.ceil(math.log2(max(best, 2))) + 5)]
     overheads_s = [
         *(("buckets", count, buckets.bucketed_s(gradient_bytes, count, link)) for count in counts),
@@ -178,10 +177,15 @@ def _buckets(asked: Asked) -> Iterator[Row]:
 
 
 def _ring(asked: Asked) -> Iterator[Row]:
+    """Yield what each device sends, by what a step of the ring sends: shares of the tensor, or the whole N - 1 times.
+
+    With the whole a device sends in each step the tensor that it received last, at first its own, and adds what it
+    receives to its sum.
+    """
     gradient_bytes = asked.state.gradients_bytes
-    factors = {"shares": all_reduce_bus_factor, "whole": whole_tensor_ring_factor}
-    for (case, factor), num_devices in product(factors.items(), RING_SIZES):
-        sent_bytes = factor(num_devices) * gradient_bytes
+    for case, num_devices in product(("shares", "whole"), RING_SIZES):
+        factor = all_reduce_bus_factor(num_devices) if case == "shares" else num_devices - 1
+        sent_bytes = factor * gradient_bytes
         yield {
             "case": case,
             "num_devices": num_devices,

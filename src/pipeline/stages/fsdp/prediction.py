@@ -33,7 +33,7 @@ def memory_bytes(impl: str, cell: Cell, vocab_size: int) -> dict[str, int]:
         return {
             "parameters": sharded.persistent_bytes,
             "gradients": sharded.gradient_bytes,
-            "optimizer_state": fsdp_training.moments_bytes(sharded),
+            "optimizer_state": sharded.moments_bytes,
             "peak": fsdp_training.peak_bytes(workload, sharded),
         }
     if impl not in PREDICTED:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pipeline.cells.fields import axis
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.checkpointing import KINDS
-from pipeline.formulas.peak_memory import MODES
+from pipeline.formulas.peak_memory import MODE_PHASES
 from pipeline.formulas.sizes import SIZES, ModelSize
 
 SPLIT_AXIS = "precision"
@@ -24,7 +24,7 @@ class Cell:
     precision: str = axis("fp32", allowed=("fp32", "bf16"))
     size: str = axis("2.7B", allowed=SIZES)
     context_length: int = axis(256, minimum=1)
-    mode: str = axis("train_step", allowed=MODES)
+    mode: str = axis("train_step", allowed=MODE_PHASES)
     attention: str = axis("eager", allowed=("eager", "tiled", "flash", "sdpa"))
     checkpoint_every: int = axis(0, minimum=0)
     checkpointing: str = axis("segments", allowed=KINDS)

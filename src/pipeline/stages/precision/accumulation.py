@@ -61,4 +61,4 @@ def _addend(case: Sum, device: torch.device) -> Tensor:
 def _just_below_the_stall(case: Sum) -> float:
     accumulator = FORMATS[case.accumulator]
     predicted = roundoff.stall(FORMATS[case.addend_dtype].rounded(case.addend), accumulator)
-    return predicted - APPROACH_SPACINGS * roundoff.spacing_below(predicted, accumulator)
+    return predicted - APPROACH_SPACINGS * accumulator.spacing(predicted / 2)

@@ -8,6 +8,7 @@ values that appears here.
 """
 
 import math
+import sys
 from dataclasses import dataclass
 from functools import cache
 
@@ -27,11 +28,6 @@ class Format:
         return 2.0**-self.significand_bits
 
     @property
-    def largest(self) -> float:
-        """The largest finite number: (2 - 2^(1-p)) * 2^max_exponent."""
-        return (2 - 2 * self.unit_roundoff) * 2.0**self.max_exponent
-
-    @property
     def overflow_threshold(self) -> float:
         """The smallest number that rounds to infinity: half a spacing above the largest finite one."""
         return (2 - self.unit_roundoff) * 2.0**self.max_exponent
@@ -43,7 +39,7 @@ class Format:
 
     def spacing(self, value: float) -> float:
         """Return the distance from a value to the next larger number of the format."""
-        return max(2 * self.unit_roundoff * _binade(value), self.smallest_subnormal)
+        return max(math.ulp(value) * 2.0 ** (sys.float_info.mant_dig - self.significand_bits), self.smallest_subnormal)
 
     def rounded(self, value: float) -> float:
         """Return the nearest number of the format, the even one of two, or an infinity."""
@@ -64,28 +60,17 @@ FORMATS = {
 
 
 def stall(addend: float, accumulator: Format) -> float:
-    """Return the sum at which a running sum from 0 stops changing when `addend` is added.
+    """Return the sum at which a running sum from 0 stops changing when `addend`, 0 or more, is added.
 
     The sum s stays if the addend is below half the spacing at s, or exactly half and s is the even neighbour. In the
     binade before, the addend is between half a spacing and one, so that every step is one spacing and the sum meets the
     edge of the next binade: s = 2^(ceil(log2 addend) + p).
 
-    Returns 0 if the addend is lost at once, infinity if the sum overflows first. Raises ValueError for an addend that
-    is not positive.
+    Returns 0 if the addend is lost at once, infinity if the sum overflows first.
     """
-    _check_positive(addend)
     if addend <= accumulator.smallest_subnormal / 2:
         return 0.0
-    mantissa, exponent = math.frexp(addend)
-    if mantissa == 0.5:
-        exponent -= 1
-    edge = math.ldexp(1.0, exponent + accumulator.significand_bits)
-    return edge if edge <= accumulator.largest else math.inf
-
-
-def spacing_below(value: float, accumulator: Format) -> float:
-    """Return the distance from a power of two to the next smaller number."""
-    return accumulator.spacing(value / 2)
+    return accumulator.rounded(2.0 ** (math.ceil(math.log2(addend)) + accumulator.significand_bits))
 
 
 @cache
@@ -93,9 +78,7 @@ def running_sum(addend: float, steps: int, accumulator: Format) -> tuple[float, 
     """Return a running sum from 0 after so many steps, and the step after which it stays; None if it grows to the end.
 
     Each step takes the number of the format nearest to the exact sum; past the largest that is infinite.
-    Raises ValueError for an addend that is not positive.
     """
-    _check_positive(addend)
     total = 0.0
     for step in range(steps):
         following = accumulator.rounded(total + addend)
@@ -112,13 +95,3 @@ def rounding_error_bound(addend: float, steps: int, accumulator: Format) -> floa
     summation and dot product, BIT Numerical Mathematics 52, 2012.
     """
     return steps * accumulator.unit_roundoff * steps * abs(addend)
-
-
-def _binade(value: float) -> float:
-    """Return the power of two at the lower edge of a value's binade; 0 for 0."""
-    return math.ldexp(1.0, math.frexp(abs(value))[1] - 1) if value else 0.0
-
-
-def _check_positive(addend: float) -> None:
-    if not addend > 0:
-        raise ValueError(f"addend={addend!r}: must be positive")

@@ -164,7 +164,7 @@ class StoredEps(DeviceRow):
         stored = number_format.rounded(reading.row["eps"])
         return {
             "predicted_stored_eps": stored,
-            "predicted_swallowed_from_variance": roundoff.stall(stored, number_format) if stored else 0.0,
+            "predicted_swallowed_from_variance": roundoff.stall(stored, number_format),
             "predicted_zeros_nonfinite": float(stored == 0),
         }
 

@@ -107,14 +107,10 @@ def _attention_rows(trace: Trace, name: str) -> list[Row]:
     events = _per_run(trace, name)
     if name == BACKWARD_BY_PART:
         events = events[events["path"].str.startswith(f"{name}/backward/")]
-    rows = []
-    for phase in ATTENTION_PHASES:
-        inside = events[events["path"].str.endswith(f"/attention/{phase}")]
-        if not inside.empty:
-            matmul_ms = inside.loc[inside["category"] == "matmul", "time_ms"].sum()
-            sums = {"count": inside["count"].sum(), "time_ms": inside["time_ms"].sum(), "matmul_ms": matmul_ms}
-            rows.append({"phase": phase, **{column: float(value) for column, value in sums.items()}})
-    return rows
+    phase = pd.Categorical(events["path"].str.extract(r"/attention/([^/]+)$")[0], ATTENTION_PHASES)
+    events = events.assign(phase=phase, matmul_ms=events["time_ms"].where(events["category"] == "matmul", 0.0))
+    sums = events.groupby("phase", observed=True)[["count", "time_ms", "matmul_ms"]].sum()
+    return _as_rows(sums.reset_index())
 
 
 def _layer_rows(trace: Trace, name: str) -> list[Row]:

@@ -39,21 +39,16 @@ def build(cell: Cell, settings: Settings, device: torch.device) -> TrainingStep:
 
 def calls(step: TrainingStep) -> Calls:
     """Return a function for each pass, by its name in `PASSES`."""
-    return {
-        "inference": lambda: _inference(step),
-        "forward_backward": lambda: _forward_backward(step),
-        "train_step": step.run,
-    }
 
+    def inference() -> None:
+        with torch.no_grad(), precision_context(step.precision, step.tokens.device.type):
+            step.model(step.tokens)
 
-def _forward_backward(step: TrainingStep) -> None:
-    step.forward()
-    step.backward()
+    def forward_backward() -> None:
+        step.forward()
+        step.backward()
 
-
-def _inference(step: TrainingStep) -> None:
-    with torch.no_grad(), precision_context(step.precision, step.tokens.device.type):
-        step.model(step.tokens)
+    return {"inference": inference, "forward_backward": forward_backward, "train_step": step.run}
 
 
 def drop_gradients(step: TrainingStep) -> None:
@@ -118,10 +113,9 @@ def command(cell: Cell, settings: Settings, passes: Sequence[str]) -> list[str]:
 def main(arguments: Sequence[str]) -> None:
     """Run as the program that nsys captures: warm up, then record."""
     passes, *given = arguments
-    axes = {item.name for item in declared(Cell)}
-    cell_words = [word for word in given if word.partition("=")[0] in axes]
-    cell = fields.parse_words(Cell, cell_words, "profile cell")
-    settings = fields.parse_words(Settings, [word for word in given if word not in cell_words], "profile settings")
+    axes = len(declared(Cell))  # their words come first
+    cell = fields.parse_words(Cell, given[:axes], "profile cell")
+    settings = fields.parse_words(Settings, given[axes:], "profile settings")
     step = build(cell, settings, torch.device("cuda"))
     warm_up(step, passes.split(","), settings.warmup_steps)
     torch.cuda.synchronize()
