@@ -169,6 +169,7 @@ def test_the_users_own_reach_the_stage_that_measures_their_kind_and_the_configur
         ({"overrides": {"flash": {"grids": [{}]}}, "subjects": MINE}, None),
         ({"subjects": MINE}, "subjects: attention.mine is not measured, for this run has no cell of a stage that"),
         ({"measure": False, "subjects": MINE}, None),
+        ({"only": ["timing"]}, "only: pages show these stages alone"),
     ],
 )
 def test_what_is_asked_for_and_does_nothing_is_told(tmp_path, changes, idle):

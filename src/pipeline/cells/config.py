@@ -103,12 +103,13 @@ def remarks(config: Mapping[str, Any], plan: Plan) -> list[str]:
         for name, asked in config["overrides"].items()
         if "grids" not in asked and name in plan.stages and name not in measured
     ]
+    alone = ["only: pages show these stages alone; a run without it shows all again"] if config.get("only") else []
     told = [f"subjects: {line}" for line in naming.told(config.get("subjects"), plan.subjects)]
     taken = {subject for asked in measured.values() for subject in asked.subjects}
     without = "is not measured, for this run has no cell of a stage that takes its kind"
     left_out = [f"subjects: {each.kind}.{each.name} {without}" for each in plan.subjects if each not in taken]
     cells = (cell for asked in measured.values() for cell in asked.cells)
-    return [*idle, *told, *left_out, *unmodelled(dict.fromkeys(getattr(cell, AXIS, "") for cell in cells))]
+    return [*idle, *alone, *told, *left_out, *unmodelled(dict.fromkeys(getattr(cell, AXIS, "") for cell in cells))]
 
 
 def check_something_to_write(plan: Plan, results: Path) -> None:
