@@ -26,6 +26,10 @@ OWN = {
     "wide heads": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, head_dim=64), 60, 2, 96, device_type="cpu"),
     "tied": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, tie_embeddings=True), 3000, 1, 8, device_type="cpu"),
 }
+DEEP = {
+    "deep and wide": Workload(ModelSize(32, 256, 6, 2), 60, 4, 32, device_type="cpu"),
+    "deep and long": Workload(ModelSize(32, 64, 6, 2), 60, 2, 192, device_type="cpu"),
+}
 
 
 @pytest.fixture
@@ -83,48 +87,30 @@ def test_predicted_peaks_of_a_gpu_are_those_recorded_there_but_for_workspaces():
 
 
 WITHIN = {"fp32": 0.002, "bf16": 0.03}
+SDPA = {"attention": "sdpa"}
 
 
 @pytest.mark.usefixtures("without_workspaces")
 @pytest.mark.parametrize(
-    ("name", "precision", "mode", "checkpoint_every"),
+    ("name", "precision", "mode", "varied"),
     [
-        *itertools.product(WORKLOADS, ["fp32"], ["inference"], [0]),
-        ("long context", "bf16", "inference", 0),
-        *itertools.product(WORKLOADS | OWN, ["fp32"], ["train_step"], [0]),
-        *itertools.product(WORKLOADS, ["bf16"], ["train_step"], [0]),
-        *itertools.product(OWN, ["fp32"], ["train_step"], [1]),
+        *itertools.product(WORKLOADS, ["fp32"], ["inference"], [{}]),
+        ("long context", "bf16", "inference", {}),
+        *itertools.product(WORKLOADS | OWN, ["fp32"], ["train_step"], [{}]),
+        *itertools.product(WORKLOADS, ["bf16"], ["train_step"], [{}]),
+        *itertools.product([*OWN, "deep and wide"], ["fp32"], ["train_step"], [{"checkpoint_every": 1}]),
+        ("deep and wide", "fp32", "train_step", {"checkpoint_every": 3, "checkpointing": "recursive"}),
+        ("deep and long", "fp32", "train_step", {"checkpoint_every": 1, "checkpointing": "recursive"}),
+        ("deep and long", "bf16", "train_step", {"checkpoint_every": 3, "checkpointing": "recursive"}),
+        ("deep and wide", "fp32", "train_step", {"checkpoint_every": 3, "checkpointing": "selective"} | SDPA),
     ],
 )
-def test_predicted_peaks_are_the_recorded_ones(name, precision, mode, checkpoint_every, tmp_path):
-    workload = replace((WORKLOADS | OWN)[name], precision=precision, checkpoint_every=checkpoint_every)
+def test_predicted_peaks_are_the_recorded_ones(name, precision, mode, varied, tmp_path):
+    workload = replace((WORKLOADS | OWN | DEEP)[name], precision=precision, **varied)
     first, second = measured_peaks(workload, mode, tmp_path / "snapshot.pickle")
     for peaks, first_step in ((first, True), (second, False)):
         found = total_bytes(predict_peaks(workload, mode, first_step=first_step))
         assert found == pytest.approx(peaks, rel=WITHIN[precision])
-
-
-DEEP = {
-    "wide": Workload(ModelSize(32, 256, 6, 2), 60, 4, 32, device_type="cpu", checkpoint_every=1),
-    "long": Workload(ModelSize(32, 64, 6, 2), 60, 2, 192, device_type="cpu", checkpoint_every=1),
-}
-
-
-@pytest.mark.usefixtures("without_workspaces")
-@pytest.mark.parametrize(
-    ("name", "every", "varied", "within"),
-    [
-        ("wide", 1, {"checkpointing": "segments"}, 0.002),
-        ("wide", 3, {"checkpointing": "recursive"}, 0.002),
-        ("long", 1, {"checkpointing": "recursive"}, 0.002),
-        ("long", 3, {"checkpointing": "recursive", "precision": "bf16"}, 0.03),
-        ("wide", 3, {"checkpointing": "selective", "attention": "sdpa"}, 0.002),
-    ],
-)
-def test_predicted_peaks_of_other_checkpoints_are_the_recorded_ones(name, every, varied, within, tmp_path):
-    workload = replace(DEEP[name], checkpoint_every=every, **varied)
-    _, second = measured_peaks(workload, "train_step", tmp_path / "snapshot.pickle")
-    assert total_bytes(predict_peaks(workload, "train_step")) == pytest.approx(second, rel=within)
 
 
 def test_on_cuda_the_update_needs_the_training_state_and_once_more_the_parameters():

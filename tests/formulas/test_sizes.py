@@ -50,9 +50,6 @@ NAME = "mine-d64-f96-l2-h8-kv2-v120"
 )
 def test_what_is_no_size_is_not_one(name):
     assert name not in SIZES
-
-
-def test_an_unknown_name_is_a_missing_key():
     assert SIZES.get("mine-d064-f96-l2-h8-kv2-v120") is None
 
 

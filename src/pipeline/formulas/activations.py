@@ -88,7 +88,7 @@ class Workload:
 
     @property
     def heads_bytes(self) -> int:
-        """The bytes of all heads' queries, or keys as the heads see them: eTd, eT·H·head_dim where heads are wider."""
+        """The bytes of all heads' queries, or keys as the heads see them: eTd; of wider heads eT·H·head_dim."""
         return self.product_bytes * self.tokens * self.size.attention_width
 
     @property

@@ -61,7 +61,6 @@ def cost(layer: Layer, phase: str, batch_shares: float, width_shares: float = 1,
     """
     block, passes = layer.block, {"forward": 1, "backward": 2}[phase]
     weight_bytes = BF16_BYTES * block.weights / width_shares
-    # The forward pass gathers once; the backward pass gathers and scatters, or all-reduces, which is as much.
     rounds = 0 if keeps_weights and phase == "forward" else passes
     output_bytes = BF16_BYTES * layer.tokens * block.d_model / batch_shares
     return Cost(

@@ -10,8 +10,7 @@ gate_up: what gate and up gave, likewise.
 A block that keeps its input alone runs again whole. The blocks that keep more are the last ones: what they keep is
 needed first, and gone before the gradients have come.
 
-Left out, because they depend on the device: workspaces of the matrix-product library, memory that the allocator rounds
-up or reserves, the buffers of NCCL, and the CUDA context.
+Left out are NCCL's buffers, and what `peak_memory` leaves out.
 """
 
 from collections.abc import Sequence

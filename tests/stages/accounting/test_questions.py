@@ -21,6 +21,8 @@ def test_memory_adds_up_and_fits_on_its_gpus_and_no_fewer():
         assert row["total_bytes"] == parts
         assert (row["total_gpus"] - 1) * 80e9 < row["total_bytes"] <= row["total_gpus"] * 80e9
         assert row["total_gpus_of_gib"] < row["total_gpus"]
+        inputs_a_token = 126 * (16384 + 53248)  # of both layers of each block, in bf16
+        assert row["activation_bytes"] == 8 * row["seq_len"] * 2 * inputs_a_token
     rows = answers("fsdp", seq_lens=(4096,), device_memory_gb=95)
     by_devices = {row["num_devices"]: row["bytes_per_device"] for row in rows}
     least = rows[0]["least_devices"]

@@ -51,13 +51,8 @@ class Transformer:
     @property
     def numbers(self) -> dict[str, int]:
         """Return d_model, d_ff, num_heads, and the number of layers as num_blocks."""
-        size = self.size
-        return {
-            "num_blocks": size.num_layers,
-            "d_model": size.d_model,
-            "d_ff": size.d_ff,
-            "num_heads": size.num_heads,
-        }
+        widths = {name: getattr(self.size, name) for name in ("d_model", "d_ff", "num_heads")}
+        return {"num_blocks": self.size.num_layers, **widths}
 
     @property
     def block(self) -> Block:

@@ -122,10 +122,8 @@ def _mesh(asked: Asked) -> Iterator[Row]:
     ]
     for case, varied in cases:
         yield _mesh_row(case, block, varied, mesh.least_tokens(block, varied))
-    least = mesh.least_tokens(block, given)
-    if math.isfinite(least):
-        for step in BATCH_STEPS:
-            yield _mesh_row("batch", block, given, step * least)
+    if math.isfinite(least := mesh.least_tokens(block, given)):
+        yield from (_mesh_row("batch", block, given, step * least) for step in BATCH_STEPS)
 
 
 def _split(given: Mesh, tensor_size: float) -> Mesh:
