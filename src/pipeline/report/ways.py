@@ -93,6 +93,7 @@ def scaled(steps: pd.DataFrame, ways: Sequence[str], peer: str, alone: str = "")
     peers = steps[(steps["way"] == peer) & (steps["limited_by"] != "host")].set_index("case")
     without_ms = steps[steps["way"] == alone].set_index("case")["median_ms"]
     return own.assign(
+        on=written(own, "{world_size} × {batch_size_per_rank}"),
         tokens_per_s_peer=own["case"].map(peers["tokens_per_s"]),
         status_peer=own["case"].map(peers["status"]),
         efficiency_pct=100 * own["case"].map(without_ms) / own["median_ms"],
@@ -100,9 +101,9 @@ def scaled(steps: pd.DataFrame, ways: Sequence[str], peer: str, alone: str = "")
 
 
 def scaling(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
-    """Write steps from `scaled`, a row a model, number of ranks and batch; further: names of more columns."""
+    """Write steps from `scaled`, a row a model, number of ranks and batch of each; further: names of more columns."""
     rates = "median_ms tokens_per_s:count tokens_per_s_peer:count efficiency_pct"
-    names = f"model world_size batch_size_per_rank way {rates} limited_by {further}"
+    names = f"model on way {rates} limited_by {further}"
     if steps["way"].nunique() == 1:
         names = names.replace(" way ", " ")
     ours = ", ".join(steps["way"].unique()) if steps["way"].nunique() == 1 else WORDS.say("fastest")
