@@ -60,8 +60,9 @@ def test_the_update_is_no_part_of_the_peak_before_it_and_another_precision_has_s
     checkpointed = parts(rows)["variants"].rows.set_index(["attention", "checkpoint_every"]).loc[("eager", 1)]
     assert checkpointed["before_update_bytes"] < checkpointed["peak_bytes"]
     several = alike(rows, {"context_length": 1024, "attention": "flash"}).assign(precision="fp32")
-    found = parts(pd.concat([alike(rows, BF16), several], ignore_index=True))["variants"].rows
-    assert set(found["precision"]) == {"fp32"}
+    for of_bf16, shown_precision in ((alike(rows, BF16), "fp32"), (rows[rows["precision"] == "bf16"], "bf16")):
+        found = parts(pd.concat([of_bf16, several], ignore_index=True))["variants"].rows
+        assert set(found["precision"]) == {shown_precision}
 
 
 def test_peaks_and_residual_streams_of_both_precisions_stand_beside_the_formula_and_what_did_not_fit_is_told(rows):
