@@ -44,6 +44,8 @@ def test_cudas_fused_norm_keeps_one_tensor_less_and_its_autocast_the_softmax_in_
     for device_type, of_an_element in (("cuda", 6), ("cpu", 2)):
         found = bytes_by_part(replace(cuda, precision="bf16", device_type=device_type))
         assert found["scores"] == of_an_element * elements
+    flash = bytes_by_part(replace(cuda, attention="flash"))
+    assert flash["scores"] == 4 * elements / cuda.seq_len  # one log-sum-exp a query
 
 
 SIZE = ModelSize(d_model=32, d_ff=56, num_layers=2, num_heads=2)
