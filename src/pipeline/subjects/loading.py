@@ -28,7 +28,7 @@ SHARED = "shared"
 def load(place: str) -> Any:
     """Return what a place names; of the course's getters, what they return; undo what that changes of global state.
 
-    Raises UserError where there is no such module, AttributeError, and whatever the module raises.
+    Raises UserError where there is no such module, AttributeError, and what the module itself raises.
     """
     target, attribute = split_place(place)
     source = find(target)

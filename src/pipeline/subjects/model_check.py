@@ -21,7 +21,7 @@ TOLERANCE = 1e-4
 
 
 def build_model(subject: Subject, size: ModelSize, vocab_size: int, context_length: int) -> nn.Module:
-    """Build the user's model from those of the course's arguments and ours that it takes; raises whatever it raises."""
+    """Build the user's model from those of the course's arguments and ours that it takes; raises what it raises."""
     make = load(subject.use)
     known: dict[str, Any] = {
         "vocab_size": size.vocabulary(vocab_size),

@@ -22,7 +22,7 @@ class Wrapped(nn.Module):
     """A module whose forward pass is that of the user's wrapper around it, which need be no module itself.
 
     Parameters are those of the wrapped module; of an FSDP wrapper that is a module its own, which may be shards.
-    Raises Wrong where the wrapper cannot be called with what is given, and whatever it raises.
+    Raises Wrong where the wrapper cannot be called with what is given, and what it raises itself.
     """
 
     def __init__(

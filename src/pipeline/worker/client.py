@@ -37,7 +37,7 @@ GRACE_S = 1.0
 
 def start() -> int:
     """Start the worker of all that this process starts from now on; return the descriptor whose end is the worker's."""
-    # The writing end is this process's alone, so that the end of the stream is its own end, be it by SIGKILL.
+    # Only this process has the writing end, so that the stream ends when it does, even by SIGKILL.
     end_of_this, kept_open = os.pipe()
     token = secrets.token_hex(16)
     subprocess.Popen(
