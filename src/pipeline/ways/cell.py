@@ -51,3 +51,10 @@ class RanksSettings:
     check_timeout_s: float = axis(300.0, minimum=1)  # of an implementation of the user's own
     timeout_s: float = axis(1800.0, minimum=1)
     threads: int = axis(0, minimum=0)
+
+
+@dataclass(frozen=True)
+class CapturedSettings(RanksSettings):
+    """The same where steps of some ways are captured; nsys: also by Nsight Systems, in processes of their own."""
+
+    nsys: bool = axis(False)

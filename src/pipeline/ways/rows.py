@@ -34,6 +34,7 @@ class WayCapture(Row):
     waiting_busy_pct: list[int] | None = column(
         "for equal parts of the step: share of time that communicates while nothing computes", minimum=0
     )
+    not_by_nsys: str | None = column("why there is no capture by nsys too; empty where there is, or none was wanted")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from pipeline.formulas.sizes import SIZES
@@ -96,18 +97,21 @@ class _Rank:
             result.lanes = capture_step(step.run, device, listen=self.context.rank == 0, file=file)
 
     def _build(self, way: Way) -> TrainingStep:
-        """Build a way's step: weights and tokens use the rank's own seed, so that to communicate makes a difference."""
+        """Build a way's step, from weights and tokens of the rank's own, so that to communicate makes a difference."""
         gc.collect()  # hooks refer to the module that has them: counting references alone would keep the turn before
         if self.turns_of_own is not None:
             self.turns_of_own.begin(way.name)
-        return way.build(
-            build_training_step(
-                SIZES[self.cell.size],
-                vocab_size=self.settings.vocab_size,
-                context_length=self.cell.context_length,
-                batch_size=self.cell.batch_size_per_rank,
-                precision=self.cell.precision,
-                device=self.context.device,
-                seed=self.context.rank,
-            )
-        )
+        return way.build(plain_step(self.cell, self.settings, self.context.device, self.context.rank))
+
+
+def plain_step(cell: RanksCell, settings: RanksSettings, device: torch.device, rank: int) -> TrainingStep:
+    """Build a rank's step that does not communicate."""
+    return build_training_step(
+        SIZES[cell.size],
+        vocab_size=settings.vocab_size,
+        context_length=cell.context_length,
+        batch_size=cell.batch_size_per_rank,
+        precision=cell.precision,
+        device=device,
+        seed=rank,
+    )

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 
 from pipeline.cells.fields import axis
 from pipeline.subjects.naming import Measured
-from pipeline.ways.cell import TRAIN_STEP, RanksCell, RanksSettings
+from pipeline.ways.cell import TRAIN_STEP, CapturedSettings, RanksCell
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True
@@ -53,7 +53,7 @@ class Cell(RanksCell):
 
 
 @dataclass(frozen=True)
-class Settings(RanksSettings):
+class Settings(CapturedSettings):
     """Shared by all cells. Variants take turns in `rounds`; every second round runs in reverse order."""
 
     warmup_steps: int = axis(2, minimum=2)  # torch's DDP rebuilds its buckets after the first step

@@ -24,7 +24,8 @@ from pipeline.stages.ddp.cell import (
 )
 from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
-from pipeline.ways.measure import measure_cell, time_rows
+from pipeline.ways.measure import time_rows
+from pipeline.ways.nsys_captures import measure_and_capture
 from pipeline.ways.way import Experiment, Result, Row, Way
 
 OURS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
@@ -119,4 +120,4 @@ EXPERIMENT = Experiment(
     own_ways=own_ways,
     alike_up_to=2,  # on more ranks sums have an order
 )
-measure = partial(measure_cell, EXPERIMENT)
+measure = partial(measure_and_capture, "ddp", EXPERIMENT)

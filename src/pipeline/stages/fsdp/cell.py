@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from pipeline.cells.fields import axis
 from pipeline.subjects.naming import Measured
-from pipeline.ways.cell import TRAIN_STEP, RanksCell, RanksSettings
+from pipeline.ways.cell import TRAIN_STEP, CapturedSettings, RanksCell
 
 SPLIT_AXIS = "precision"
 KEEPS_FILES = True
@@ -34,7 +34,7 @@ class Cell(RanksCell):
 
 
 @dataclass(frozen=True)
-class Settings(RanksSettings):
+class Settings(CapturedSettings):
     """Shared by all cells. The ways take turns in `rounds`; every second round runs in reverse order."""
 
     warmup_steps: int = axis(3, minimum=2)  # the order of the first step tells what to gather ahead in the second

@@ -21,7 +21,8 @@ from pipeline.parallel.replicas import broadcast_from_rank_0
 from pipeline.stages.fsdp.cell import COLLECTIVES, FULLY_SHARDED, IMPLS, SUBJECTS, WHOLE_STEP, Cell
 from pipeline.subjects.naming import Subject
 from pipeline.ways import notes
-from pipeline.ways.measure import measure_cell, time_rows, traffic_rows
+from pipeline.ways.measure import time_rows, traffic_rows
+from pipeline.ways.nsys_captures import measure_and_capture
 from pipeline.ways.way import Experiment, Result, Row, Turn, Way
 
 # Of NCCL's kernels and gloo's ranges; gloo reduces and scatters by an all-reduce.
@@ -155,4 +156,4 @@ EXPERIMENT = Experiment(
     own_ways=own_ways,
     weights=full_weights,
 )
-measure = partial(measure_cell, EXPERIMENT)
+measure = partial(measure_and_capture, "fsdp", EXPERIMENT)

@@ -1,0 +1,89 @@
+import importlib
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from pipeline import registry
+from pipeline.instruments.profilers import nsys
+from pipeline.instruments.sampling.stopwatch import Stopwatch
+from pipeline.ways import nsys_captures
+
+STAGES = ("ddp", "fsdp")
+
+
+def given(stage):
+    """Return what a stage measures, and a small cell and settings of it."""
+    declared = registry.stage(stage)
+    cell = declared.cell_type(size="tiny", batch_size_per_rank=1, context_length=8)
+    settings = declared.settings_type(vocab_size=100, warmup_steps=2, steps=5, rounds=1, nsys=True)
+    return importlib.import_module(f"pipeline.stages.{stage}.measure").EXPERIMENT, cell, settings
+
+
+@pytest.fixture
+def captured(monkeypatch):
+    """Let captures be made here; return the commands of those that were, by the names of their reports."""
+    commands = {}
+
+    def capture(command, report):
+        commands[report.name] = command
+        if "overlap" in report.name:
+            raise nsys.CaptureFailed("its importer lacks libraries")
+
+    monkeypatch.setattr(nsys, "capture", capture)
+    monkeypatch.setattr(nsys_captures, "ranks_on", lambda: ("nccl", "cuda"))
+    rows = [{"impl": impl, "waiting_busy_pct": []} for impl in ("naive", "overlap", "fsdp")]
+    monkeypatch.setattr(nsys_captures, "measure_cell", lambda *_: [{"impl": "naive", "phase": "forward"}, *rows])
+    return commands
+
+
+def test_each_captured_way_has_a_capture_and_its_row_says_why_if_it_has_none(captured, tmp_path):
+    experiment, cell, settings = given("ddp")
+    rows = nsys_captures.measure_and_capture("ddp", experiment, cell, settings, Stopwatch(), files_dir=tmp_path)
+    assert captured.keys() == {"naive.nsys-rep", "overlap.nsys-rep"}
+    assert [row.get("not_by_nsys", "no column") for row in rows][:3] == [
+        "no column",
+        None,
+        "its importer lacks libraries",
+    ]
+
+
+def test_nsys_is_left_alone_unless_the_settings_ask_for_it(captured, tmp_path):
+    experiment, cell, settings = given("ddp")
+    without = replace(settings, nsys=False)
+    rows = nsys_captures.measure_and_capture("ddp", experiment, cell, without, Stopwatch(), files_dir=tmp_path)
+    assert not captured
+    assert not any("not_by_nsys" in row for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", STAGES)
+def test_the_program_runs_a_step_of_every_captured_way_on_all_ranks(stage):
+    experiment, cell, settings = given(stage)
+    way = [way.name for way in experiment.ways if way.captured][-1]
+    done = subprocess.run(
+        nsys_captures.command(stage, way, cell, settings), capture_output=True, encoding="utf-8", check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("stage", STAGES)
+def test_on_gpus_a_capture_holds_kernels_of_all_ranks_and_ranges_of_one_step(stage, tmp_path):
+    if nsys.obstacle():
+        pytest.skip(nsys.obstacle())
+    import sqlite3
+
+    import torch
+
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs 2 GPUs")
+    experiment, cell, settings = given(stage)
+    way = next(way.name for way in experiment.ways if way.captured)
+    nsys.capture(nsys_captures.command(stage, way, cell, settings), tmp_path / "capture.nsys-rep")
+    nsys.export(tmp_path / "capture.nsys-rep", tmp_path / "capture.sqlite")
+    with sqlite3.connect(tmp_path / "capture.sqlite") as database:
+        devices = database.execute("SELECT DISTINCT deviceId FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchall()
+        ranges = database.execute("SELECT COUNT(*) FROM NVTX_EVENTS WHERE text = 'optimizer'").fetchone()
+    assert len(devices) == cell.world_size
+    assert ranges == (cell.world_size,)
