@@ -133,3 +133,8 @@ def test_where_memory_ran_out_it_is_told_what_others_held_of_it(reason, told):
 def test_only_several_ranks_of_a_machine_without_gpus_share_a_cpu(on_cpu, ranks, shares):
     assert shares_a_cpu(pd.DataFrame({"on_cpu": [on_cpu] * 2, "world_size": [1, ranks]})) is shares
     assert not shares_a_cpu(pd.DataFrame({"on_cpu": [True]}))
+
+
+def test_text_is_pythons_also_where_pyarrow_is_installed():
+    assert pd.get_option("mode.string_storage") == "python"
+    assert folded(timed("a", 1.0))["name"].dtype.storage == "python"

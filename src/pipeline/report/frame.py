@@ -25,6 +25,9 @@ from pipeline.cells.timed_rows import NEGLIGIBLE_SHARE, idle_columns
 from pipeline.report.markup import one_line
 from pipeline.statistics.medians import pooled_spread
 
+# With pyarrow installed pandas would keep text in Arrow's arrays, which refuse to be added to a column without a value.
+pd.set_option("mode.string_storage", "python")
+
 Records = Sequence[Mapping[str, Any]]
 # Rows with the same values here pool the spread of their repeats.
 KIND = ("phase", "clock", "precision", "dtype", "limited_by")
