@@ -1,6 +1,6 @@
 # make env      the environment in .venv, from constraints.txt, with what tests and checks need
 # make writeup  an environment without those and then everything: measure this machine, write reports/writeup.md
-# make quick    the same in five minutes: the first screen's figures
+# make quick    the same in six minutes: the first screen's figures
 # make test     the environment and then the tests, except the slow ones
 # make test-slow   those
 PYTHON ?= python3

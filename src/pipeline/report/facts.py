@@ -79,7 +79,7 @@ def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def without_values(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the cells without values but failed ones, which the first screen names: `cells`, `example`.
+    """Count the cells without values but failed ones, which the first screen names.
 
     Those of one stage, outcome and reason share a row; all that the machine lacks what it takes share one.
     """
@@ -88,13 +88,17 @@ def without_values(cells: pd.DataFrame) -> pd.DataFrame:
     lacking = lacking.assign(reason=reasons)
     is_skipped = lacking["outcome"] == "skipped"
     found = lacking[~is_skipped].groupby(["outcome", "stage", "reason"], sort=False)
-    found = found.agg(cells=("cell", "size"), example=("cell", "first")).reset_index()
+    found = found.size().reset_index(name="cells")
     skipped = lacking[is_skipped].groupby("outcome")
-    listed = skipped.agg(stage=("stage", _together), reason=("reason", _together), cells=("cell", "size"))
+    listed = skipped.agg(stage=("stage", _listed_once), reason=("reason", _told_once), cells=("cell", "size"))
     return pd.concat([found.sort_values("cells", ascending=False, kind="stable"), listed.reset_index()])
 
 
-def _together(values: pd.Series) -> str:
+def _listed_once(values: pd.Series) -> str:
+    return ", ".join(values.drop_duplicates())
+
+
+def _told_once(values: pd.Series) -> str:
     return "; ".join(values.drop_duplicates())
 
 

@@ -51,7 +51,12 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         own=lambda each: [part for part in each.parts if part.name in own.PARTS],
         row_links=row_links,
         rules=WORDS.note,
-        trust_tables=_trust_tables(cells, by_stage),
+        spread=WORDS.table(
+            "stages",
+            by_stage[by_stage["most_repeats"] > 1],
+            "stage most_repeats std_between_repeats:percent furthest_two:percent",
+        ),
+        lacking=facts.without_values(cells).to_dict("records"),
         scale=asked.scale,
         missing=facts.missing(asked.missing),
         changed_since=facts.changed_since(cells, asked.outdated),
@@ -116,13 +121,4 @@ def _alarms(cells: pd.DataFrame, told: Sequence[Told]) -> list[Table]:
         WORDS.table("failed", failed, "stage cell:code reason:code log:code", all_rows=False),
         WORDS.table("busy", busy, "stage cells"),
         *(table for each in told for table in each.section.alarms),
-    ]
-
-
-def _trust_tables(cells: pd.DataFrame, by_stage: pd.DataFrame) -> list[Table]:
-    repeated = by_stage[by_stage["most_repeats"] > 1]
-    lacking = facts.without_values(cells)
-    return [
-        WORDS.table("stages", repeated, "stage most_repeats std_between_repeats:percent furthest_two:percent"),
-        WORDS.table("lacking", lacking, "outcome stage cells reason example:code", all_rows=False),
     ]

@@ -104,9 +104,10 @@ def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
 
 
 def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Table:
-    """Write the step as written, each lever alone, the fastest that trains the same and the fastest of all."""
-    fastest = [*with_values(rows).nsmallest(1, "median_ms")["levers"], *tuned["levers"]]
-    is_told = rows["is_alone"] | rows["levers"].isin([EAGER, EAGER_AGAIN, *fastest]) | rows["predicted"].notna()
+    """Write the step as written, each lever alone, the fastest that trains the same, the fastest, and fp8."""
+    timed = with_values(rows)
+    named = [EAGER, EAGER_AGAIN, *timed.nsmallest(1, "median_ms")["levers"], *tuned["levers"]]
+    is_told = rows["is_alone"] | rows["levers"].isin([*named, *timed.dropna(subset="predicted")["levers"]])
     told = rows[is_told].join(duel.set_index("levers")[[*COLUMNS]], on="levers")
     at_most = " " + WORDS.say("at_most") if told["predicted"].notna().any() else ""
     shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes:gb mfu_pct repeats loss predicted:times"
