@@ -61,16 +61,17 @@ def test_how_ways_scale_is_told_of_models_with_several_batches_or_ranks_by_the_f
             timed(name, ms, case=f"{size} {world_size}", world_size=world_size, **cell) for name, ms in each_ms.items()
         ]
 
-    rows = case("xl", 2, none=10.0, mine=20.0, own=40.0, peer=80.0)
+    rows = case("xl", 2, none=10.0, mine=20.0, own=40.0, peer=80.0, slow=90.0)
     rows += case("xl", 4, none=10.0, mine=80.0, own=40.0, peer=20.0)
-    found = ways.scaled(steps(*rows, *case("2.7B", 2, none=1.0, mine=1.0)), ["mine", "own"], "peer", "none")
-    told = ["size", "world_size", "way", "tokens_per_s", "tokens_per_s_peer", "efficiency_pct"]
+    found = ways.scaled(steps(*rows, *case("2.7B", 2, none=1.0, mine=1.0)), ["mine", "own"], ["peer", "slow"], "none")
+    told = ["size", "world_size", "way", "tokens_per_s", "peer_tokens_per_s", "efficiency_pct"]
     assert found[told].to_numpy().tolist() == [
-        ["xl", 2, "mine", 20_000, 5_000, 50],
-        ["xl", 4, "own", 20_000, 40_000, 25],
+        ["xl", 2, "mine", 20_000, "5,000", 50],
+        ["xl", 4, "own", 20_000, "40,000", 25],
     ]
-    slow = [row | {"limited_by": "host"} for row in case("xl", 8, mine=20.0, peer=80.0)]
-    assert ways.scaled(steps(*rows, *slow), ["mine"], "peer")["tokens_per_s_peer"].notna().tolist() == [1, 1, 0]
+    by_host = [row | {"limited_by": "host"} for row in case("xl", 8, mine=20.0, peer=80.0)]
+    told = ways.scaled(steps(*rows, *by_host), ["mine"], ["peer"])["peer_tokens_per_s"]
+    assert told.tolist() == ["5,000", "40,000", "20,000 (host)"]
     heads = ways.scaling(found, "peer").markdown()
     assert ("variant" in heads, "peer, tokens/s" in heads) == (True, True)
     assert "variant" not in ways.scaling(found.assign(way="mine"), "peer").markdown()

@@ -79,30 +79,32 @@ def tables(cases: Sequence[pd.DataFrame], base: str, names: str, which: str = ""
     return [table(f"ways_{place}", steps, base, names, which) for place, steps in enumerate(cases[:2], start=1)]
 
 
-def scaled(steps: pd.DataFrame, ways: Sequence[str], peer: str, alone: str = "") -> pd.DataFrame:
+def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone: str = "") -> pd.DataFrame:
     """Return how the fastest of these ways scales: its step of each number of ranks and batch, of models with several.
 
-    Added: `tokens_per_s` of all ranks, `tokens_per_s_peer` unless the host limits the peer, and `efficiency_pct`: the
-    same step without communication, the way `alone`, over the step.
+    Added: `tokens_per_s` of all ranks; `peer_tokens_per_s` of the fastest peer, in words; `efficiency_pct`: the same
+    step without communication, the way `alone`, over the step.
     """
     steps = with_values(steps)
     tokens = steps["world_size"] * steps["batch_size_per_rank"] * steps["context_length"]
     steps = steps.assign(model=written(steps, MODEL), tokens_per_s=1e3 * tokens / steps["median_ms"])
     own = steps[steps["way"].isin(ways)].sort_values("median_ms").drop_duplicates("case")
     own = own[own["model"].duplicated(keep=False)].sort_values(["model", "world_size", "batch_size_per_rank"])
-    peers = steps[(steps["way"] == peer) & (steps["limited_by"] != "host")].set_index("case")
+    peer = steps[steps["way"].isin(peers)].sort_values("median_ms").drop_duplicates("case")
+    peer["mark"] = peer["status"].map({"unstable": "~"}).fillna("")
+    peer["limit"] = peer["limited_by"].map({"host": " (host)"}).fillna("")
+    told = dict(zip(peer["case"], written(peer, "{mark}{tokens_per_s:count}{limit}"), strict=True))
     without_ms = steps[steps["way"] == alone].set_index("case")["median_ms"]
     return own.assign(
         on=written(own, "{world_size} × {batch_size_per_rank}"),
-        tokens_per_s_peer=own["case"].map(peers["tokens_per_s"]),
-        status_peer=own["case"].map(peers["status"]),
+        peer_tokens_per_s=own["case"].map(told),
         efficiency_pct=100 * own["case"].map(without_ms) / own["median_ms"],
     )
 
 
 def scaling(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
     """Write steps from `scaled`, a row a model, number of ranks and batch of each; further: names of more columns."""
-    rates = "median_ms tokens_per_s:count tokens_per_s_peer:count efficiency_pct"
+    rates = "median_ms tokens_per_s:count peer_tokens_per_s:text efficiency_pct"
     names = f"model on way {rates} limited_by {further}"
     if steps["way"].nunique() == 1:
         names = names.replace(" way ", " ")

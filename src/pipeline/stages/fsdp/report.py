@@ -53,7 +53,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 def _scaled(steps: pd.DataFrame, rows: pd.DataFrame, collectives: pd.DataFrame) -> pd.DataFrame:
     """Return how our FSDP scales, with the communication that the formula expects, and what of it is exposed."""
-    ours = ways.scaled(steps, [OURS], TORCHS, NAMES["none"])
+    ours = ways.scaled(steps, [OURS], [TORCHS], NAMES["none"])
     rates = ways.gathering_rates(collectives).set_index(["backend", "world_size"])["busbw_gb_per_s"]
     own = zip(ours["backend"], ours["world_size"], strict=True)
     captured = rows[rows["way"] == OURS].groupby("case")["computation_ms"].max()

@@ -39,7 +39,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 
 def _scaling(steps: pd.DataFrame) -> Table:
-    return ways.scaling(ways.scaled(steps, [OURS], PLAIN), PLAIN, "rank_bytes exposed_communication_ms")
+    return ways.scaling(ways.scaled(steps, [OURS], [PLAIN]), PLAIN, "rank_bytes exposed_communication_ms")
 
 
 def _timeline(rows: pd.DataFrame) -> Chart:
