@@ -4,20 +4,19 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline import registry
 from pipeline.instruments.profilers import nsys
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.ways import nsys_captures
 
-STAGES = ("ddp", "fsdp")
+DDP, FSDP = "pipeline.stages.ddp", "pipeline.stages.fsdp"
 
 
-def given(stage):
+def given(package):
     """Return what a stage measures, and a small cell and settings of it."""
-    declared = registry.stage(stage)
-    cell = declared.cell_type(size="tiny", batch_size_per_rank=1, context_length=8)
-    settings = declared.settings_type(vocab_size=100, warmup_steps=2, steps=5, rounds=1, nsys=True)
-    return importlib.import_module(f"pipeline.stages.{stage}.measure").EXPERIMENT, cell, settings
+    declared = importlib.import_module(f"{package}.cell")
+    cell = declared.Cell(size="tiny", batch_size_per_rank=1, context_length=8)
+    settings = declared.Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, nsys=True)
+    return importlib.import_module(f"{package}.measure").EXPERIMENT, cell, settings
 
 
 @pytest.fixture
@@ -38,8 +37,8 @@ def captured(monkeypatch):
 
 
 def test_each_captured_way_has_a_capture_and_its_row_says_why_if_it_has_none(captured, tmp_path):
-    experiment, cell, settings = given("ddp")
-    rows = nsys_captures.measure_and_capture("ddp", experiment, cell, settings, Stopwatch(), files_dir=tmp_path)
+    experiment, cell, settings = given(DDP)
+    rows = nsys_captures.measure_and_capture(DDP, experiment, cell, settings, Stopwatch(), files_dir=tmp_path)
     assert captured.keys() == {"naive.nsys-rep", "overlap.nsys-rep"}
     assert [row.get("not_by_nsys", "no column") for row in rows][:3] == [
         "no column",
@@ -49,27 +48,27 @@ def test_each_captured_way_has_a_capture_and_its_row_says_why_if_it_has_none(cap
 
 
 def test_nsys_is_left_alone_unless_the_settings_ask_for_it(captured, tmp_path):
-    experiment, cell, settings = given("ddp")
+    experiment, cell, settings = given(DDP)
     without = replace(settings, nsys=False)
-    rows = nsys_captures.measure_and_capture("ddp", experiment, cell, without, Stopwatch(), files_dir=tmp_path)
+    rows = nsys_captures.measure_and_capture(DDP, experiment, cell, without, Stopwatch(), files_dir=tmp_path)
     assert not captured
     assert not any("not_by_nsys" in row for row in rows)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", STAGES)
-def test_the_program_runs_a_step_of_every_captured_way_on_all_ranks(stage):
-    experiment, cell, settings = given(stage)
+@pytest.mark.parametrize("package", [DDP, FSDP])
+def test_the_program_runs_a_step_of_every_captured_way_on_all_ranks(package):
+    experiment, cell, settings = given(package)
     way = [way.name for way in experiment.ways if way.captured][-1]
     done = subprocess.run(
-        nsys_captures.command(stage, way, cell, settings), capture_output=True, encoding="utf-8", check=False
+        nsys_captures.command(package, way, cell, settings), capture_output=True, encoding="utf-8", check=False
     )
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("stage", STAGES)
-def test_on_gpus_a_capture_holds_kernels_of_all_ranks_and_ranges_of_one_step(stage, tmp_path):
+@pytest.mark.parametrize("package", [DDP, FSDP])
+def test_on_gpus_a_capture_holds_kernels_of_all_ranks_and_ranges_of_one_step(package, tmp_path):
     if nsys.obstacle():
         pytest.skip(nsys.obstacle())
     import sqlite3
@@ -78,9 +77,9 @@ def test_on_gpus_a_capture_holds_kernels_of_all_ranks_and_ranges_of_one_step(sta
 
     if torch.cuda.device_count() < 2:
         pytest.skip("needs 2 GPUs")
-    experiment, cell, settings = given(stage)
+    experiment, cell, settings = given(package)
     way = next(way.name for way in experiment.ways if way.captured)
-    nsys.capture(nsys_captures.command(stage, way, cell, settings), tmp_path / "capture.nsys-rep")
+    nsys.capture(nsys_captures.command(package, way, cell, settings), tmp_path / "capture.nsys-rep")
     nsys.export(tmp_path / "capture.nsys-rep", tmp_path / "capture.sqlite")
     with sqlite3.connect(tmp_path / "capture.sqlite") as database:
         devices = database.execute("SELECT DISTINCT deviceId FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchall()

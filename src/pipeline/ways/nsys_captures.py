@@ -1,8 +1,9 @@
 """Captures by Nsight Systems of one step of ways to train. nsys runs this module as a program:
 
-python -m pipeline.ways.nsys_captures STAGE WAY AXIS=VALUE... SETTING=VALUE...
+python -m pipeline.ways.nsys_captures PACKAGE WAY AXIS=VALUE... SETTING=VALUE...
 """
 
+import dataclasses
 import importlib
 import sys
 import tempfile
@@ -14,7 +15,6 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing
 
-from pipeline import registry
 from pipeline.cells import fields
 from pipeline.instruments.profilers import nsys
 from pipeline.instruments.sampling.step_timing import synchronize
@@ -29,7 +29,7 @@ from pipeline.ways.way import Experiment, Row
 
 
 def measure_and_capture(
-    stage: str,
+    package: str,
     experiment: Experiment,
     cell: RanksCell,
     settings: CapturedSettings,
@@ -39,43 +39,44 @@ def measure_and_capture(
 ) -> list[Row]:
     """Measure a cell; where the settings ask for nsys, let it capture a step of each captured way too.
 
-    A capture is WAY.nsys-rep in `files_dir`; a captured row says why there is none.
+    package: the stage's, with its modules `cell` and `measure`. A capture is WAY.nsys-rep in `files_dir`; a captured
+    row says why there is none.
     """
     rows = measure_cell(experiment, cell, settings, stopwatch, subjects, files_dir)
     if not settings.nsys or files_dir is None:
         return rows
     with stopwatch.measuring():
         names = [way.name for way in experiment.ways if way.captured]
-        obstacles = {name: _obstacle(stage, name, cell, settings, files_dir) for name in names}
+        obstacles = {name: _obstacle(package, name, cell, settings, files_dir) for name in names}
     return [row | {"not_by_nsys": obstacles.get(row["impl"])} if "waiting_busy_pct" in row else row for row in rows]
 
 
-def command(stage: str, name: str, cell: RanksCell, settings: CapturedSettings) -> list[str]:
+def command(package: str, name: str, cell: RanksCell, settings: CapturedSettings) -> list[str]:
     """Return the command that runs this module as a program."""
-    return [sys.executable, "-m", __name__, stage, name, *fields.words(cell), *fields.words(settings)]
+    return [sys.executable, "-m", __name__, package, name, *fields.words(cell), *fields.words(settings)]
 
 
 def main(arguments: Sequence[str]) -> None:
     """Run the ranks of a cell as the program that nsys captures."""
-    stage, name, *given = arguments
-    declared = registry.stage(stage)
-    axes = len(declared.axes)  # their words come first
-    cell = fields.parse_words(declared.cell_type, given[:axes], f"{stage} cell")
-    settings = fields.parse_words(declared.settings_type, given[axes:], f"{stage} settings")
+    package, name, *given = arguments
+    declared = importlib.import_module(f"{package}.cell")
+    axes = len(dataclasses.fields(declared.Cell))  # their words come first
+    cell = fields.parse_words(declared.Cell, given[:axes], "cell")
+    settings = fields.parse_words(declared.Settings, given[axes:], "settings")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         # As new programs: nsys does not follow ranks that are only forked.
-        arguments_of_each = (stage, name, cell, settings, f"file://{folder}/store")
+        arguments_of_each = (package, name, cell, settings, f"file://{folder}/store")
         torch.multiprocessing.spawn(_run_rank, arguments_of_each, nprocs=cell.world_size)
 
 
-def _run_rank(rank: int, stage: str, name: str, cell: RanksCell, settings: CapturedSettings, store: str) -> None:
+def _run_rank(rank: int, package: str, name: str, cell: RanksCell, settings: CapturedSettings, store: str) -> None:
     """Warm up, then run the step that is captured: from rank 0's start of the profiler to its stop."""
     backend, device_type = ranks_on()
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
     if device_type == "cuda":
         torch.cuda.set_device(device)
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=cell.world_size)
-    experiment = importlib.import_module(f"pipeline.stages.{stage}.measure").EXPERIMENT
+    experiment = importlib.import_module(f"{package}.measure").EXPERIMENT
     way = next(way for way in experiment.ways if way.name == name)
     step = way.build(plain_step(cell, settings, device, rank))
     for _ in range(settings.warmup_steps):
@@ -98,12 +99,12 @@ def _barrier(device: torch.device) -> None:
     synchronize(device)
 
 
-def _obstacle(stage: str, name: str, cell: RanksCell, settings: CapturedSettings, folder: Path) -> str | None:
+def _obstacle(package: str, name: str, cell: RanksCell, settings: CapturedSettings, folder: Path) -> str | None:
     """Capture a way; return why that could not be done."""
     if ranks_on()[1] != "cuda":
         return "nsys captures need a CUDA GPU"
     try:
-        nsys.capture(command(stage, name, cell, settings), folder / f"{name}.nsys-rep")
+        nsys.capture(command(package, name, cell, settings), folder / f"{name}.nsys-rep")
     except nsys.CaptureFailed as failed:
         return str(failed)
     return None

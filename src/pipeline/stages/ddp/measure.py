@@ -120,4 +120,4 @@ EXPERIMENT = Experiment(
     own_ways=own_ways,
     alike_up_to=2,  # on more ranks sums have an order
 )
-measure = partial(measure_and_capture, "ddp", EXPERIMENT)
+measure = partial(measure_and_capture, str(__package__), EXPERIMENT)

@@ -156,4 +156,4 @@ EXPERIMENT = Experiment(
     own_ways=own_ways,
     weights=full_weights,
 )
-measure = partial(measure_and_capture, "fsdp", EXPERIMENT)
+measure = partial(measure_and_capture, str(__package__), EXPERIMENT)
