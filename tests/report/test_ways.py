@@ -116,6 +116,10 @@ def test_only_what_is_faster_is_a_change_to_make_and_the_answer_tells_both_or_wh
     answer = ways.answer(found, ["fully_shard"])
     assert re.search(rf"{after_ms:.1f} ms and 20.0 GB with fully_shard, .*100 ms and 20.0 GB with DDP", answer)
     assert found["verdict"].dropna().item() in answer
+    third = steps(timed(BASE, 100.0), timed("fully_shard", after_ms), timed("peer", 200.0)).assign(rank_bytes=20e9)
+    told = ways.answer(third, ["fully_shard"], peer="peer").removeprefix(answer)
+    assert ("200 ms" in told, f"{200 / after_ms:.2f}×" in told) == (True, True)
+    assert ways.answer(found, ["fully_shard"], peer="peer") == answer
     lacking = ways.answer(steps(failed(BASE), timed("fully_shard", 50.0)), ["fully_shard"])
     assert lacking.endswith("variants with results: fully_shard.")
 

@@ -15,7 +15,7 @@ from pipeline.report.formats import number, written
 from pipeline.report.frame import WHOLE_STEP, having, in_order, with_values
 from pipeline.report.section import Change
 from pipeline.report.table import Table
-from pipeline.report.versus import FASTER, beside
+from pipeline.report.versus import FASTER, beside, judge
 from pipeline.report.words import Words
 
 WORDS = Words(__file__)
@@ -156,15 +156,22 @@ def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
     return WORDS.chart("memory", drawn, "stack", "gb", "way", "name", panel="case")
 
 
-def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes") -> str:
-    """Say what the fastest of our ways takes beside the base; memory: the column of what a rank needs."""
+def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes", peer: str = "") -> str:
+    """Say what the fastest of our ways takes beside the base, and beside the way `peer` where that has a time.
+
+    memory: the column of what a rank needs.
+    """
     best = steps[steps["way"].isin(ours) & steps["ratio"].notna()].sort_values("median_ms").head(1)
     if best.empty:
         return only(steps)
     new, old = best.iloc[0], steps.loc[best["base"].iloc[0]]
     cost = Change.between("", "", old, new, memory)
     before, after = (each.replace(", ", " and ") for each in (cost.before, cost.after))
-    return WORDS.say("answer", before=before, after=after, old=old, new=new)
+    told = WORDS.say("answer", before=before, after=after, old=old, new=new)
+    peers = with_values(steps[steps["way"] == peer])
+    if peers.empty:
+        return told
+    return told + " " + WORDS.say("beside_peer", peer=peers.iloc[0], than=judge(peers.iloc[0], new))
 
 
 def only(steps: pd.DataFrame) -> str:

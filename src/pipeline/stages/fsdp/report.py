@@ -39,7 +39,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     scaling = ways.scaling(_scaled(steps, rows, beside.get("collectives", pd.DataFrame())), TORCHS, exposed)
     times = "timed_step_ms span_ms computation_ms gather_ms gather_exposed_ms exposed_pct scatter_ms scatter_exposed_ms"
     return Section(
-        ways.answer(lead, [OURS]),
+        ways.answer(lead, [OURS], peer=TORCHS),
         [*(tables if scaling.is_empty else [tables[0], scaling]), ways.memory(steps, rows)],
         ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
         for_course=[

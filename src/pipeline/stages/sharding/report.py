@@ -31,7 +31,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     lead = lead.join(ways.phases(own)["optimizer_phase_ms"], on="way")
     names = "optimizer_phase_ms sent_bytes rank_bytes weights_agree"
     return Section(
-        ways.answer(lead, [OURS]),
+        ways.answer(lead, [OURS], peer=TORCHS),
         [ways.table("ways_1", lead, PLAIN, names), _scaling(steps), ways.memory(steps, held)],
         ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
         for_course=[_moments(own), _timeline(own)],
