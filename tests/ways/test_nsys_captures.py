@@ -1,4 +1,5 @@
 import importlib
+import sqlite3
 import subprocess
 from dataclasses import replace
 
@@ -66,17 +67,11 @@ def test_the_program_runs_a_step_of_every_captured_way_on_all_ranks(package):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("package", [DDP, FSDP])
 def test_on_gpus_a_capture_holds_kernels_of_all_ranks_and_ranges_of_one_step(package, tmp_path):
     if nsys.obstacle():
         pytest.skip(nsys.obstacle())
-    import sqlite3
-
-    import torch
-
-    if torch.cuda.device_count() < 2:
-        pytest.skip("needs 2 GPUs")
     experiment, cell, settings = given(package)
     way = next(way.name for way in experiment.ways if way.captured)
     nsys.capture(nsys_captures.command(package, way, cell, settings), tmp_path / "capture.nsys-rep")

@@ -1,7 +1,7 @@
 """Describe a run: machines, software, outcomes by stage, how far its repeats lie apart."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pandas as pd
@@ -90,16 +90,12 @@ def without_values(cells: pd.DataFrame) -> pd.DataFrame:
     found = lacking[~is_skipped].groupby(["outcome", "stage", "reason"], sort=False)
     found = found.size().reset_index(name="cells")
     skipped = lacking[is_skipped].groupby("outcome")
-    listed = skipped.agg(stage=("stage", _listed_once), reason=("reason", _told_once), cells=("cell", "size"))
+    listed = skipped.agg(stage=("stage", _distinct(", ")), reason=("reason", _distinct("; ")), cells=("cell", "size"))
     return pd.concat([found.sort_values("cells", ascending=False, kind="stable"), listed.reset_index()])
 
 
-def _listed_once(values: pd.Series) -> str:
-    return ", ".join(values.drop_duplicates())
-
-
-def _told_once(values: pd.Series) -> str:
-    return "; ".join(values.drop_duplicates())
+def _distinct(separator: str) -> Callable[[pd.Series], str]:
+    return lambda values: separator.join(values.drop_duplicates())
 
 
 def missing(asked: Sequence[Mapping[str, Any]]) -> dict[str, int]:
