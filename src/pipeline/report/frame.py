@@ -202,6 +202,11 @@ def with_values(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["status"].isin(WITH_VALUES)]
 
 
+def without_skipped(rows: pd.DataFrame, who: str) -> pd.DataFrame:
+    """Leave out the names in this column that were skipped in every row of theirs."""
+    return rows[~rows["status"].eq("skipped").groupby(rows[who]).transform("all").astype(bool)]
+
+
 def having(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """Keep rows that have something in each of these columns; none where there is no such column."""
     if not set(columns) <= set(rows):

@@ -59,11 +59,14 @@ def test_lone_calls_repeats_and_gpus_stand_beside_the_queued_time():
     assert "0 of 1" in section.answer
 
 
-def test_flash_attention_4_has_a_row_and_a_bar_of_its_own_and_the_answer_says_where_it_is_faster():
+def test_flash_attention_4_has_columns_and_a_bar_of_its_own_and_the_answer_says_where_it_is_faster():
     rows = [row("triton", 1.0), row("sdpa_cudnn", 1.2)]
     section = told(*rows, row("fa4", 0.9))
-    found = shown(section)["shapes"].rows.set_index("who_peer")["verdict"]
-    assert found.to_dict() == {"cuDNN": "faster", "FlashAttention-4": "slower"}
+    (beside,) = shown(section)["shapes"].rows.to_dict("records")
+    assert (beside["who_peer"], beside["verdict"]) == ("cuDNN", "faster")
+    assert beside["fa4"].startswith("0.900, 0.90×")
+    assert beside["fa4"].endswith("slower")
+    assert "FlashAttention-4" not in shown(told(*rows))["shapes"].markdown().partition("\n\n")[2]
     assert set(shown(section)["rates"].rows["who"]) == {"ours", "cuDNN", "FlashAttention-4"}
     assert section.answer.removeprefix(told(*rows).answer).split()[:1] == ["FlashAttention-4"]
     assert "at 1 of the 1" in section.answer

@@ -48,8 +48,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     rates = best[["shape", "tflops_per_s", "status"]].itertuples(index=False, name=None)
     return Section(
         _answer(torch_s, heads_s) + _more(fa4_s, errors.rows),
-        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s), _gains(plain_s), errors],
-        for_course=[_grid(plain_s), _leaderboard(rows, ours)],
+        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s), _gains(plain_s)],
+        for_course=[errors, _grid(plain_s), _leaderboard(rows, ours)],
         compared=[Compared(f"attention, ours, {shape}", "TFLOP/s", rate, status) for shape, rate, status in rates],
     )
 
@@ -114,10 +114,17 @@ def _more(fa4_s: pd.DataFrame, errors: pd.DataFrame) -> str:
 
 
 def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame) -> Table:
-    duel = in_order(pd.concat([torch_s, fa4_s]), ["dtype", "work", "shape"], {"dtype": DTYPES})
+    """Write ours beside the fastest of PyTorch's, and beside FlashAttention-4 where that ran."""
+    fa4_s = fa4_s.assign(
+        fa4=written(fa4_s, "{median_ms_peer:number}, {gain}, {verdict}"), fa4_forward=fa4_s["forward"].to_list()
+    )
+    duel = torch_s.merge(fa4_s[[*PROBLEM, "fa4", "fa4_forward"]], "left", PROBLEM)
+    duel = duel.assign(
+        torch=written(duel, "{who_peer}, {median_ms_peer:number}"), beside=written(duel, "{gain}, {verdict}")
+    )
     gpus = duel["cards"].str.split(", ").explode().nunique()
-    names = "shape median_ms who_peer median_ms_peer gain verdict lone_ms forward tflops_per_s product_pct"
-    return WORDS.table("shapes", duel, names, gpus=gpus)
+    names = "shape median_ms torch beside lone_ms forward fa4 fa4_forward tflops_per_s product_pct"
+    return WORDS.table("shapes", duel, names, only_filled=True, gpus=gpus)
 
 
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:

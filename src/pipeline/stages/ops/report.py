@@ -6,12 +6,13 @@ import numpy as np
 import pandas as pd
 
 from pipeline.formulas.operations import WHOLE, flops, product_flops
+from pipeline.formulas.parameters import BY_SIZE
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import number, written
-from pipeline.report.frame import having, in_order, with_values
+from pipeline.report.frame import having, in_order, with_values, without_skipped
 from pipeline.report.section import Compared, Section
 from pipeline.report.table import Table
-from pipeline.report.versus import versus
+from pipeline.report.versus import FASTER, SLOWER, versus
 from pipeline.report.words import Words
 from pipeline.stages.ops.cell import IMPLS, Cell
 from pipeline.subjects.naming import OPERATIONS
@@ -20,19 +21,21 @@ WORDS = Words(__file__)
 PROBLEM = ["op", "dtype", "size", "batch_size", "context_length", "vocab_size"]
 CEILING = ["what", "kind", "dtype", "tflops_per_s", "gb_per_s", "cards"]
 NAMES = {"ours": "ours", "eager": "eager", "compile": "compiled", "liger": "Liger", "fused": "torch's fused"}
+HEAD = "linear_cross_entropy"
 OP_NAMES = {
     "rms_norm": "RMSNorm with the sum before it",
     "rotary": "rotary positions",
     "swiglu": "SwiGLU",
-    "linear_cross_entropy": "head and loss",
+    HEAD: "head and loss",
     "adamw": "AdamW of a block",
 }
 
 
 def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the ops stage; beside: ceilings, of which times are predicted."""
-    rows = in_order(rows, ["size", "dtype", "op", "impl"], {"op": OPERATIONS, "impl": IMPLS})
-    rows = rows.assign(what=rows["op"].map(OP_NAMES), who=rows["impl"].map(NAMES))
+    orders = {"size": BY_SIZE, "op": OPERATIONS, "impl": IMPLS}
+    rows = in_order(rows, ["size", "dtype", "op", "vocab_size", "impl"], orders)
+    rows = rows.assign(what=_called(rows), who=rows["impl"].map(NAMES))
     rows = rows.assign(operation=written(rows, "{size}, {dtype}: {what}"), model=written(rows, "{size}, {dtype}"))
     ceilings = beside.get("ceilings", pd.DataFrame(columns=CEILING))
     ceilings = ceilings[(ceilings["kind"] == "copy") | (ceilings["what"] == "matmul")]
@@ -41,11 +44,31 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     whole = _predicted(rows[rows["phase"] == WHOLE], copy_gb_per_s, products)
     timed = with_values(whole if len(with_values(whole)) else rows)
     best = timed.loc[timed.groupby("op", sort=False)["gb_per_s"].idxmax()]
+    duel = versus(whole, PROBLEM, "impl", ["ours"], [name for name in IMPLS if name != "ours"])
     return Section(
-        WORDS.say("answer", closest=timed.loc[timed["floor_share_pct"].idxmax()]),
-        [_floors(whole), _roofline(whole, copy_gb_per_s, products), _duel(whole), _times(whole, ceilings)],
-        compared=[Compared(row["what"], "GB/s", row["gb_per_s"], row["status"]) for _, row in best.iterrows()],
+        _answer(duel) + WORDS.say("closest", **timed.loc[timed["floor_share_pct"].idxmax()]),
+        [_floors(_largest(whole)), _roofline(whole, copy_gb_per_s, products), _table(_largest(duel))],
+        for_course=[_times(_largest(whole), ceilings)],
+        compared=[Compared(OP_NAMES[row["op"]], "GB/s", row["gb_per_s"], row["status"]) for _, row in best.iterrows()],
     )
+
+
+def _answer(duel: pd.DataFrame) -> str:
+    if duel.empty:
+        return ""
+    verdicts = duel["verdict"].value_counts().reindex([FASTER, SLOWER], fill_value=0)
+    return WORDS.say("answer", n=len(duel), **verdicts) + " "
+
+
+def _largest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows of the two largest models."""
+    return rows[rows["size"].isin(rows["size"].unique()[-2:])]
+
+
+def _called(rows: pd.DataFrame) -> pd.Series:
+    """Name the operations; head and loss with their vocabulary, of which a model may have several."""
+    over = pd.Series(written(rows, ", vocabulary {vocab_size:count}"), rows.index).where(rows["op"] == HEAD, "")
+    return rows["op"].map(OP_NAMES) + over
 
 
 def _predicted(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mapping[str, float]) -> pd.DataFrame:
@@ -96,15 +119,15 @@ def _roofline(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mappin
     return WORDS.chart("roofline", shown, "point", *axes, "who", hover=hover, label="name", lines=lines)
 
 
-def _duel(whole: pd.DataFrame) -> Table:
-    duel = versus(whole, PROBLEM, "impl", ["ours"], [name for name in IMPLS if name != "ours"])
+def _table(duel: pd.DataFrame) -> Table:
     names = "operation median_ms who_peer median_ms_peer gain verdict floor_share_pct extra_bytes extra_bytes_peer"
-    return WORDS.table("ops", duel, f"{names} output_rel_error", all_rows=False, only_filled=True)
+    return WORDS.table("ops", duel, f"{names} output_rel_error", only_filled=True)
 
 
 def _times(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
     """Write every implementation's time beside the predicted one, wrong results too."""
     cards = (", ".join(rows["cards"].dropna().unique()) for rows in (whole, ceilings) if len(rows))
+    whole = without_skipped(whole, "impl")
     # Of an operation, whatever came of an implementation.
     whole = whole.assign(predicted_ms=whole.groupby("operation")["predicted_ms"].transform("max"))
     whole = whole.assign(predicted=written(whole, "{predicted_ms:number}"))

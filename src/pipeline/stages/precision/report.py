@@ -30,7 +30,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     seen = with_values(rows[rows["experiment"] == "autocast"])
     sums = alike(added, CASE)
     for_course = [_dtypes(seen), _norms(norms, eps)]
-    return Section(_answer(sums, rows), [_curves(added), _sums(sums)], for_course=for_course)
+    return Section(_answer(sums, rows), [_curves(added)], for_course=[_sums(sums), *for_course])
 
 
 def _shown(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:

@@ -35,9 +35,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     ours = [NAMES[impl] for impl in OURS]
     return Section(
         ways.answer(steps, ours, "peak_bytes"),
-        [_table(steps), _budget(rows, steps), _fusions(rows, steps)],
+        [_table(steps), _budget(rows, steps)],
         ways.changes(steps, WORDS.defined["change"], ours, "peak_bytes"),
-        for_course=[_checks(rows), _losses(rows)],
+        for_course=[_fusions(rows, steps), _checks(rows), _losses(rows)],
     )
 
 

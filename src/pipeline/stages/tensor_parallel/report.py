@@ -9,7 +9,7 @@ from pipeline.instruments.profilers.kernel_categories import IDLE
 from pipeline.report import ways
 from pipeline.report.chart import Chart
 from pipeline.report.formats import written
-from pipeline.report.frame import in_order, with_values
+from pipeline.report.frame import in_order, with_values, without_skipped
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -42,8 +42,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     is_long = (contexts == contexts.max()) & (contexts.nunique() > 1)
     return Section(
         _answer(cases[0]),
-        [_table("blocks", blocks[~is_long]), _table("steps", steps[steps["what"] == "step"]), _by_kind(rows, steps)],
-        for_course=[_table("long", blocks[is_long])],
+        [_table("blocks", blocks[~is_long]), _by_kind(rows, steps)],
+        for_course=[_table("long", blocks[is_long]), _table("steps", steps[steps["what"] == "step"])],
     )
 
 
@@ -57,6 +57,7 @@ def _answer(steps: pd.DataFrame) -> str:
 
 
 def _table(name: str, steps: pd.DataFrame) -> Table:
+    steps = without_skipped(steps, "way")
     names = "of way median_ms in_turn_ms over_prediction:times overlapped_ms exposed_communication_ms sent_bytes:gb"
     names = f"{names} predicted_bytes:gb peak_bytes:gb"
     return WORDS.table(name, steps, names, all_rows=False, only_filled=True, repeats=steps["repeats"].max())
