@@ -30,7 +30,7 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
     seconds = cells[["start_up_s", "set_up_s", "measuring_s"]].sum()
     share = 100 * seconds["measuring_s"] / (seconds.sum() or 1.0)  # all may have failed
     software = {name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in SOFTWARE}
-    uuids = sorted({uuid[:12] for uuid in " ".join(having(cells, "gpus").get("gpus", [])).split()})
+    uuids = gpus(cells)
     told = {
         "machine": _listed(cells["machine"]),
         "GPU memory": _sizes(having(cells, "gpu_memory_bytes").get("gpu_memory_bytes", pd.Series(dtype=float))),
@@ -42,6 +42,11 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
         "cells took": f"{seconds.sum() / 60:,.0f} minutes without waits, {share:.0f}% of it measuring",
     }
     return {what: words for what, words in told.items() if words}
+
+
+def gpus(cells: pd.DataFrame) -> list[str]:
+    """Return the GPUs that cells were measured on, by the first characters of their UUIDs."""
+    return sorted({uuid[:12] for uuid in " ".join(having(cells, "gpus").get("gpus", [])).split()})
 
 
 def _listed(values: pd.Series) -> str:

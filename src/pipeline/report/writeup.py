@@ -45,6 +45,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
             *_alarms(cells, told),
         ],
         cells=len(cells),
+        gpus=len(facts.gpus(cells)),
         **by_stage[["with_values", "times", "unstable"]].sum(),
         shares_a_cpu=lambda each: shares_a_cpu(each.rows),
         noise=_noise,

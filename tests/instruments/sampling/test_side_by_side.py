@@ -33,7 +33,7 @@ class Doubling(Problem):
     """Judge all by `plain`, and call all again."""
 
     phases, device = PHASES, torch.device("cpu")
-    peers, judges_all, calls_all_again = ("plain",), True, True
+    peers, calls_all_again = ("plain", "other", "third"), True
 
     def __init__(self):
         self.x, self.drawn = torch.empty(4), None
@@ -186,6 +186,12 @@ def test_what_is_wrong_or_not_a_number_is_not_timed():
     assert "forward_rel_error" in rows["ours", "forward"]
     assert "forward_rel_error" not in rows["nan", "forward"]  # no record holds such a number
     assert of(rows, "plain", "status") == ["ok"] * 3
+
+
+def test_without_the_plain_way_all_are_judged_by_the_middle_one_of_its_peers_which_a_wrong_one_does_not_move():
+    rows = measured(plain=FailsAt(1, OOM), other=double, third=lambda x: 3 * x, ours=double)
+    statuses = {name: of(rows, name, "status")[0] for name in ("plain", "other", "third", "ours")}
+    assert statuses == {"plain": "oom", "other": "ok", "third": "wrong", "ours": "ok"}
 
 
 def test_one_that_remembers_results_is_wrong_when_it_is_called_again_on_other_numbers():

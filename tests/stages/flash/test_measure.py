@@ -82,9 +82,13 @@ def test_a_gpu_too_old_for_the_kernels_is_the_reason_for_which_they_are_skipped(
     assert {rows["eager", phase]["status"] for phase in PHASES} <= {"ok", "unstable"}
 
 
-def test_a_wrong_implementation_shows_in_its_errors(measured):
-    row = measured(["tiled"], tiled=lambda q, k, v, _is_causal: eager_attention(q, k, v, False))["tiled", "forward"]
-    assert min(row["output_rel_error"], row["output_max_error"]) > 0.1
+@pytest.mark.parametrize("others", [[], ["eager", "sdpa"]])
+def test_a_wrong_implementation_has_errors_and_no_times_whether_it_is_the_users_or_not(measured, others):
+    rows = measured(["tiled", *others], tiled=lambda q, k, v, _is_causal: eager_attention(q, k, v, False))
+    assert min(rows["tiled", "forward"]["output_rel_error"], rows["tiled", "forward"]["output_max_error"]) > 0.1
+    assert {rows["tiled", phase]["status"] for phase in PHASES} == {"wrong"}
+    assert not any("samples_ms" in rows["tiled", phase] for phase in PHASES)
+    assert all("samples_ms" in rows[name, phase] for name in others for phase in PHASES)
 
 
 def laid_out_by_token(q, k, v, causal):

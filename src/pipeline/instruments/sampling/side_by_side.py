@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from statistics import median_low
 from typing import Any, TypeVar, cast
 
 import torch
@@ -42,15 +43,14 @@ AGAIN = (
 class Problem(ABC):
     """What implementations are given, and how right their results are.
 
-    phases: in the order in which they are tried; a whole one, of which others are parts, comes last. peers: by their
-    largest errors others are judged. judges_all: all are judged, not the user's own alone. calls_all_again: all are
-    called again after the timing, not the user's own and the peers alone.
+    phases: in the order in which they are tried; a whole one, of which others are parts, comes last. peers: the plain
+    way, by whose errors all are judged, and those that stand in for it. calls_all_again: all are called again after the
+    timing, not the user's own and the peers alone.
     """
 
     phases: tuple[str, ...]
     device: torch.device
     peers: tuple[str, ...]
-    judges_all: bool
     calls_all_again: bool
 
     @abstractmethod
@@ -231,16 +231,20 @@ class SideBySide:
 
     def _judge(self, found: Mapping[str, Errors], words: str) -> None:
         """Fail implementations whose errors are far above the usual: wrong results have no times."""
-        for name in (name for name in found if self.problem.judges_all or name in self.own):
-            said = (self.problem.far_off(what, error, self._usual(what, found)) for what, error in found[name].items())
+        for name, errors in found.items():
+            said = (self.problem.far_off(what, error, self._usual(what, found)) for what, error in errors.items())
             if reason := next(filter(None, said), None):
                 trial = self.trials[name]
                 trial.works, trial.failure = {}, {"status": "wrong", "reason": words + reason}
 
     def _usual(self, quantity: str, found: Mapping[str, Errors]) -> tuple[float, float] | None:
-        """Return the largest errors of the peers; None where none gave a result."""
-        errors = [found[name][quantity] for name in self.problem.peers if quantity in found.get(name, ())]
-        return (max(rel for rel, _ in errors), max(top for _, top in errors)) if errors else None
+        """Return the errors of the plain way, else the middle ones of the other peers; None where none has any."""
+        plain, *others = self.problem.peers
+        if quantity in found.get(plain, ()):
+            return found[plain][quantity]
+        errors = [found[name][quantity] for name in others if quantity in found.get(name, ())]
+        rels, tops = zip(*errors, strict=True) if errors else ((), ())
+        return (median_low(rels), median_low(tops)) if errors else None  # one that is wrong does not move them
 
     def _row(self, key: Key, timed: Interleaving[Key], columns: Callable[[Key], Row]) -> Row:
         (name, phase), trial = key, self.trials[key[0]]

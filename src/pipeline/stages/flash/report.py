@@ -110,7 +110,8 @@ def _more(fa4_s: pd.DataFrame, errors: pd.DataFrame) -> str:
     """Say how often FlashAttention-4 is faster, and how exact the output of ours is in the first dtype, if measured."""
     slower, output = fa4_s["verdict"].eq(SLOWER).sum(), errors[errors["part"] == "output"]
     fa4 = "" if fa4_s.empty else " " + WORDS.say("fa4", slower=slower, n=len(fa4_s))
-    return fa4 + ("" if output.empty else " " + WORDS.say("exact", **output.iloc[0]))
+    beside = "" if output.empty or pd.isna(output["error_torch"].iloc[0]) else WORDS.say("torch", **output.iloc[0])
+    return fa4 + ("" if output.empty else " " + WORDS.say("exact", beside=beside, **output.iloc[0]))
 
 
 def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame) -> Table:
@@ -160,13 +161,19 @@ def _gains(duel: pd.DataFrame) -> Chart:
 
 
 def _errors(rows: pd.DataFrame, ours: str) -> Table:
-    """Put the largest errors of ours beside plain attention's, over the problems at which both were checked."""
+    """Put the largest errors of ours beside plain attention's, over the problems at which both were checked.
+
+    error_torch: of each problem, the smallest error of PyTorch's kernels.
+    """
     on = [*PROBLEM, "phase"]
     checked = rows.rename(columns=ERRORS).melt([*on, "impl"], ERRORS.values(), "part", "error").dropna()
     mine, plain = (checked[checked["impl"] == impl] for impl in (ours, "eager"))
-    both = mine.merge(plain, on=[*on, "part"], suffixes=("", "_peer")).groupby(["dtype", "part"], sort=False)
-    found = both[["error", "error_peer"]].max().assign(problems=both.size()).reset_index()
-    return WORDS.table("errors", found, "dtype part error error_peer problems", across="part")
+    both = mine.merge(plain, on=[*on, "part"], suffixes=("", "_peer"))
+    kernels = checked[checked["impl"].str.startswith("sdpa")].groupby([*on, "part"], as_index=False)["error"].min()
+    both = both.merge(kernels.rename(columns={"error": "error_torch"}), "left", [*on, "part"])
+    both = both.groupby(["dtype", "part"], sort=False)
+    found = both[["error", "error_torch", "error_peer"]].max().assign(problems=both.size()).reset_index()
+    return WORDS.table("errors", found, "dtype part error error_torch error_peer problems", across="part")
 
 
 def _leaderboard(rows: pd.DataFrame, ours: str) -> Table:

@@ -108,7 +108,8 @@ def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
     for old, new in ((every.loc[row["base"]], row) for _, row in flash.iterrows()):
         if old["attention"] == "eager" and old["checkpoint_every"]:
             cards = " (each time measured on a different GPU)" if old["cards_ms"] != new["cards_ms"] else ""
-            where = f"{new['size']}, batch {new['setting_batch_size']:.0f}, context {new['context_length']}{cards}"
+            model = f"{new['size']}, {new['precision']}"
+            where = f"{model}, batch {new['setting_batch_size']:.0f}, context {new['context_length']}{cards}"
             found.append(Change.between("our flash attention, where plain needs checkpoints", where, old, new))
     return found
 

@@ -19,7 +19,7 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 class OperationProblem(operation_problems.Problem, side_by_side.Problem):
     """A call of the operation; of AdamW, a step."""
 
-    peers, judges_all = ("eager",), True
+    peers = ("eager",)
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
         """Take the memory of the inputs; `draw` fills them."""

@@ -11,7 +11,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import number, written
 from pipeline.report.frame import having, in_order, with_values, without_skipped
 from pipeline.report.section import Compared, Section
-from pipeline.report.table import Table
+from pipeline.report.table import NOTHING, Table
 from pipeline.report.versus import FASTER, SLOWER, versus
 from pipeline.report.words import Words
 from pipeline.stages.ops.cell import IMPLS, Cell
@@ -36,7 +36,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     orders = {"size": BY_SIZE, "op": OPERATIONS, "impl": IMPLS}
     rows = in_order(rows, ["size", "dtype", "op", "vocab_size", "impl"], orders)
     rows = rows.assign(what=_called(rows), who=rows["impl"].map(NAMES))
-    rows = rows.assign(operation=written(rows, "{size}, {dtype}: {what}"), model=written(rows, "{size}, {dtype}"))
+    rows = rows.assign(model=written(rows, "{size}, {dtype}"))
+    tokens = pd.Series(written(rows, ", {batch_size} × {context_length:,} tokens"), rows.index)
+    rows = rows.assign(operation=rows["model"] + tokens.where(rows["op"] != "adamw", "") + ": " + rows["what"])
     ceilings = beside.get("ceilings", pd.DataFrame(columns=CEILING))
     ceilings = ceilings[(ceilings["kind"] == "copy") | (ceilings["what"] == "matmul")]
     copy_gb_per_s = ceilings.loc[ceilings["kind"] == "copy", "gb_per_s"].max()
@@ -47,8 +49,11 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     duel = versus(whole, PROBLEM, "impl", ["ours"], [name for name in IMPLS if name != "ours"])
     return Section(
         _answer(duel) + WORDS.say("closest", **timed.loc[timed["floor_share_pct"].idxmax()]),
-        [_floors(_largest(whole)), _roofline(whole, copy_gb_per_s, products), _table(_largest(duel))],
-        for_course=[_times(_largest(whole), ceilings)],
+        [
+            _floors(_largest(whole)),
+            _roofline(whole, copy_gb_per_s, products),
+            _times(_largest(whole), duel, ceilings),
+        ],
         compared=[Compared(OP_NAMES[row["op"]], "GB/s", row["gb_per_s"], row["status"]) for _, row in best.iterrows()],
     )
 
@@ -89,7 +94,9 @@ def _predicted(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mappi
 
 
 def _floors(whole: pd.DataFrame) -> Chart:
-    shown = with_values(whole.assign(rate=written(whole, "{gb_per_s:,.0f} GB/s")))
+    rates = pd.Series(written(whole, "{gb_per_s:,.0f} GB/s"), whole.index)
+    of_head = pd.Series(written(whole, "{work_tflops_per_s:,.0f} TFLOP/s"), whole.index)
+    shown = with_values(whole.assign(rate=rates.mask(whole["op"] == HEAD, of_head)))
     axes, limits = ("floor_share_pct", "what"), [Limit(100.0, "the data sheet's")]
     return WORDS.chart(
         "floors", shown, "bar", *axes, "who", label="rate", panel="model", limits=limits, hover="median_ms"
@@ -119,17 +126,17 @@ def _roofline(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mappin
     return WORDS.chart("roofline", shown, "point", *axes, "who", hover=hover, label="name", lines=lines)
 
 
-def _table(duel: pd.DataFrame) -> Table:
-    names = "operation median_ms who_peer median_ms_peer gain verdict floor_share_pct extra_bytes extra_bytes_peer"
-    return WORDS.table("ops", duel, f"{names} output_rel_error", only_filled=True)
-
-
-def _times(whole: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
-    """Write every implementation's time beside the predicted one, wrong results too."""
+def _times(whole: pd.DataFrame, duel: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
+    """Write every implementation's time beside the predicted one, wrong results too, and how ours compares."""
     cards = (", ".join(rows["cards"].dropna().unique()) for rows in (whole, ceilings) if len(rows))
-    whole = without_skipped(whole, "impl")
+    duel = duel.assign(
+        beside=written(duel, "{gain}, {verdict}"),
+        extra=written(duel, "{extra_bytes:data_size} / {extra_bytes_peer:data_size}"),
+    )
+    whole = without_skipped(whole, "impl").merge(duel[[*PROBLEM, "beside", "extra"]], "left", PROBLEM)
+    whole = whole.astype({"beside": object, "extra": object}).fillna({"beside": NOTHING, "extra": NOTHING})
     # Of an operation, whatever came of an implementation.
     whole = whole.assign(predicted_ms=whole.groupby("operation")["predicted_ms"].transform("max"))
     whole = whole.assign(predicted=written(whole, "{predicted_ms:number}"))
-    names = "operation predicted who median_ms predicted_times:times"
+    names = "operation beside extra predicted who median_ms predicted_times:times"
     return WORDS.table("times", whole, names, across="who", cards="; ceilings on ".join(cards))

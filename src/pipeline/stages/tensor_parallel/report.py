@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from pipeline.cells.timed_rows import MOST_HELD_UP
 from pipeline.instruments.profilers.budget import ORDER
 from pipeline.instruments.profilers.kernel_categories import IDLE
 from pipeline.report import ways
@@ -40,11 +41,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     blocks = steps[steps["what"] == "block"]
     contexts = blocks["context_length"]
     is_long = (contexts == contexts.max()) & (contexts.nunique() > 1)
-    return Section(
-        _answer(cases[0]),
-        [_table("blocks", blocks[~is_long]), _by_kind(rows, steps)],
-        for_course=[_table("long", blocks[is_long]), _table("steps", steps[steps["what"] == "step"])],
-    )
+    tables = [_table("long", blocks[is_long]), _table("blocks", blocks[~is_long])]
+    whole = _table("steps", steps[steps["what"] == "step"])
+    shown, *others = sorted(tables, key=lambda table: table.is_empty)
+    return Section(_answer(cases[0]), [shown, whole, _by_kind(rows, steps)], for_course=others)
 
 
 def _answer(steps: pd.DataFrame) -> str:
@@ -57,18 +57,23 @@ def _answer(steps: pd.DataFrame) -> str:
 
 
 def _table(name: str, steps: pd.DataFrame) -> Table:
-    steps = without_skipped(steps, "way")
-    names = "of way median_ms in_turn_ms over_prediction:times overlapped_ms exposed_communication_ms sent_bytes:gb"
+    # Of what was measured well, in the same processes, whatever the step is.
+    steps = without_skipped(steps, "way").assign(status_by_formula="ok")
+    steps = steps.rename(columns={name: f"{name}_by_formula" for name in ("in_turn_ms", "overlapped_ms")})
+    names = "of way median_ms in_turn_ms_by_formula over_prediction:times overlapped_ms_by_formula"
+    names = f"{names} exposed_communication_ms sent_bytes:gb"
     names = f"{names} predicted_bytes:gb peak_bytes:gb"
     return WORDS.table(name, steps, names, all_rows=False, only_filled=True, repeats=steps["repeats"].max())
 
 
 def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
-    """Draw what a profiled step's time goes into, and under each way what its formula counts."""
+    """Draw what a profiled step's time goes into, unless profiling held it up; under it what its formula counts."""
+    held_up = steps[steps["profiled_ms"] > MOST_HELD_UP * steps["median_ms"]]
     measured = rows[(rows["measures"] == "budget") & rows["work_ms"].notna()]
+    measured = measured[~(measured["case"] + measured["way"]).isin(held_up["case"] + held_up["way"])]
     known = steps[steps["case"].isin(measured["case"]) & steps["way"].isin(measured["way"])]
     counted = [
-        known.assign(way=known["way"] + ", " + BY_FORMULA, category=category, work_ms=known[column])
+        known.assign(way=known["way"] + ", " + BY_FORMULA, category=category, work_ms=known[column], status="ok")
         for category, column in (("matmul", "compute_ms"), ("communication", "communication_ms"))
     ]
     ordered = [each for name in NAMES.values() for each in (name, f"{name}, {BY_FORMULA}")]
