@@ -71,7 +71,7 @@ def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
     held_up = steps[steps["profiled_ms"] > MOST_HELD_UP * steps["median_ms"]]
     measured = rows[(rows["measures"] == "budget") & rows["work_ms"].notna()]
     measured = measured[~(measured["case"] + measured["way"]).isin(held_up["case"] + held_up["way"])]
-    known = steps[steps["case"].isin(measured["case"]) & steps["way"].isin(measured["way"])]
+    known = steps[(steps["case"] + steps["way"]).isin(measured["case"] + measured["way"])]
     counted = [
         known.assign(way=known["way"] + ", " + BY_FORMULA, category=category, work_ms=known[column], status="ok")
         for category, column in (("matmul", "compute_ms"), ("communication", "communication_ms"))
