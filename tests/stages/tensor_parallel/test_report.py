@@ -92,4 +92,4 @@ def test_a_cell_on_a_cpu_has_a_section_without_what_only_gpus_tell(block_rows):
     parts = shown(section)
     assert "blocks" in parts
     assert "by_kind" not in parts
-    assert "skipped" not in parts["blocks"].markdown()  # by all ranks alike, so that there is nothing to tell
+    assert "skipped" not in parts["blocks"].markdown()  # every row of that way was skipped

@@ -102,8 +102,8 @@ class AttentionProblem(Problem):
     def far_off(self, quantity: str, error: tuple[float, float], usual: tuple[float, float] | None) -> str | None:
         """Say which error is far above that of PyTorch's own, or NaN; None where none is.
 
-        On an H200 right implementations came to 0.36 of what is allowed at most. One row of 1,024 left out makes errors
-        3.5 (relative) and 7 (largest) times as large.
+        On an H200, the errors of right implementations were at most 0.36 of those allowed here. Leaving out one row of
+        1,024 makes errors 3.5 (relative) and 7 (largest) times as large.
         """
         from pipeline.subjects.checking import TF32_EPS
         from pipeline.subjects.operation_check import FINE_EPS, LIMITS

@@ -57,7 +57,7 @@ def _answer(steps: pd.DataFrame) -> str:
 
 
 def _table(name: str, steps: pd.DataFrame) -> Table:
-    # Of what was measured well, in the same processes, whatever the step is.
+    # The rates behind a prediction are stable even where the step is not.
     steps = without_skipped(steps, "way").assign(status_by_formula="ok")
     steps = steps.rename(columns={name: f"{name}_by_formula" for name in ("in_turn_ms", "overlapped_ms")})
     names = "of way median_ms in_turn_ms_by_formula over_prediction:times overlapped_ms_by_formula"
