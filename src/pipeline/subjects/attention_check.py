@@ -14,8 +14,9 @@ from torch import Tensor
 from pipeline.attention.reference import allowed_errors, exact_attention
 from pipeline.errors import Skipped
 from pipeline.instruments.memory.out_of_memory import is_out_of_memory
+from pipeline.instruments.sampling.error_limits import TF32_EPS
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.subjects.checking import REFUSALS, TF32_EPS, Verdict, Wrong, is_of_triton, lacks
+from pipeline.subjects.checking import REFUSALS, Verdict, Wrong, is_of_triton, lacks
 from pipeline.subjects.loading import SHARED, WAYS, Attend, attention_of
 from pipeline.subjects.naming import Subject
 

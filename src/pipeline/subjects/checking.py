@@ -19,8 +19,6 @@ Item = TypeVar("Item")  # a subject, say
 Row = dict[str, Any]
 # By these an implementation says of itself that it does not take a problem.
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
-# TF32 has 10 bits of fraction. In it multiply a Triton kernel's fp32 products where nobody asks for more.
-TF32_EPS = 2.0**-10
 LONGEST_REASON = 300
 FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 ONLY_RANK, TOO_LONG = "rank 0 of 1", "sent no result"

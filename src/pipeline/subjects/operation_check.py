@@ -3,7 +3,7 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,25 +11,15 @@ from torch import Tensor
 from pipeline.errors import Skipped
 from pipeline.formulas.operations import Widths
 from pipeline.formulas.sizes import OwnSize
+from pipeline.instruments.sampling import error_limits
+from pipeline.instruments.sampling.error_limits import FINE_EPS, LIMITS, STEP_EPS, TF32_EPS
 from pipeline.model.operation_problems import ADAMW, Errors, Problem, as_tuple
 from pipeline.model.operations import DIFFERENTIABLE
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.subjects.checking import REFUSALS, TF32_EPS, Verdict, Wrong, is_of_triton
+from pipeline.subjects.checking import REFUSALS, Verdict, Wrong, is_of_triton
 from pipeline.subjects.loading import load
 from pipeline.subjects.naming import Subject, operation_of
 
-
-class Limit(NamedTuple):
-    """What an error may be: so many times that of the plain way, or so many units of rounding, whichever is more."""
-
-    words: str
-    times: float
-    units: float
-
-
-LIMITS = (Limit("a relative error", 3, 2), Limit("an error somewhere", 4, 16))
-FINE_EPS = 2.0**-20  # of fp32 numbers that are summed in another order
-STEP_EPS = 2.0**-17  # of an update of fp32 weights, some twenty times as large as it: their rounding counts
 VOCAB_SIZE = 250
 SIZES = {"widths of powers of two": OwnSize(64, 128, 1, 4, 4), "other widths": OwnSize(96, 160, 1, 6, 2)}
 SEQUENCES = ((2, 16), (1, 37))
@@ -121,11 +111,7 @@ def far_off(what: str, error: Errors, usual: Errors | None, problem: Problem) ->
     has_products = problem.operation == "linear_cross_entropy" and problem.device.type == "cuda"
     fine_eps = TF32_EPS if has_products else STEP_EPS if problem.operation == "adamw" else FINE_EPS
     eps = {torch.float32: fine_eps}.get(problem.dtype, torch.finfo(problem.dtype).eps)
-    for limit, found, plain in zip(LIMITS, error, usual or (0.0, 0.0), strict=True):
-        allowed = max(limit.times * plain, limit.units * eps)
-        if not found <= allowed:  # nor where it is NaN
-            return f"{what} has {limit.words} of {found:.2g}, the plain way {plain:.2g}, allowed is {allowed:.2g}"
-    return None
+    return error_limits.far_off(what, error, usual or (0.0, 0.0), eps, "the plain way")
 
 
 def _check_steps(make: Callable[..., Any], problem: Problem, words: str) -> None:
@@ -137,7 +123,7 @@ def _check_steps(make: Callable[..., Any], problem: Problem, words: str) -> None
         raise Wrong("changes a parameter that has no gradient")
     moved = [(wanted - before.double()) for wanted, before in zip(exact, start, strict=True)][:-1]
     off = _relative(found[:-1], exact, moved), _relative(usual[:-1], exact, moved)
-    allowed = max(LIMITS[0].times * off[1], LIMITS[0].units * FINE_EPS)
+    allowed = LIMITS[0].allowed(off[1], FINE_EPS)
     if not off[0] <= allowed:
         raise Wrong(
             f"after {STEPS} steps weights are off by {off[0]:.2g} of how far they move, torch's AdamW by {off[1]:.2g}, "

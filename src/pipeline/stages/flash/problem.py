@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from pipeline.attention.reference import ExactAttention, exact_attention
+from pipeline.instruments.sampling import error_limits
+from pipeline.instruments.sampling.error_limits import FINE_EPS, TF32_EPS
 from pipeline.instruments.sampling.interleaving import Work
 from pipeline.instruments.sampling.side_by_side import Errors, Problem
 from pipeline.stages.flash.cell import BOTH_PHASES, PHASES, Cell
@@ -105,17 +107,8 @@ class AttentionProblem(Problem):
         On an H200, the errors of right implementations were at most 0.36 of those allowed here. Leaving out one row of
         1,024 makes errors 3.5 (relative) and 7 (largest) times as large.
         """
-        from pipeline.subjects.checking import TF32_EPS
-        from pipeline.subjects.operation_check import FINE_EPS, LIMITS
-
         coarse = self.dtype != torch.float32 or self.device.type == "cuda"  # where products may be in TF32
-        rounding = 2 * torch.finfo(self.dtype).eps
-        for limit, found, peers in zip(LIMITS, error, usual or (rounding, rounding), strict=True):
-            allowed = max(limit.times * peers, limit.units * (TF32_EPS if coarse else FINE_EPS))
-            if not found <= allowed:  # nor where it is NaN
-                beside = f"PyTorch's own {peers:.2g}, " if usual else ""
-                return (
-                    f"{quantity} has {limit.words} of {found:.2g} at length {self.cell.seq_len}, {beside}allowed is "
-                    f"{allowed:.2g}"
-                )
-        return None
+        eps, rounding = TF32_EPS if coarse else FINE_EPS, 2 * torch.finfo(self.dtype).eps
+        beside = "PyTorch's own" if usual else "rounding"
+        what = f"{quantity} at length {self.cell.seq_len}"
+        return error_limits.far_off(what, error, usual or (rounding, rounding), eps, beside)
