@@ -61,8 +61,9 @@ def watch(monkeypatch):
     return Watch(monkeypatch)
 
 
-def test_eager_is_timed_before_the_model_is_compiled_and_profiles_come_last(watch):
-    rows = watch.rows()
+@pytest.mark.parametrize("context_length", [0, CELL.context_length])
+def test_eager_is_timed_before_the_model_is_compiled_and_profiles_come_last(watch, context_length):
+    rows = watch.rows(settings=replace(SETTINGS, compiled_context_length=context_length))
     assert set(rows) == {(key["mode"], key["phase"]) for key in CELL.row_keys()}
     assert watch.seen == ["pinned", *watch.step.model.layers, "pinned", "force_eager", "default"]
     assert {int(state["step"]) for state in watch.step.optimizer.state.values()} == {2 * STEPS + 1}
@@ -70,9 +71,14 @@ def test_eager_is_timed_before_the_model_is_compiled_and_profiles_come_last(watc
 
 
 @pytest.mark.parametrize(
-    ("cell", "settings"), [(replace(CELL, warmup_steps=2), SETTINGS), (CELL, replace(SETTINGS, compiled=False))]
+    ("cell", "settings"),
+    [
+        (replace(CELL, warmup_steps=2), SETTINGS),
+        (CELL, replace(SETTINGS, compiled=False)),
+        (CELL, replace(SETTINGS, compiled_context_length=CELL.context_length + 1)),
+    ],
 )
-def test_a_study_of_the_warm_up_and_a_scale_without_compiling_time_eager_steps_alone(watch, cell, settings):
+def test_a_study_of_the_warm_up_and_a_scale_without_compiling_here_time_eager_steps_alone(watch, cell, settings):
     assert set(watch.rows(cell, settings)) == {(EAGER, phase) for phase in PHASES}
     assert {int(state["step"]) for state in watch.step.optimizer.state.values()} == {20 + cell.warmup_steps}
 

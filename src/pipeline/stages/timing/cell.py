@@ -36,13 +36,15 @@ class Cell:
     warmup_steps: int = axis(USUAL_WARMUP, minimum=0)
     repeat: int = axis(1, minimum=1)
 
-    def modes(self, compiled: bool = True) -> tuple[str, ...]:
-        """Return what is measured; compiled: the setting of this name."""
-        return (EAGER, COMPILED) if compiled and self.warmup_steps >= USUAL_WARMUP else (EAGER,)
+    def modes(self, settings: "Settings | None" = None) -> tuple[str, ...]:
+        """Return what is measured with these settings; None: with those that nobody changed."""
+        settings = settings or Settings()
+        is_compiled = settings.compiled and settings.compiled_context_length in (0, self.context_length)
+        return (EAGER, COMPILED) if is_compiled and self.warmup_steps >= USUAL_WARMUP else (EAGER,)
 
-    def row_keys(self, compiled: bool = True) -> list[dict[str, str]]:
+    def row_keys(self, settings: "Settings | None" = None) -> list[dict[str, str]]:
         """Return what names each row by the host clock: the rows of a cell that could not be measured."""
-        return [key for mode in self.modes(compiled) for key in mode_keys(mode)]
+        return [key for mode in self.modes(settings) for key in mode_keys(mode)]
 
 
 def mode_keys(mode: str) -> list[dict[str, str]]:
@@ -55,11 +57,13 @@ def mode_keys(mode: str) -> list[dict[str, str]]:
 class Settings:
     """What every cell of the stage shares: the assignment's steps, and the stop rule.
 
-    compiled: whether models are also compiled, which takes seconds a cell.
+    compiled: whether models are also compiled, which takes some 20 seconds a cell.
+    compiled_context_length: the only context at which they are compiled; 0: at every one.
     """
 
     vocab_size: int = axis(10_000, minimum=2)
     compiled: bool = axis(True)
+    compiled_context_length: int = axis(0, minimum=0)
     steps: int = axis(10, minimum=5)
     max_steps: int = axis(50, minimum=5)
     rel_error: float = axis(0.005, minimum=0)

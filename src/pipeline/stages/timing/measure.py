@@ -56,7 +56,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequ
         from pipeline.subjects.model_check import check_model
 
         make_room(device)
-        given, keys = (cell, settings), cell.row_keys(settings.compiled)
+        given, keys = (cell, settings), cell.row_keys(settings)
         with stopwatch.measuring():
             for each in subjects:  # in a process of its own
                 rows += measure_in_turns([each], (check_model,), _measure_own, given, settings, keys)
@@ -96,7 +96,7 @@ def measure_step(
     """
     time_mode = partial(_time, step, cell, settings, device, stopwatch)
     taken, found = {EAGER: time_mode()}, list[Row]()
-    if COMPILED in cell.modes(settings.compiled):
+    if COMPILED in cell.modes(settings):
         found = _compile(step, device, stopwatch)
         if all(row["status"] == "ok" for row in found):
             taken[COMPILED] = time_mode()

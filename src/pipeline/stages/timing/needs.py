@@ -6,7 +6,7 @@ from pipeline.formulas.peak_memory import peak_bytes
 from pipeline.formulas.sizes import SIZES
 from pipeline.stages.timing.cell import COMPILED, Cell, Settings
 
-COMPILING_S = 12.0
+COMPILING_S = 15.0
 # The FLOP/s that training steps reach, about.
 GPU_RATES = {"fp32": 4.5e13, "tf32": 1.2e14, "bf16": 2e14}
 # A CPU without bf16 instructions multiplies bf16 in a plain loop.
@@ -22,7 +22,7 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     step_s = step_flops / (GPU_RATES if on_gpu else CPU_RATES)[cell.precision]
     sampling_s = max(settings.budget_s, settings.steps * step_s)
     mode_s = 2 * sampling_s + (cell.warmup_steps + (PROFILED_STEPS if on_gpu else 0)) * step_s
-    return 2 + mode_s + (COMPILING_S + mode_s if COMPILED in cell.modes(settings.compiled) else 0)
+    return 2 + mode_s + (COMPILING_S + mode_s if COMPILED in cell.modes(settings) else 0)
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
