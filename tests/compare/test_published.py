@@ -65,7 +65,7 @@ def test_published_values_stand_beside_the_rows_that_they_are_of_each_source_in_
 
 def test_a_value_that_fits_several_rows_equally_well_is_left_out(run, monkeypatch):
     value = {"source": "x", "machine": "", "stage": "timing", "quantity": "mean_ms", "value": 1.0}
-    for of, lines in (("size=xl phase=forward", 1), ("size=xl", 0)):
+    for of, lines in (("size=xl mode=eager phase=forward", 1), ("size=xl phase=forward", 0)):
         values = pd.DataFrame([value | {"of": of}])
         monkeypatch.setattr(published, "load", lambda stage, values=values: values[values["stage"] == stage])
         assert len(beside([run]).rows) == lines

@@ -124,7 +124,7 @@ def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame) -> Table:
         torch=written(duel, "{who_peer}, {median_ms_peer:number}"), beside=written(duel, "{gain}, {verdict}")
     )
     gpus = duel["cards"].str.split(", ").explode().nunique()
-    names = "shape median_ms torch beside lone_ms forward fa4 fa4_forward tflops_per_s product_pct"
+    names = "shape repeats median_ms torch beside lone_ms forward fa4 fa4_forward tflops_per_s product_pct"
     return WORDS.table("shapes", duel, names, only_filled=True, gpus=gpus)
 
 
