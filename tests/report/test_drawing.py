@@ -74,6 +74,20 @@ def test_a_limit_is_named_and_lengths_that_are_powers_of_two_have_a_tick_each(tm
     assert {"the peak", "512", "1,024"} <= {*texts(drawn(chart("line", limits=limits), tmp_path))}
 
 
+def test_ticks_are_short_where_an_axis_wants_them_so(tmp_path):
+    sizes = pd.DataFrame({"size": [8, 10**9], "rate": [1, 2], "who": "ours"})
+    for prefixes, tick in ((True, "1G"), (False, "1,000,000,000")):
+        axes = Axis("size", log=True, prefixes=prefixes), Axis("rate")
+        assert tick in texts(drawn(Chart("rates", "Rates", sizes, "line", *axes, "who"), tmp_path))
+
+
+def test_an_axis_ends_where_it_says_though_rounding_puts_the_data_a_little_above(tmp_path):
+    shares = pd.DataFrame({"who": ["ours", "torch"], "shape": "a", "share": [60.0, 40.0 + 1e-9]})
+    for most, ticks in ((None, ["100", "110"]), (100, ["90", "100"])):
+        stack = Chart("shares", "Shares", shares, "stack", Axis("share", most=most), Axis("shape"), "who")
+        assert texts(drawn(stack, tmp_path))[:-3][-2:] == ticks
+
+
 def test_a_line_behind_points_carries_its_label(tmp_path):
     behind = chart("point", lines={"as the copy of memory": [(512.0, 600.0), (1024.0, 1200.0)]})
     drawing = drawn(behind, tmp_path)

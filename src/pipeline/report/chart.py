@@ -14,13 +14,16 @@ from pipeline.cells.rows import WITH_VALUES
 class Axis:
     """One axis: the column that it shows, and its title with the unit.
 
-    log: logarithmic; powers of two get a tick each. zero: a linear axis starts at zero, else near the data.
+    log: logarithmic; powers of two get a tick each. zero: a linear axis starts at zero, else near the data. most: where
+    it ends, None where the data do. prefixes: its ticks are short, such as 10M.
     """
 
     column: str
     title: str = ""
     log: bool = False
     zero: bool = True
+    most: float | None = None
+    prefixes: bool = False
 
     def middle(self, first: float, last: float) -> float:
         """Return what lies half way between two values as the axis is drawn."""

@@ -170,8 +170,11 @@ def _names(chart: Chart) -> Spec:
 
 def _numbers(axis: Axis, powers: list[float] | None = None) -> Spec:
     scale: Spec = {"type": "log", "nice": False, "padding": 14} if axis.log else {"zero": axis.zero}
-    ticks: Spec = {"axis": {"values": powers, "format": ",~r"}} if powers else {}
-    return {"field": axis.column, "type": "quantitative", "title": axis.title, "scale": scale, **ticks}
+    scale |= {"domainMax": axis.most} if axis.most is not None else {}
+    ticks: Spec = {"values": powers, "format": ",~r"} if powers else {}
+    ticks |= {"format": "~s"} if axis.prefixes else {}
+    told = {"axis": ticks} if ticks else {}
+    return {"field": axis.column, "type": "quantitative", "title": axis.title, "scale": scale, **told}
 
 
 def _powers(chart: Chart) -> list[float] | None:

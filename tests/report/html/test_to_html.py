@@ -40,6 +40,13 @@ def test_headings_have_the_anchors_that_links_name_and_links_to_tables_lead_to_t
     assert links == ["#how-far-to-trust-it", "#rows-timing/bf16", "#rows-timing/fp32"]
 
 
+def test_a_cell_breaks_neither_an_interval_nor_a_number_from_its_unit_and_text_may_break_anywhere():
+    words = "FlashAttention-4: 1.20× (1.19 to 1.20), 2.03 s, 91.8 GB"
+    html = to_html(f"{words}\n\n| {words} |\n|---|\n| {words} |\n").html
+    whole = "FlashAttention\u20114: 1.20× (1.19\xa0to\xa01.20), 2.03\xa0s, 91.8\xa0GB"
+    assert all(line in html for line in (f"<p>{words}</p>", f"<th>{whole}</th>", f"<td>{whole}</td>"))
+
+
 @pytest.mark.parametrize("charts", [["timing/achieved"], []])
 def test_a_chart_takes_the_place_and_the_title_of_its_drawing_if_it_is_there(charts):
     html = to_html(TEXT, charts).html

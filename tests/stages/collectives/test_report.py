@@ -66,6 +66,8 @@ def test_every_collective_and_type_has_a_row_and_the_chart_a_line_a_collective(r
     chart = found["busbw"]
     assert set(chart.rows["what"]) == {each.replace("_", "-") for each in COLLECTIVES}
     assert set(chart.rows["dtype"]) == {"fp32"}
+    fewer = node[(node["dtype"] == "bf16") | (node["collective"] == "all_reduce")].reset_index(drop=True)
+    assert set(parts(build(fewer, {}))["busbw"].rows["dtype"]) == {"bf16"}
 
 
 def test_a_size_that_does_not_fit_says_so_in_its_place_and_what_was_skipped_is_left_out(rows):

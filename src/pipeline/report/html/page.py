@@ -32,6 +32,9 @@ CHART = Markup(
     '<figure class="chart" data-chart="{key}"><figcaption>{title}</figcaption>'
     '<div class="pickers"></div><div class="plot" role="img" aria-label="{title}"></div></figure>\n'
 )
+# What a table's cell does not break: an interval, a number and its unit, a name that ends with a number.
+UNBROKEN = re.compile(r"\([\d.]+ to [\d.]+\)|\d (?:s|ms|µs|kB|MB|GB)\b|[A-Za-z]-\d")
+NO_BREAK = str.maketrans(" -", "\u00a0\u2011")
 LONE_CHART = re.compile(r"<p>(<figure .*?</figure>\n)</p>")
 
 
@@ -103,6 +106,9 @@ def to_html(text: str, charts: Collection[str] = ()) -> Body:
     for link in (part for token in tokens for part in token.children or () if part.type == "link_open"):
         if table := TABLE_LINK.fullmatch(str(link.attrGet("href"))):
             link.attrSet("href", f"#rows-{table[1]}/{table[2]}")
+    for cell in (inline for token, inline in pairwise(tokens) if token.type in ("th_open", "td_open")):
+        for part in cell.children or ():
+            part.content = UNBROKEN.sub(lambda found: found[0].translate(NO_BREAK), part.content)
     html = LONE_CHART.sub(r"\1", parser.renderer.render(tokens, parser.options, {}))
     title, *_ = [*(_plain(inline) for token, inline in headings if token.tag == "h1"), ""]
     contents = [(anchor(inline.content), _plain(inline)) for token, inline in headings if token.tag == "h2"]

@@ -16,7 +16,7 @@ WORDS = Words(__file__)
 CELL = ["backend", "nodes", "world_size", "dtype", "collective"]
 ORDERS = {"backend": ("nccl", "gloo"), "collective": COLLECTIVES, "dtype": ("fp32", "bf16")}
 BURST, SINGLE, GRAPH = HOW = "burst", "single", "graph"
-SIZE_AXIS = Axis("size_bytes", log=True)
+SIZE_AXIS = Axis("size_bytes", log=True, prefixes=True)
 CALL, BEST = "{backend} {what} in {dtype}, {ranks}", "busbw_gb_per_s_best"
 UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}
 # What the course asks for, and what training with one replica per rank sends.
@@ -105,8 +105,13 @@ def _table(groups: pd.DataFrame, least_bytes: float | None, link: float) -> Tabl
 
 
 def _busbw(bursts: pd.DataFrame, link: float) -> Chart:
-    """Draw bus bandwidth over size in one data type, of the first backend with values on its most ranks."""
-    drawn = bursts.merge(with_values(bursts).head(1)[["backend", "world_size", "nodes", "dtype"]])
+    """Draw bus bandwidth over size, of the first backend with values on its most ranks, in one data type.
+
+    It is the one in which most collectives were measured.
+    """
+    drawn = bursts.merge(with_values(bursts).head(1)[["backend", "world_size", "nodes"]])
+    counts = with_values(drawn).groupby("dtype", sort=False)["collective"].nunique()
+    drawn = drawn[drawn["dtype"].isin(counts[counts == counts.max()].head(1).index)]
     limits = [Limit(link, "copy from GPU to GPU")] if link > 0 and set(drawn["backend"]) == {"nccl"} else []
     axes, hover = (SIZE_AXIS, "busbw_gb_per_s"), "median_ms algbw_gb_per_s ranks"
     return WORDS.chart("busbw", drawn, "line", *axes, "what", hover=hover, limits=limits)

@@ -65,7 +65,6 @@ def _named(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> pd.DataFra
         who=rows["impl"].map(NAMES),
         work=[-forward_flops(shape) for shape in shapes],
         product_tflops_per_s=product,
-        product_pct=100 * rows["tflops_per_s"] / product.astype(float),
         queued=WORDS.say("queued") if (rows["clock"] == "device").any() else "",
     )
     return in_order(rows, ["dtype", "work", "shape", "impl"], {"dtype": DTYPES, "impl": list(NAMES)})
@@ -124,7 +123,7 @@ def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame) -> Table:
         torch=written(duel, "{who_peer}, {median_ms_peer:number}"), beside=written(duel, "{gain}, {verdict}")
     )
     gpus = duel["cards"].str.split(", ").explode().nunique()
-    names = "shape repeats median_ms torch beside lone_ms forward fa4 fa4_forward tflops_per_s product_pct"
+    names = "shape median_ms torch beside lone_ms forward fa4 fa4_forward tflops_per_s repeats"
     return WORDS.table("shapes", duel, names, only_filled=True, gpus=gpus)
 
 

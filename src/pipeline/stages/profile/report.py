@@ -7,7 +7,7 @@ import pandas as pd
 
 from pipeline.formulas.parameters import BY_SIZE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
-from pipeline.report.chart import Chart
+from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, in_order, with_values
 from pipeline.report.section import Section
@@ -96,7 +96,7 @@ def _by_model(kinds: pd.DataFrame) -> Chart:
     most = kinds.groupby("category")["share_pct"].transform("max")
     kinds = kinds.assign(kind_of_work=kinds["category"].mask(most < RARE_PCT, OTHER))
     kinds = kinds.assign(label=written(kinds, "{size}, {precision} ({total_ms:ms})"))
-    return _stack("kinds", kinds, "share_pct", "category time_ms")
+    return _stack("kinds", kinds, Axis("share_pct", most=100), "category time_ms")
 
 
 def _layer(rows: pd.DataFrame) -> Chart:
@@ -110,7 +110,7 @@ def _layer(rows: pd.DataFrame) -> Chart:
     return _stack("layer", drawn, "time_ms")
 
 
-def _stack(name: str, drawn: pd.DataFrame, x: str, hover: str = "") -> Chart:
+def _stack(name: str, drawn: pd.DataFrame, x: str | Axis, hover: str = "") -> Chart:
     orders = {"label": drawn["label"].unique(), "kind_of_work": (*CATEGORIES, OTHER)}
     return WORDS.chart(name, in_order(drawn, [*orders], orders), "stack", x, "label", "kind_of_work", hover=hover)
 
