@@ -162,8 +162,9 @@ def _compiled(warm: pd.DataFrame) -> Table:
     """Write each phase compiled beside itself as written, with what compiling costs."""
     duel = versus(warm, [*CELL, "phase"], "mode", "compiled", ["eager"])
     first = warm.loc[warm["phase"] == FIRST_STEP, [*CELL, "median_ms"]]
+    whole = duel.loc[duel["phase"] == STEP, [*CELL, "median_ms", "median_ms_peer", "verdict", "limited_by"]]
     duel = duel.merge(first, "left", CELL, suffixes=("", "_first"))
-    duel = duel.merge(duel[duel["phase"] == STEP], "left", CELL, suffixes=("", "_step"))
+    duel = duel.merge(whole, "left", CELL, suffixes=("", "_step"))
     steps = duel["median_ms_first"] / (duel["median_ms_peer_step"] - duel["median_ms_step"])
     duel = duel.assign(first_s=duel["median_ms_first"] / 1e3, steps=steps.where(duel["verdict_step"] == FASTER))
     duel = in_order(duel, [*CELL, "phase"], ORDERS)
