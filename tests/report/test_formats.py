@@ -10,6 +10,7 @@ STEP = {"median_ms": 1500.0, "peak_bytes": 2e9, "name": "a | b"}
 @pytest.mark.parametrize(("low", "high", "shown"), [(1.004, 1.2, "1.004 to 1.20"), (0.9, 0.997, "0.90 to 0.997")])
 def test_an_interval_shows_on_which_side_of_one_it_ends(low, high, shown):
     assert interval(pd.Series({"ratio": 1.1, "low": low, "high": high})) == f"1.10× ({shown})"
+    assert interval(pd.Series({"ratio": 0.996, "low": low, "high": high})) == f"0.996× ({shown})"
 
 
 def test_a_template_is_filled_row_by_row_and_empty_where_a_value_is_missing():

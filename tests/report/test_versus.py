@@ -49,7 +49,7 @@ def test_with_repeats_the_interval_decides(ours_ms, word):
     assert row["verdict"] == word
     assert row["low"] <= row["ratio"] <= row["high"]
     assert row["ratio"] == pytest.approx(row["median_ms_peer"] / row["median_ms"])  # which stand beside it
-    assert row["gain"].startswith(f"{row['ratio']:.2f}× (")
+    assert float(row["gain"].partition("× (")[0]) == pytest.approx(row["ratio"], rel=5e-3)
     low, high = median_interval(row)
     assert low < min(ours_ms) < max(ours_ms) < high
 
@@ -71,6 +71,19 @@ def test_repeats_that_contradict_each_other_decide_nothing_nor_a_single_process_
     single = [timed("ours", 300.0, shape="y"), timed("torch", 390.0, shape="y")]
     found = beside(*(row | {"shape": "x"} for row in APART), *single).set_index("shape")["verdict"]
     assert found["y"] == UNDECIDED
+
+
+def test_three_repeats_of_both_sides_speak_for_themselves_whatever_others_of_their_kind_do():
+    def width(n):
+        own = [*repeated("ours", [90.0, 90.1, 89.9][:n]), *repeated("torch", [100.0, 100.1, 99.9][:n])]
+        both = beside(*(row | {"shape": "y"} for row in APART), *(row | {"shape": "x"} for row in own))
+        row = both.set_index("shape").loc["x"]
+        assert row["low"] < row["ratio"] < row["high"]
+        return row["high"] - row["low"], row["verdict"]
+
+    (two, unsure), (three, sure) = width(2), width(3)
+    assert three < 0.02 < 0.2 < two
+    assert (unsure, sure) == (UNDECIDED, FASTER)
 
 
 def test_the_fastest_peer_with_values_is_the_peer_and_problems_without_one_are_left_out():

@@ -83,12 +83,12 @@ def interval(row: Mapping[Any, Any] | pd.Series) -> str:
     """Write a ratio of `versus` with its interval: `1.41× (1.38 to 1.44)`; the ratio alone where none is known."""
     if pd.isna(row["low"]):
         return times(row["ratio"])
-    return f"{times(row['ratio'])} ({_end(row['low'])} to {_end(row['high'])})"
+    return f"{_ratio(row['ratio'])}× ({_ratio(row['low'])} to {_ratio(row['high'])})"
 
 
-def _end(value: float) -> str:
-    """Write an end of an interval: to a thousandth where a hundredth would hide on which side of 1 it lies."""
-    return f"{value:.3f}" if f"{value:.2f}" == "1.00" else f"{value:.2f}"
+def _ratio(value: float) -> str:
+    """Write a ratio: to a thousandth where a hundredth would hide on which side of 1 it lies."""
+    return f"{value:.3f}" if f"{value:.2f}" == "1.00" else times(value).removesuffix("×")
 
 
 FORMS: Mapping[str, Form] = {

@@ -3,8 +3,9 @@
 Beside the ratio stand its 95% interval and a verdict. Faster, slower: the interval excludes 1 and the ratio is off by
 1% or more. Same: the interval lies within 2% of 1. Undecided: anything else; always where a side is unstable.
 
-With repeats the interval is that of pipeline.statistics.medians. Without any of the kind it is the range that the
-quartiles allow, and only a ratio off by 5% or more is called.
+With repeats the interval is that of pipeline.statistics.medians: by the spread of both sides' own repeats where each
+has three, else by that of their kind. Without any of the kind it is the range that the quartiles allow, and only a
+ratio off by 5% or more is called.
 """
 
 import math
@@ -15,11 +16,21 @@ import pandas as pd
 
 from pipeline.cells.rows import WITH_VALUES
 from pipeline.report.formats import interval
-from pipeline.statistics.medians import LEAST_SAMPLES, Repeats, RepeatSpread, half_interval, log_median
+from pipeline.statistics.medians import (
+    LEAST_SAMPLES,
+    Repeats,
+    RepeatSpread,
+    half_interval,
+    log_median,
+    pooled_spread,
+    process_medians,
+)
 
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
 LEAST_DIFFERENCE, LARGEST_SAMENESS, LEAST_WITHOUT_REPEATS = 1.01, 1.02, 1.05
 COLUMNS = ("ratio", "low", "high", "verdict", "gain")
+# Fewer repeats of a side say too little about how far its processes lie apart.
+LEAST_REPEATS = 3
 # What of a row decides.
 JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
 Row = Mapping[str, Any]
@@ -66,14 +77,13 @@ def judged(both: pd.DataFrame, base: str, other: str = "") -> pd.DataFrame:
     pairs = zip(*(rows.to_dict("records") for rows in sides), strict=True)
     found = [judge(a, b) if {a["status"], b["status"]} <= {*WITH_VALUES} else {} for a, b in pairs]
     columns = pd.DataFrame(found, both.index, COLUMNS)
-    return pd.concat([both.drop(columns=[*COLUMNS], errors="ignore"), columns], axis="columns")
+    # As few blocks: sections add columns to it.
+    return pd.concat([both.drop(columns=[*COLUMNS], errors="ignore"), columns], axis="columns").copy()
 
 
 def judge(base: Row, other: Row) -> dict[str, Any]:
     """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, whether `other` is faster."""
-    a, b, spread = base.get("samples_of_repeats"), other.get("samples_of_repeats"), _widest_spread(base, other)
-    by_repeats = spread and isinstance(a, list) and isinstance(b, list) and compare_samples(a, b, spread)
-    found = by_repeats or _by_quartiles(base, other)
+    found = _by_repeats(base, other) or _by_quartiles(base, other)
     unsure = {"verdict": UNDECIDED} if "unstable" in (base["status"], other["status"]) else {}
     return found | unsure | {"gain": interval(found)}
 
@@ -107,6 +117,15 @@ def compare_samples(base: Repeats, other: Repeats, spread: RepeatSpread) -> dict
     log_ratio, half = log_median(base) - log_median(other), half_interval([base, other], spread)
     ratio, low, high = (math.exp(log_ratio + off) for off in (0.0, -half, half))
     return _verdict(ratio, low, high, LEAST_DIFFERENCE, LARGEST_SAMENESS)
+
+
+def _by_repeats(base: Row, other: Row) -> dict[str, Any] | None:
+    a, b = base.get("samples_of_repeats"), other.get("samples_of_repeats")
+    if not isinstance(a, list) or not isinstance(b, list):
+        return None
+    has_own = min(len(a), len(b)) >= LEAST_REPEATS
+    spread = pooled_spread([process_medians(a), process_medians(b)]) if has_own else _widest_spread(base, other)
+    return compare_samples(a, b, spread) if spread else None
 
 
 def _widest_spread(*rows: Row) -> RepeatSpread | None:

@@ -13,6 +13,7 @@ from pipeline.cells.timed_rows import MOST_HELD_UP
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number, written
 from pipeline.report.frame import WHOLE_STEP, having, in_order, with_values
+from pipeline.report.markup import Markdown
 from pipeline.report.section import Change
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, beside, judge
@@ -93,7 +94,9 @@ def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone
     peer = steps[steps["way"].isin(peers)].sort_values("median_ms").drop_duplicates("case")
     peer["mark"] = peer["status"].map({"unstable": "~"}).fillna("")
     peer["limit"] = peer["limited_by"].map({"host": " (host)"}).fillna("")
-    told = dict(zip(peer["case"], written(peer, "{mark}{tokens_per_s:count}{limit}"), strict=True))
+    # Markdown: `~` is a mark, not text that would be escaped.
+    rates = map(Markdown, written(peer, "{mark}{tokens_per_s:count}{limit}"))
+    told = dict(zip(peer["case"], rates, strict=True))
     without_ms = steps[steps["way"] == alone].set_index("case")["median_ms"]
     return own.assign(
         on=written(own, "{world_size} × {batch_size_per_rank}"),

@@ -36,9 +36,14 @@ def pooled_spread(medians: Iterable[Sequence[float]]) -> RepeatSpread:
     return RepeatSpread(math.sqrt(squares / degrees) if degrees else math.nan, degrees)
 
 
+def process_medians(repeats: Repeats) -> list[float]:
+    """Return the median of each repeat."""
+    return [float(np.median(samples)) for samples in repeats]
+
+
 def log_median(repeats: Repeats) -> float:
     """Return the log of the median of the repeats' medians, which is what tables have."""
-    return float(np.log(np.median([np.median(samples) for samples in repeats])))
+    return float(np.log(np.median(process_medians(repeats))))
 
 
 def log_median_error(samples: Sequence[float]) -> tuple[float, float]:

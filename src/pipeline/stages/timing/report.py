@@ -170,5 +170,6 @@ def _compiled(warm: pd.DataFrame) -> Table:
     duel = in_order(duel, [*CELL, "phase"], ORDERS)
     sizes = duel.groupby("precision")["size"]
     duel = duel[duel["size"].eq(sizes.transform("first")) | duel["size"].eq(sizes.transform("last"))]
-    names = "size precision context_length limited_by_step first_s steps part median_ms_peer median_ms gain verdict"
+    cell = "size precision context_length batch_size limited_by_step"
+    names = f"{cell} first_s steps part median_ms_peer median_ms gain verdict"
     return WORDS.table("compiled", duel, names, across="part")
