@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from logging import LogRecord
+from pathlib import Path
 from typing import Any
 
 from snakemake_interface_logger_plugins.base import LogHandlerBase
@@ -81,7 +82,10 @@ class LogHandler(LogHandlerBase):
         """End a dry run with the table of its cells and times, any other with what came of them."""
         self._stop_reminder()
         if not self.common_settings.quiet:
-            for line in (*self.outcomes.summary(), *([f"the report: {self.report}"] if self.report else [])):
+            for line in (
+                *self.outcomes.summary(),
+                *([f"the report: {Path(self.report).absolute()}"] if self.report else []),
+            ):
                 self._write(line)
         self.outcomes, self.report = type(self.outcomes)(), ""
         if self.common_settings.dryrun and self.progress.totals:

@@ -66,6 +66,13 @@ def test_without_repeats_only_a_clear_ratio_is_called(ours_ms, word):
     assert verdict(timed("ours", ours_ms), wide)["verdict"] == UNDECIDED
 
 
+def test_single_samples_have_a_ratio_without_an_interval_and_decide_nothing():
+    row = verdict(
+        *(timed(name, ms, samples_ms=[ms], q1_ms=ms, q3_ms=ms) for name, ms in (("ours", 10.0), ("torch", 90.0)))
+    )
+    assert (row["ratio"], row["verdict"], row["gain"]) == (pytest.approx(9.0), UNDECIDED, "9.00×")
+
+
 def test_repeats_that_contradict_each_other_decide_nothing_nor_a_single_process_of_their_kind():
     assert verdict(*APART)["verdict"] == UNDECIDED
     single = [timed("ours", 300.0, shape="y"), timed("torch", 390.0, shape="y")]

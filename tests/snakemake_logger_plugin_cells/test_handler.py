@@ -5,6 +5,7 @@ import json
 import logging
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -196,7 +197,7 @@ def test_the_page_to_open_stands_last_once_it_is_written(run, capsys):
     manager.logger.info("", extra=job(1, "writeup", "write-up", ["reports/writeup.md", "reports/report.html"]))
     manager.logger.info("", extra={"event": LogEvent.JOB_FINISHED, "job_id": 1})
     manager.stop()
-    assert capsys.readouterr().err.splitlines()[-1] == "the report: reports/report.html"
+    assert capsys.readouterr().err.splitlines()[-1] == f"the report: {Path('reports/report.html').absolute()}"
 
 
 def test_a_job_that_takes_long_is_named_again(run, capsys, monkeypatch):

@@ -39,9 +39,28 @@ def stage_lines(stage: Stage, records: Iterable[Mapping[str, Any]]) -> tuple[lis
         for record in records
         for row in record["rows"]
     ]
+    _hold_against_one_peak(lines)
     present = dict.fromkeys(["reason", *(name for line in lines for name in line)])
     order = dict.fromkeys([*stage.table_columns, *present])
     return [name for name in order if name in present], lines
+
+
+def _hold_against_one_peak(lines: Iterable[dict[str, Any]]) -> None:
+    """Hold the rates of all lines against the highest peak of their precision that any of them has.
+
+    Where no data sheet has it every process measures its own, some on a busy host: of two steps the faster one could
+    have the lower MFU, or one above 100%.
+    """
+    peaks: dict[Any, float] = {}
+    rated = [line for line in lines if line.get("mfu_pct")]
+    for line in rated:
+        peak = 100 * line["model_tflops_per_s"] / line["mfu_pct"]
+        peaks[line.get("precision")] = max(peak, peaks.get(line.get("precision"), 0.0))
+    for line in rated:
+        peak = peaks[line.get("precision")]
+        line["mfu_pct"] = 100 * line["model_tflops_per_s"] / peak
+        if line.get("peak_tflops_per_s"):
+            line["peak_tflops_per_s"] = peak
 
 
 def stage_rows(stage: Stage, records: Iterable[Mapping[str, Any]]) -> "pd.DataFrame":

@@ -56,7 +56,7 @@ def build(stage: Stage, records: Records) -> pd.DataFrame:
     axes = [name for name in stage.axes if name != "repeat"]
     shown = readable(rows)
     shown = shown.reindex(columns=list(dict.fromkeys([*shown.columns, *stage.row_types.column_names()])))
-    return fold(_one_peak(shown), [*axes, *stage.row_types.key_columns()])
+    return fold(shown, [*axes, *stage.row_types.key_columns()])
 
 
 def card(record: Mapping[str, Any]) -> str:
@@ -170,22 +170,6 @@ def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
     degrees = degrees.where(degrees > 0)
     too_few = first["repeats"].lt(2) & degrees.lt(LEAST_DEGREES)
     return first.assign(spread_log_std=log_std.mask(too_few), spread_degrees=degrees.mask(too_few))
-
-
-def _one_peak(rows: pd.DataFrame) -> pd.DataFrame:
-    """Hold the rates of all rows against the highest peak of their precision that any of them has.
-
-    Where no data sheet has it every process measures its own, some on a slow host: of two steps the faster one could
-    have the lower MFU.
-    """
-    if not {"model_tflops_per_s", "mfu_pct"} <= {*rows}:
-        return rows
-    precisions = rows["precision"] if "precision" in rows else pd.Series("", index=rows.index)
-    peaks = (100 * rows["model_tflops_per_s"] / rows["mfu_pct"]).groupby(precisions).transform("max")
-    one = {"mfu_pct": 100 * rows["model_tflops_per_s"] / peaks}
-    if "peak_tflops_per_s" in rows:
-        one["peak_tflops_per_s"] = rows["peak_tflops_per_s"].groupby(precisions).transform("max")
-    return rows.assign(**one)
 
 
 def _one_line(value: Any) -> Any:

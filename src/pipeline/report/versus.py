@@ -136,7 +136,14 @@ def _widest_spread(*rows: Row) -> RepeatSpread | None:
 def _by_quartiles(base: Row, other: Row) -> dict[str, Any]:
     ratio = base["median_ms"] / other["median_ms"]
     low, high = base["q1_ms"] / other["q3_ms"], base["q3_ms"] / other["q1_ms"]
+    if any(_has_no_spread(row.get("samples_of_repeats")) for row in (base, other)):
+        return {"ratio": ratio, "low": math.nan, "high": math.nan, "verdict": UNDECIDED}
     return _verdict(ratio, low, high, LEAST_WITHOUT_REPEATS, LEAST_WITHOUT_REPEATS)
+
+
+def _has_no_spread(repeats: object) -> bool:
+    """Tell whether these are single samples, such as a first call."""
+    return isinstance(repeats, list) and max(map(len, repeats)) == 1
 
 
 def _verdict(ratio: float, low: float, high: float, least: float, widest: float) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Chart, Limit
 from pipeline.report.formats import data_size, written
 from pipeline.report.frame import alike, in_order, with_values
+from pipeline.report.markup import Markdown
 from pipeline.report.section import Change, FirstScreen, Section
 from pipeline.report.table import Table
 from pipeline.report.versus import COLUMNS, FASTER, LEAST_DIFFERENCE, peer_of, shaded, versus
@@ -142,8 +143,10 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame, precision: Mapping[s
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
     marks = both[["status", "status_tuned"]].eq("unstable").replace({True: "~", False: ""})
+    utilisation = written(both.assign(**marks), "{status}{mfu_pct:percent} → {status_tuned}{mfu_pct_tuned:percent}")
     both = both.assign(
-        utilisation=written(both.assign(**marks), "{status}{mfu_pct:percent} → {status_tuned}{mfu_pct_tuned:percent}"),
+        # Markdown: `~` is a mark, not text that would be escaped.
+        utilisation=[each if each is None else Markdown(each) for each in utilisation],
         peak_gb=written(both, "{peak_bytes:gb} → {peak_bytes_tuned:gb}"),
     )
     summary = [_summary(row) for _, row in both.iterrows()]

@@ -45,7 +45,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     products = ceilings.groupby("dtype")["tflops_per_s"].max().to_dict()
     whole = _predicted(rows[rows["phase"] == WHOLE], copy_gb_per_s, products)
     timed = with_values(whole if len(with_values(whole)) else rows)
-    best = timed.loc[timed.groupby("op", sort=False)["gb_per_s"].idxmax()]
+    best = timed.loc[_largest(timed).groupby("operation", sort=False)["gb_per_s"].idxmax()]
     duel = versus(whole, PROBLEM, "impl", ["ours"], [name for name in IMPLS if name != "ours"])
     return Section(
         _answer(duel) + WORDS.say("closest", **timed.loc[timed["floor_share_pct"].idxmax()]),
@@ -54,7 +54,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _roofline(whole, copy_gb_per_s, products),
             _times(_largest(whole), duel, ceilings),
         ],
-        compared=[Compared(OP_NAMES[row["op"]], "GB/s", row["gb_per_s"], row["status"]) for _, row in best.iterrows()],
+        compared=[
+            Compared(each["operation"], "GB/s", each["gb_per_s"], each["status"]) for each in best.to_dict("records")
+        ],
     )
 
 
