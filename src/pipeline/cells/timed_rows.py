@@ -104,8 +104,10 @@ class GpuStepRow(GpuTimedRow):
 
     @classmethod
     def tokens_a_step(cls, reading: Reading) -> int:
-        """Return the tokens of a step, over all ranks."""
-        raise NotImplementedError
+        """Return the tokens of a step, over all ranks; the batch is an axis or a setting."""
+        cell = reading.cell
+        batch_size = cell.batch_size if hasattr(cell, "batch_size") else reading.settings["batch_size"]
+        return batch_size * cell.context_length
 
 
 def idle_columns(row: Mapping[str, Any], wall_ms: float) -> dict[str, Any]:

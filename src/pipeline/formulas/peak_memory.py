@@ -30,6 +30,7 @@ from pipeline.formulas.parameters import (
     head_matrix_elements,
     parameter_bytes,
 )
+from pipeline.formulas.sizes import SIZES
 from pipeline.formulas.training_state import ADAMW_MOMENTS
 from pipeline.formulas.units import FP32_BYTES, INT64_BYTES
 
@@ -78,6 +79,12 @@ def predict_peaks(workload: Workload, mode: str, first_step: bool = False) -> di
 def peak_bytes(workload: Workload, mode: str) -> int:
     """Return the peak bytes of a warm step; `mode` as in `predict_peaks`."""
     return max(moment.total_bytes for moment in predict_peaks(workload, mode).values())
+
+
+def cpu_step_bytes(size: str, vocab_size: int, batch_size: int, context_length: int, precision: str) -> int:
+    """Return the peak bytes of a training step on a CPU, of a size by its name."""
+    workload = Workload(SIZES[size], vocab_size, batch_size, context_length, precision, device_type="cpu")
+    return peak_bytes(workload, "train_step")
 
 
 def inference_moments(workload: Workload) -> list[Moment]:

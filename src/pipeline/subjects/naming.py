@@ -106,7 +106,9 @@ def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Su
     if isinstance(asked, str):
         asked = _adapters(asked, where)
     if not isinstance(asked, Mapping):
-        raise UserError(f"{where} must be a mapping of kinds or the path of a file of adapters, got {_brief(asked)}")
+        raise UserError(
+            f"{where} must be a mapping of kinds or the path of a file of adapters, got {reprlib.repr(asked)}"
+        )
     subjects = [
         subject for kind, named in asked.items() for subject in _of_kind(kind, named, where, set(taken.get(kind, ())))
     ]
@@ -158,9 +160,9 @@ def _adapters(file: str, where: str) -> dict[str, dict[str, dict[str, str]]]:
 
 def _of_kind(kind: Any, named: Any, where: str, taken: set[str]) -> Iterable[Subject]:
     if kind not in KINDS:
-        raise UserError(f"{where}: unknown kind {_brief(kind)}: must be one of {', '.join(KINDS)}")
+        raise UserError(f"{where}: unknown kind {reprlib.repr(kind)}: must be one of {', '.join(KINDS)}")
     if not isinstance(named, Mapping):
-        raise UserError(f"{where}: {kind} must be a mapping of names to places, got {_brief(named)}")
+        raise UserError(f"{where}: {kind} must be a mapping of names to places, got {reprlib.repr(named)}")
     for name, given in named.items():
         key = f"{where}: {kind}.{reprlib.repr(name).strip(chr(39))}"
         if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -181,13 +183,9 @@ def _places(given: Any, key: str, allowed: tuple[str, ...]) -> dict[str, str]:
     places = given if isinstance(given, Mapping) else {"use": given}
     for name, place in places.items():
         if name not in allowed:
-            raise UserError(f"{key}: unknown key {_brief(name)}: must be one of {', '.join(allowed)}")
+            raise UserError(f"{key}: unknown key {reprlib.repr(name)}: must be one of {', '.join(allowed)}")
         if not isinstance(place, str):
-            raise UserError(f"{key}.{name} must be module:attribute or file.py:attribute, got {_brief(place)}")
+            raise UserError(f"{key}.{name} must be module:attribute or file.py:attribute, got {reprlib.repr(place)}")
     if "use" not in places:
         raise UserError(f"{key} has no use: name the implementation as module:attribute or file.py:attribute")
     return dict(places)
-
-
-def _brief(value: Any) -> str:
-    return reprlib.repr(value)

@@ -5,9 +5,7 @@ Imports no torch: the workflow reads it.
 
 from typing import Any
 
-from pipeline.formulas.activations import Workload
-from pipeline.formulas.peak_memory import peak_bytes
-from pipeline.formulas.sizes import SIZES
+from pipeline.formulas.peak_memory import cpu_step_bytes
 from pipeline.ways.cell import RanksCell, RanksSettings
 
 START_S = 3.0
@@ -17,26 +15,10 @@ GPU_STEP_S, CPU_STEP_S = 0.4, 0.05
 GPU_OTHER_STEPS, CPU_OTHER_STEPS = 25, 3
 
 
-def training_bytes(
-    size: str, precision: str, world_size: int, *, vocab_size: int, batch_size_per_rank: int, context_length: int
-) -> int:
-    """Return the least memory that all ranks on a CPU need: the peak of a training step on each."""
-    workload = Workload(
-        SIZES[size], vocab_size, batch_size_per_rank, context_length, precision=precision, device_type="cpu"
-    )
-    return world_size * peak_bytes(workload, "train_step")
-
-
 def needed_bytes(cell: RanksCell, settings: RanksSettings) -> int:
-    """Return the least memory that a cell needs on a CPU."""
-    return training_bytes(
-        cell.size,
-        cell.precision,
-        cell.world_size,
-        vocab_size=settings.vocab_size,
-        batch_size_per_rank=cell.batch_size_per_rank,
-        context_length=cell.context_length,
-    )
+    """Return the least memory that a cell needs on a CPU: the peak of a training step on each rank."""
+    work = settings.vocab_size, cell.batch_size_per_rank, cell.context_length
+    return cell.world_size * cpu_step_bytes(cell.size, *work, cell.precision)
 
 
 def expected_s(cell: Any, settings: Any, on_gpu: bool) -> float:

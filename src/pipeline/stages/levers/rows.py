@@ -29,10 +29,5 @@ class Step(GpuStepRow, Rates):
         rates = cls.rates(reading, median_ms, reading.cell.precision, cls.tokens_a_step(reading), step_flops)
         return super().timed_columns(reading, median_ms) | rates
 
-    @classmethod
-    def tokens_a_step(cls, reading: Reading) -> int:
-        """Return the tokens of a step."""
-        return reading.settings["batch_size"] * reading.cell.context_length
-
 
 ROW_TYPES = RowTypes.one(Step)

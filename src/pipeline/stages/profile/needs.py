@@ -1,8 +1,6 @@
 """Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
-from pipeline.formulas.activations import Workload
-from pipeline.formulas.peak_memory import peak_bytes
-from pipeline.formulas.sizes import SIZES
+from pipeline.formulas.peak_memory import cpu_step_bytes
 from pipeline.stages.profile.cell import Cell, Settings
 
 
@@ -15,8 +13,5 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
     """Return the least memory that a cell needs on a CPU: the peak of a training step."""
-    size = SIZES[cell.size]
-    workload = Workload(
-        size, settings.vocab_size, settings.batch_size, cell.context_length, cell.precision, device_type="cpu"
-    )
-    return peak_bytes(workload, "train_step")
+    work = settings.vocab_size, settings.batch_size, cell.context_length
+    return cpu_step_bytes(cell.size, *work, cell.precision)

@@ -124,6 +124,7 @@ def _kernels(name: str, kernels: pd.DataFrame, what: str = WHAT, across: str | N
 def _forward_times(rows: pd.DataFrame) -> Table:
     timed = rows[(rows["kind"] == "time") & (rows["range"] == FORWARD)]
     host, span, busy = (timed[timed["clock"] == clock] for clock in ("host", "span", "busy"))
+    span, busy = (each[[*CELL, "median_ms", "status"]] for each in (span, busy))
     both = host.merge(span, "left", CELL, suffixes=("", "_span")).merge(busy, "left", CELL, suffixes=("", "_busy"))
     both = both.assign(off_pct=100 * (both["median_ms_span"] / both["median_ms"] - 1))
     names = "size precision captured_by context_length median_ms median_ms_span median_ms_busy off_pct"

@@ -61,11 +61,6 @@ class RangeTime(GpuStepRow, RangeRow):
     )
 
     @classmethod
-    def tokens_a_step(cls, reading: Reading) -> int:
-        """Return the tokens of a run of the range."""
-        return reading.settings["batch_size"] * reading.cell.context_length
-
-    @classmethod
     def why_unstable(cls, reading: Reading) -> str | None:
         """Judge the times of the host alone: those of a capture say where time goes, not how long it is."""
         return super().why_unstable(reading) if reading.row["clock"] == "host" else None

@@ -1,9 +1,10 @@
 """Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.formulas.flops import causal_train_step_flops
+from pipeline.formulas.peak_memory import cpu_step_bytes
 from pipeline.formulas.sizes import SIZES
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
-from pipeline.ways.needs import START_S, training_bytes
+from pipeline.ways.needs import START_S
 
 # What a rank reaches with such a step, about, in FLOP/s.
 GPU_RATE, CPU_RATE = 4e14, 2e10
@@ -23,11 +24,4 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
     """Return the least memory that a cell needs on a CPU: the whole model on each rank, before it is sharded."""
-    return training_bytes(
-        cell.size,
-        "fp32",
-        cell.world_size,
-        vocab_size=settings.vocab_size,
-        batch_size_per_rank=1,
-        context_length=settings.checked_context,
-    )
+    return cell.world_size * cpu_step_bytes(cell.size, settings.vocab_size, 1, settings.checked_context, "fp32")

@@ -1,8 +1,7 @@
 """What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
 
-from pipeline.formulas.activations import Workload
 from pipeline.formulas.flops import train_step_flops
-from pipeline.formulas.peak_memory import peak_bytes
+from pipeline.formulas.peak_memory import cpu_step_bytes
 from pipeline.formulas.sizes import SIZES
 from pipeline.stages.timing.cell import COMPILED, Cell, Settings
 
@@ -26,13 +25,5 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU: what a training step has at its height."""
-    workload = Workload(
-        SIZES[cell.size],
-        settings.vocab_size,
-        cell.batch_size,
-        cell.context_length,
-        cell.precision,
-        device_type="cpu",
-    )
-    return peak_bytes(workload, "train_step")
+    """Return the least memory that a cell takes on a CPU: the peak of a training step."""
+    return cpu_step_bytes(cell.size, settings.vocab_size, cell.batch_size, cell.context_length, cell.precision)

@@ -47,10 +47,5 @@ class PhaseTime(GpuStepRow, Rates):
             step_flops = FLOPS[phase](SIZES[cell.size], *asked)
         return found | cls.rates(reading, median_ms, cell.precision, cls.tokens_a_step(reading), step_flops)
 
-    @classmethod
-    def tokens_a_step(cls, reading: Reading) -> int:
-        """Return the tokens of a step."""
-        return reading.cell.batch_size * reading.cell.context_length
-
 
 ROW_TYPES = RowTypes.one(PhaseTime)
