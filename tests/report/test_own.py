@@ -44,6 +44,12 @@ def test_each_of_the_user_s_own_is_placed_among_all_and_beside_the_fastest_other
     assert broken["reason"] == "dv is off"
 
 
+def test_a_problem_is_named_by_what_differs_and_a_single_one_by_all_its_axes():
+    assert set(ranked(measured(), FLASH)["problem"]) == {"seq_len=16384", "seq_len=1024"}
+    single = ranked(rows(timed("triton", 10.0, seq_len=1024), timed("mine", 20.0, seq_len=1024)), FLASH)
+    assert all("head_dim=64 seq_len=1024" in each for each in single["problem"])
+
+
 def test_a_section_gets_a_table_and_a_chart_of_them_or_nothing_and_does_not_see_them_itself():
     others = without_own(measured(), FLASH)
     assert set(others["impl"]) == {"triton", "eager"}

@@ -27,11 +27,9 @@ CAPTION = (
 
 
 def load(stage: str) -> pd.DataFrame:
-    """Return the values of a stage, with a column of text for each word of `of`; empty for a stage without any."""
+    """Return the values of a stage; empty for a stage without any."""
     rows = pd.read_csv(FILE, dtype={"source": str}, keep_default_na=False)
-    rows = rows[rows["stage"] == stage]
-    words = [dict(word.split("=") for word in of.split()) for of in rows["of"]]
-    return rows.join(pd.DataFrame(words, index=rows.index))
+    return rows[rows["stage"] == stage]
 
 
 def beside(runs: Sequence[Run]) -> Table:

@@ -32,8 +32,9 @@ def without_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
 def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     """Return the rows that rank implementations, of problems that the user's own were measured at.
 
-    Added columns: `problem` (the axes and keys that differ, as text), `own`, `place` among those with values, `of` how
-    many, `best`, `median_ms_best`, `ratio`, `verdict` beside the fastest other. The stage's first problem leads.
+    Added columns: `problem` (the axes and keys that differ, or all axes of a single one, as text), `own`, `place` among
+    those with values, `of` how many, `best`, `median_ms_best`, `ratio`, `verdict` beside the fastest other. The stage's
+    first problem leads.
     """
     measured = stage.subjects
     if measured is None or "impl" not in rows:
@@ -48,6 +49,7 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     told = ("impl", *measured.whole, *measured.apart_by)
     keys = [name for name in stage.row_types.key_columns() if name in whole and name not in told]
     differing = [name for name in (*stage.axes, *measured.apart_by) if name in whole and whole[name].nunique() > 1]
+    differing = differing or [name for name in stage.axes if name in whole]
     lines = whole.to_dict("records")
     whole = whole.assign(
         problem=[" ".join(f"{name}={field_text(row[name])}" for name in differing) for row in lines],
