@@ -66,7 +66,9 @@ def yaml_value(text: str, where: str) -> Any:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, a date to YAML
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        complaint = f"{place}{getattr(error, 'problem', error)}"
+        begun = getattr(error, "context_mark", None)
+        within = f", {getattr(error, 'context', '')} that begins in line {begun.line + 1}" if begun else ""
+        complaint = f"{place}{getattr(error, 'problem', error)}{within}"
     raise UserError(f"{where}: no valid YAML: {complaint}")
 
 
