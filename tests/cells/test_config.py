@@ -105,8 +105,8 @@ def test_bad_configuration_is_one_line_that_says_what_is_allowed(changes, said):
         ("stages: {a: {b: [{c: 1, c: 2}]}}", "no valid YAML: line 1, column 25: 'c' is given twice, first in line 1"),
         (
             "stages: [timing\nscale: auto\n",
-            "no valid YAML: line 2, column 6: expected ',' or ']', but got ':', while parsing a flow sequence that begins"
-            " in line 1",
+            "no valid YAML: line 2, column 6: expected ',' or ']', but got ':', "
+            "while parsing a flow sequence that begins in line 1",
         ),
         ("stages: &a {timing: *a}", "no valid YAML: line 1, column 9: "),
         (b"scale: auto\n# caf\xe9\n", "line 2 is no UTF-8: byte 0xe9"),
