@@ -61,6 +61,11 @@ def times(value: float) -> str:
     return f"{value:.2f}×" if value < 100 else f"{significant(value)}×"
 
 
+def mark(status: str) -> str:
+    """Write the mark of an unstable value, nothing for others."""
+    return "~" if status == "unstable" else ""
+
+
 def percent(value: float) -> str:
     """Write per cent: 41%; below ten with a decimal."""
     return f"{significant(value, 2)}%"
@@ -92,7 +97,7 @@ def _ratio(value: float) -> str:
 
 
 FORMS: Mapping[str, Form] = {
-    form.__name__: form for form in (code, count, data_size, gb, ms, number, percent, plain, text, times)
+    form.__name__: form for form in (code, count, data_size, gb, mark, ms, number, percent, plain, text, times)
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 from pandas.api.types import is_numeric_dtype
 
-from pipeline.report.formats import FORMS, Form, code, data_size, number, percent, plain, text
+from pipeline.report.formats import FORMS, Form, code, data_size, mark, number, percent, plain, text
 from pipeline.report.markup import Markdown
 
 MOST_ROWS, MOST_COLUMNS = 12, 10
@@ -110,8 +110,7 @@ def _cell(row: dict[Any, Any], name: str, form: Form) -> str:
     value, status = row.get(name), _status(row, name)
     if value is None or (not isinstance(value, list) and pd.isna(value)):
         return NOTHING if form in TO_THE_LEFT else OUTCOME_WORDS.get(status, NOTHING).replace("unstable", NOTHING)
-    mark = Markdown("~" if status == "unstable" and _is_noisy(name) else "")
-    return mark + Markdown.escape(form(value))
+    return Markdown(mark(status) if _is_noisy(name) else "") + Markdown.escape(form(value))
 
 
 def _status(row: dict[Any, Any], name: str) -> str:

@@ -92,10 +92,9 @@ def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone
     own = steps[steps["way"].isin(ways)].sort_values("median_ms").drop_duplicates("case")
     own = own[own["model"].duplicated(keep=False)].sort_values(["model", "world_size", "batch_size_per_rank"])
     peer = steps[steps["way"].isin(peers)].sort_values("median_ms").drop_duplicates("case")
-    peer["mark"] = peer["status"].map({"unstable": "~"}).fillna("")
     peer["limit"] = peer["limited_by"].map({"host": " (host)"}).fillna("")
     # Markdown: `~` is a mark, not text that would be escaped.
-    rates = map(Markdown, written(peer, "{mark}{tokens_per_s:count}{limit}"))
+    rates = map(Markdown, written(peer, "{status:mark}{tokens_per_s:count}{limit}"))
     told = dict(zip(peer["case"], rates, strict=True))
     without_ms = steps[steps["way"] == alone].set_index("case")["median_ms"]
     return own.assign(

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from pipeline.instruments.sampling.error_limits import far_off
+from pipeline.instruments.sampling.error_limits import STEP_EPS, far_off
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,9 @@ def test_an_error_may_be_so_many_times_the_plain_ways_and_not_more(error, said):
 def test_where_the_plain_way_is_exact_rounding_is_allowed():
     assert far_off("output", (2e-3, 16e-3), (0.0, 0.0), 1e-3, "the plain way") is None
     assert far_off("output", (2.1e-3, 0.0), (0.0, 0.0), 1e-3, "the plain way") is not None
+
+
+@pytest.mark.parametrize(("error", "is_right"), [(2.33e-5, True), (1e-4, False)])
+def test_a_compiled_step_of_adamw_is_right_and_one_whose_rate_is_off_by_a_ten_thousandth_is_not(error, is_right):
+    said = far_off("output", (error, 3e-5), (8.8e-7, 8.6e-6), STEP_EPS, "the plain way")  # as on an H200
+    assert (said is None) == is_right

@@ -142,8 +142,7 @@ def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame, precision: Mapping[s
         return None
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
-    marks = both[["status", "status_tuned"]].eq("unstable").replace({True: "~", False: ""})
-    utilisation = written(both.assign(**marks), "{status}{mfu_pct:percent} → {status_tuned}{mfu_pct_tuned:percent}")
+    utilisation = written(both, "{status:mark}{mfu_pct:percent} → {status_tuned:mark}{mfu_pct_tuned:percent}")
     both = both.assign(
         # Markdown: `~` is a mark, not text that would be escaped.
         utilisation=[each if each is None else Markdown(each) for each in utilisation],
