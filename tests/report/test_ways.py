@@ -64,14 +64,17 @@ def test_how_ways_scale_is_told_of_models_with_several_batches_or_ranks_by_the_f
     rows = case("xl", 2, none=10.0, mine=20.0, own=40.0, peer=80.0, slow=90.0)
     rows += case("xl", 4, none=10.0, mine=80.0, own=40.0, peer=20.0)
     found = ways.scaled(steps(*rows, *case("2.7B", 2, none=1.0, mine=1.0)), ["mine", "own"], ["peer", "slow"], "none")
-    told = ["size", "world_size", "way", "tokens_per_s", "peer_tokens_per_s", "efficiency_pct"]
+    told = ["size", "world_size", "way", "tokens_per_s", "peer_rate_told", "efficiency_pct"]
     assert found[told].to_numpy().tolist() == [
         ["xl", 2, "mine", 20_000, "5,000", 50],
         ["xl", 4, "own", 20_000, "40,000", 25],
     ]
     by_host = [row | {"limited_by": "host"} for row in case("xl", 8, mine=20.0, peer=80.0)]
-    told = ways.scaled(steps(*rows, *by_host), ["mine"], ["peer"])["peer_tokens_per_s"]
+    told = ways.scaled(steps(*rows, *by_host), ["mine"], ["peer"])["peer_rate_told"]
     assert told.tolist() == ["5,000", "40,000", "20,000 (host)"]
+    unstable = [row | {"status": "unstable"} for row in case("xl", 2, mine=20.0, peer=80.0)]
+    told = ways.scaling(ways.scaled(steps(*rows, *unstable), ["mine"], ["peer"]), "peer").markdown()
+    assert ("~5,000" in told, "~~" in told) == (True, False)
     heads = ways.scaling(found, "peer").markdown()
     assert ("variant" in heads, "peer, tokens/s" in heads) == (True, True)
     assert "variant" not in ways.scaling(found.assign(way="mine"), "peer").markdown()

@@ -83,7 +83,7 @@ def tables(cases: Sequence[pd.DataFrame], base: str, names: str, which: str = ""
 def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone: str = "") -> pd.DataFrame:
     """Return how the fastest of these ways scales: its step of each number of ranks and batch, of models with several.
 
-    Added: `tokens_per_s` of all ranks; `peer_tokens_per_s` of the fastest peer, in words; `efficiency_pct`: the same
+    Added: `tokens_per_s` of all ranks; `peer_rate_told` of the fastest peer, in words; `efficiency_pct`: the same
     step without communication, the way `alone`, over the step.
     """
     steps = with_values(steps)
@@ -99,14 +99,14 @@ def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone
     without_ms = steps[steps["way"] == alone].set_index("case")["median_ms"]
     return own.assign(
         on=written(own, "{world_size} × {batch_size_per_rank}"),
-        peer_tokens_per_s=own["case"].map(told),
+        peer_rate_told=own["case"].map(told),
         efficiency_pct=100 * own["case"].map(without_ms) / own["median_ms"],
     )
 
 
 def scaling(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
     """Write steps from `scaled`, a row a model, number of ranks and batch of each; further: names of more columns."""
-    rates = "median_ms tokens_per_s:count peer_tokens_per_s:text efficiency_pct"
+    rates = "median_ms tokens_per_s:count peer_rate_told:text efficiency_pct"
     names = f"model on way {rates} limited_by {further}"
     if steps["way"].nunique() == 1:
         names = names.replace(" way ", " ")
