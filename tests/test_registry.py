@@ -35,3 +35,12 @@ def test_stages_ask_their_questions_where_python_keeps_no_docstrings():
     code = "from pipeline.registry import stages\nprint(*(s.question for s in stages().values()), sep='\\n', end='')"
     done = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.splitlines() == [stage.question for stage in registry.stages().values()]
+
+
+def test_rows_and_sections_of_no_stage_load_torch():
+    code = (
+        "import sys\nfrom pipeline.registry import stages\nfor name, stage in stages().items():\n"
+        "    stage.row_types, stage.report(), print('torch' in sys.modules and name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
+    assert set(done.stdout.split()) == {"False"}

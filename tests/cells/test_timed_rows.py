@@ -31,8 +31,8 @@ def test_what_a_step_waits_for(wall_ms, exposed_ms, idle_pct, limited_by):
 
 def test_a_step_that_profiling_held_up_tells_nothing_of_communication():
     read = {"gpu_busy_ms": 10.0, "exposed_communication_ms": 2.0}
-    assert idle_columns(read | {"profiled_ms": 11.1}, 10.0) == {}
-    assert idle_columns(read | {"profiled_ms": 11.0}, 10.0)["limited_by"] == "communication"
+    assert idle_columns(read | {"profiled_ms": 10.4}, 10.0) == {}
+    assert idle_columns(read | {"profiled_ms": 10.2}, 10.0)["limited_by"] == "communication"
     assert idle_columns(read | {"profiled_ms": 99.0}, 20.0)["limited_by"] == "host"
     assert idle_columns(read | {"profiled_ms": 99.0, "exposed_communication_ms": 0.0}, 10.0)["limited_by"] == "gpu"
 

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.frame import brief, build, card, having, in_order, shares_a_cpu
+from pipeline.report.frame import brief, build, card, having, in_order, shares_a_cpu, undisturbed
 
 from ..records import CPU, record, timed_row
 from .frames import failed, folded, repeated, timed
@@ -19,6 +19,22 @@ def test_a_row_has_the_median_of_its_repeats_their_number_and_their_spread():
     assert row["medians_ms"] == [10.0, 10.3, 10.1]
     assert len(row["samples_of_repeats"]) == 3
     assert row["status"] == "ok"
+
+
+def test_what_profiling_disturbed_does_not_speak_for_other_repeats():
+    profiled = zip(repeated("a", [100.0] * 3), (101.0, 140.0, 102.0), (3.0, 43.0, 4.0), strict=True)
+    rows = [row | {"profiled_ms": ms, "exposed_communication_ms": exposed} for row, ms, exposed in profiled]
+    found = undisturbed(pd.DataFrame(rows), ["name"])
+    assert found["exposed_communication_ms"].fillna(-1).tolist() == [3, -1, 4]
+    assert found["median_ms"].tolist() == [100.0] * 3
+
+
+def test_of_a_step_captured_in_several_repeats_the_shortest_is_shown_whole():
+    captured = zip(repeated("a", [1.0] * 3), (140.0, 100.0, 120.0), ([9, 9], [1, 2], [5, 5]), strict=True)
+    rows = [row | {"span_ms": ms, "busy_pct": lane} for row, ms, lane in captured]
+    frame = folded(*undisturbed(pd.DataFrame([*rows, timed("b", 2.0)]), ["name"]).to_dict("records"))
+    assert frame.set_index("name").loc["a", ["span_ms", "busy_pct"]].tolist() == [100.0, [1, 2]]
+    assert "b" in set(frame["name"])
 
 
 def test_repeats_that_contradict_each_other_are_unstable_and_say_so():

@@ -37,6 +37,15 @@ def test_the_host_limited_cell_is_told_last_however_often_it_was_repeated():
     assert [own["case"].iloc[0] for own in cases] == ["a cell", "on the host"]
 
 
+def test_outcomes_of_the_ways_told_of_alone_decide_between_cells_alike():
+    sound = [timed(BASE, 100.0, case="sound"), timed("b", 90.0, case="sound"), timed("by matrix", 95.0, case="sound")]
+    doubted = [timed(BASE, 100.0), timed("b", 90.0) | {"status": "unstable"}, timed("by matrix", 95.0)]
+    unsound = [row | {"status": "unstable"} if row["name"] == "by matrix" else row for row in sound]
+    found = ways.by_trust(steps(*doubted, *unsound), [BASE, "b"])
+    assert [own["case"].iloc[0] for own in found] == ["sound", "a cell"]
+    assert ways.by_trust(steps(*doubted, *unsound))[0]["case"].iloc[0] == "a cell"  # in their order
+
+
 def test_the_table_shows_what_each_repeat_gave_and_how_many_cards_did():
     rows = [row | {"cards": f"GPU {row['repeat']}"} for row in doubted()]
     table = ways.table("ways", steps(*rows), BASE, "")
@@ -69,20 +78,16 @@ def test_how_ways_scale_is_told_of_models_with_several_batches_or_ranks_by_the_f
         ["xl", 2, "mine", 20_000, "5,000", 50],
         ["xl", 4, "own", 20_000, "40,000", 25],
     ]
-    by_host = [row | {"limited_by": "host"} for row in case("xl", 8, mine=20.0, peer=80.0)]
-    told = ways.scaled(steps(*rows, *by_host), ["mine"], ["peer"])["peer_rate_told"]
-    assert told.tolist() == ["5,000", "40,000", "20,000 (host)"]
+    limits = {8: {"limited_by": "host"}, 16: {"limited_by": None}, 32: {"limited_by": None, "profiled_ms": 9.0}}
+    others = [row | limit for size, limit in limits.items() for row in case("xl", size, mine=20.0, peer=80.0)]
+    told = ways.scaled(steps(*rows, *others), ["mine"], ["peer"])["peer_rate_told"]
+    assert told.tolist() == ["5,000", "40,000", "20,000 (host)", "40,000", "80,000 (limit unknown)"]
     unstable = [row | {"status": "unstable"} for row in case("xl", 2, mine=20.0, peer=80.0)]
     told = ways.scaling(ways.scaled(steps(*rows, *unstable), ["mine"], ["peer"]), "peer").markdown()
     assert ("~5,000" in told, "~~" in told) == (True, False)
     heads = ways.scaling(found, "peer").markdown()
     assert ("variant" in heads, "peer, tokens/s" in heads) == (True, True)
     assert "variant" not in ways.scaling(found.assign(way="mine"), "peer").markdown()
-
-
-def test_what_is_exposed_is_left_out_where_profiling_made_the_step_longer():
-    rows = [timed(name, 100.0, exposed_communication_ms=9.0, profiled_ms=ms) for name, ms in ((BASE, 109), ("b", 111))]
-    assert steps(*rows)["exposed_communication_ms"].notna().tolist() == [True, False]
 
 
 def test_weights_agree_only_within_what_rounding_allows():

@@ -13,7 +13,7 @@ from pipeline.instruments.sampling.summary import quartiles, rel_error
 HOST_LIMIT, COMMUNICATION_LIMIT = 0.2, 0.2
 # A profiled step of ranks that takes so many times as long as a timed one tells nothing of it: its collectives wait for
 # ranks that the profiler holds up.
-MOST_HELD_UP = 1.1
+MOST_HELD_UP = 1.03
 # An error of a phase below this share of the step's own limit is no reason for doubt: a wait of microseconds is noise.
 NEGLIGIBLE_SHARE = 0.2
 

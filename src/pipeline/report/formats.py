@@ -61,9 +61,9 @@ def times(value: float) -> str:
     return f"{value:.2f}×" if value < 100 else f"{significant(value)}×"
 
 
-def mark(status: str) -> str:
+def mark(status: str) -> Markdown:
     """Write the mark of an unstable value, nothing for others."""
-    return "~" if status == "unstable" else ""
+    return Markdown("~" if status == "unstable" else "")
 
 
 def percent(value: float) -> str:

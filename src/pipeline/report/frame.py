@@ -21,7 +21,7 @@ import pandas as pd
 from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.cells.tabulate import stage_rows
-from pipeline.cells.timed_rows import NEGLIGIBLE_SHARE, idle_columns
+from pipeline.cells.timed_rows import MOST_HELD_UP, NEGLIGIBLE_SHARE, idle_columns
 from pipeline.report.markup import one_line
 from pipeline.statistics.medians import pooled_spread
 
@@ -56,7 +56,8 @@ def build(stage: Stage, records: Records) -> pd.DataFrame:
     axes = [name for name in stage.axes if name != "repeat"]
     shown = readable(rows)
     shown = shown.reindex(columns=list(dict.fromkeys([*shown.columns, *stage.row_types.column_names()])))
-    return fold(shown, [*axes, *stage.row_types.key_columns()])
+    keys = [*axes, *stage.row_types.key_columns()]
+    return fold(undisturbed(shown, keys), keys)
 
 
 def card(record: Mapping[str, Any]) -> str:
@@ -87,6 +88,20 @@ def brief(reason: str) -> str:
         return "CUDA out of memory" + (f"; other processes held {held_gib:.0f} GiB of the GPU" if held_gib else "")
 
     return OUT_OF_MEMORY.sub(told, reason)
+
+
+def undisturbed(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
+    """Leave out what profiling disturbed: what was exposed in steps that it held up, and longer captures of a step.
+
+    Parts of captures from different repeats would make up a step that never ran.
+    """
+    if {"exposed_communication_ms", "profiled_ms"} <= set(rows):
+        is_held_up = rows["profiled_ms"] > MOST_HELD_UP * rows["median_ms"]
+        rows = rows.assign(exposed_communication_ms=rows["exposed_communication_ms"].mask(is_held_up))
+    if "span_ms" in rows:
+        shortest_ms = rows.groupby(_groups(rows, keys))["span_ms"].transform("min")
+        rows = rows[~(rows["span_ms"] > shortest_ms)].reset_index(drop=True)
+    return rows
 
 
 def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:

@@ -110,7 +110,7 @@ def _cell(row: dict[Any, Any], name: str, form: Form) -> str:
     value, status = row.get(name), _status(row, name)
     if value is None or (not isinstance(value, list) and pd.isna(value)):
         return NOTHING if form in TO_THE_LEFT else OUTCOME_WORDS.get(status, NOTHING).replace("unstable", NOTHING)
-    return Markdown(mark(status) if _is_noisy(name) else "") + Markdown.escape(form(value))
+    return (mark(status) if _is_noisy(name) else Markdown()) + Markdown.escape(form(value))
 
 
 def _status(row: dict[Any, Any], name: str) -> str:

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from pipeline.cells.timed_rows import MOST_HELD_UP
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number, written
 from pipeline.report.frame import WHOLE_STEP, having, in_order, with_values
@@ -35,24 +34,25 @@ def of_cases(rows: pd.DataFrame, ways: Sequence[str]) -> pd.DataFrame:
 def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataFrame:
     """Return the whole steps by the host's clock, each beside the way `base` of its case (`versus.beside`).
 
-    Added also: `each_repeat`, their medians in ms. What is exposed is left out where the profiled step tells nothing of
-    the timed ones.
+    Added also: `each_repeat`, their medians in ms.
     """
     steps = rows[(rows["phase"] == WHOLE_STEP) & (rows["clock"] == "host")]
-    is_held_up = steps["profiled_ms"] > MOST_HELD_UP * steps["median_ms"]
-    steps = steps.assign(exposed_communication_ms=steps["exposed_communication_ms"].mask(is_held_up))
     steps = in_order(steps, ["case", "way"], {"case": steps["case"].unique(), "way": order})
     repeated = steps["medians_ms"].where(steps["repeats"] > 1)
     steps = steps.assign(each_repeat=repeated.map(lambda each: " / ".join(map(number, each)), na_action="ignore"))
     return beside(steps, ["case"], steps["way"] == base)
 
 
-def by_trust(steps: pd.DataFrame) -> list[pd.DataFrame]:
-    """Return the steps of each case with values: first those that the host does not limit, with most repeats."""
+def by_trust(steps: pd.DataFrame, told: Sequence[str] = ()) -> list[pd.DataFrame]:
+    """Return the steps of each case with values: first those that the host does not limit, with most repeats.
+
+    told: the ways whose outcomes then decide; without any, those of all do.
+    """
 
     def doubt(steps: pd.DataFrame) -> tuple[bool, float, float]:
         is_by_host = steps["limited_by"].eq("host").mean() >= 0.5
-        return is_by_host, -steps["repeats"].max(), steps["status"].ne("ok").mean()
+        outcomes = steps["status"][steps["way"].isin(told)] if told else steps["status"]
+        return is_by_host, -steps["repeats"].max(), outcomes.ne("ok").mean()
 
     return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_values(own))), key=doubt)
 
@@ -92,7 +92,9 @@ def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone
     own = steps[steps["way"].isin(ways)].sort_values("median_ms").drop_duplicates("case")
     own = own[own["model"].duplicated(keep=False)].sort_values(["model", "world_size", "batch_size_per_rank"])
     peer = steps[steps["way"].isin(peers)].sort_values("median_ms").drop_duplicates("case")
-    peer["limit"] = peer["limited_by"].map({"host": " (host)"}).fillna("")
+    is_unknown = peer["limited_by"].isna() & peer["profiled_ms"].notna()  # on a CPU no step is profiled
+    limits = peer["limited_by"].astype(object).mask(is_unknown, WORDS.say("unknown"))
+    peer["limit"] = ["" if limit == "gpu" or pd.isna(limit) else f" ({limit})" for limit in limits]
     # Markdown: `~` is a mark, not text that would be escaped.
     rates = map(Markdown, written(peer, "{status:mark}{tokens_per_s:count}{limit}"))
     told = dict(zip(peer["case"], rates, strict=True))
@@ -117,11 +119,12 @@ def scaling(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
 def gathering_rates(collectives: pd.DataFrame) -> pd.DataFrame:
     """Return a row per backend and number of ranks: the highest bus bandwidth with which weights can be gathered.
 
-    It is an all-gather's, where none was measured an all-reduce's: a ring sends as fast.
+    It is that of PyTorch's all-gather, where none was measured of its all-reduce: a ring sends as fast.
     """
     if collectives.empty:
         return pd.DataFrame(columns=["backend", "world_size", "collective", "busbw_gb_per_s"])
-    sent = having(with_values(collectives[collectives["collective"].isin(GATHERING)]), "busbw_gb_per_s")
+    gathers = collectives["collective"].isin(GATHERING) & collectives["impl"].eq("torch")
+    sent = having(with_values(collectives[gathers]), "busbw_gb_per_s")
     sent = in_order(sent, ["collective", "busbw_gb_per_s"], {"collective": GATHERING})
     return sent.drop_duplicates(["backend", "world_size"], keep="last").sort_values("world_size")
 

@@ -2,7 +2,7 @@
 
 import torch.distributed as dist
 
-from pipeline.instruments.memory.rank_memory import peak_bytes_over_ranks
+from pipeline.instruments.memory.rank_memory import peak_bytes_over_ranks, reset_peak
 from pipeline.instruments.profilers.collective_traffic import CollectiveLog
 from pipeline.instruments.sampling.rank_timing import time_steps_over_ranks
 from pipeline.instruments.sampling.step_timing import Phases
@@ -17,9 +17,10 @@ def phases(step: TrainingStep) -> Phases:
 
 
 def warm_up(turn: Turn) -> None:
-    """Run the steps that do not count."""
+    """Run the steps that do not count, also for the peak of memory: in the second torch's DDP has its buckets twice."""
     for _ in range(turn.settings.warmup_steps):
         turn.step.run()
+    reset_peak(turn.context.device)
     turn.is_warm = True
 
 
@@ -38,7 +39,7 @@ def note_parameters(turn: Turn) -> None:
 
 
 def note_peak(turn: Turn) -> None:
-    """Note the peak of allocated memory since the turn began, on a GPU."""
+    """Note the peak of allocated memory since the warm-up, or since it was begun anew, on a GPU."""
     peak_bytes = peak_bytes_over_ranks(turn.context.device)
     if peak_bytes is not None:
         turn.result.memory["peak"] = peak_bytes

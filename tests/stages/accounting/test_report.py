@@ -78,7 +78,7 @@ def test_fsdp_on_this_machine_takes_the_measured_products_and_all_gathers(rows):
     names = ["backend", "collective", "world_size", "busbw_gb_per_s", "status"]
     calls = [("nccl", "all_reduce", 8, 480.0, "ok"), ("nccl", "all_gather", 8, 350.0, "ok")]
     calls += [("nccl", "all_reduce", 2, 140.0, "ok"), ("gloo", "all_gather", 8, 1.0, "ok")]
-    beside = {"ceilings": ceilings, "collectives": pd.DataFrame(calls, columns=names)}
+    beside = {"ceilings": ceilings, "collectives": pd.DataFrame(calls, columns=names).assign(impl="torch")}
     here = shown(build(rows, beside))["here"].rows.set_index("world_size")
     assert here["tokens"].to_dict() == {2: 5000.0, 8: 2000.0}
     assert here["collective"].to_dict() == {2: "all-reduce", 8: "all-gather"}

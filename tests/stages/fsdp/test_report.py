@@ -37,8 +37,11 @@ def test_scaling_is_told_beside_one_rank_alone_and_the_formula():
         return [step("none", 100.0 * batch, **cell), step("fsdp", ours_ms, **cell), sent, capture]
 
     measured = [("nccl", "all_gather", 10.0), ("nccl", "all_reduce", 99.0), ("gloo", "all_gather", 99.0)]
-    links = pd.DataFrame(measured, columns=["backend", "collective", "busbw_gb_per_s"]).assign(status="ok")
-    links = pd.concat([links.assign(world_size=ranks) for ranks in (2, 4)])
+    links = pd.DataFrame(measured, columns=["backend", "collective", "busbw_gb_per_s"]).assign(
+        status="ok", impl="torch"
+    )
+    faster = links.assign(busbw_gb_per_s=200.0, impl="another")
+    links = pd.concat([each.assign(world_size=ranks) for ranks in (2, 4) for each in (links, faster)])
     rows = [*on_ranks(2, 4, 500.0), *on_ranks(4, 2, 250.0), *on_ranks(4, 4, 320.0)]
     table = shown(build(frame_of("fsdp", rows), {"collectives": links}))["scaling"].rows
     assert table[["world_size", "batch_size_per_rank"]].to_numpy().tolist() == [[2, 4], [4, 2], [4, 4]]

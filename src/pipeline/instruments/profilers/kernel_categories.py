@@ -21,6 +21,7 @@ import re
 from functools import cache
 
 IDLE = "idle"  # of a step's time: no kernel ran
+# Where several overlap, a budget gives the time to the first: communication has what nothing hides.
 CATEGORIES = (
     "matmul",
     "attention",
@@ -30,8 +31,8 @@ CATEGORIES = (
     "reduction",
     "copy",
     "optimizer",
-    "communication",
     "other",
+    "communication",
 )
 OPTIMIZER_RANGE = "optimizer"
 

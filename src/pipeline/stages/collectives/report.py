@@ -5,9 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.formats import mark
 from pipeline.report.frame import alike, having, in_order, with_values
-from pipeline.report.markup import Markdown
 from pipeline.report.section import Compared, Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -92,8 +90,7 @@ def _answer(groups: pd.DataFrame) -> str:
     usual = timed[timed["collective"] == USUAL["collective"]]
     timed = usual if len(usual) else timed
     best = timed.loc[timed["busbw_gb_per_s_best"].idxmax()]
-    marks = {name: Markdown(mark(best[f"status_{name}"])) for name in ("best", BURST, SINGLE)}
-    return WORDS.say("answer", best=best, marks=marks)
+    return WORDS.say("answer", best=best)
 
 
 def _table(groups: pd.DataFrame, least_bytes: float | None, link: float) -> Table:

@@ -29,7 +29,7 @@ VARIANTS = (
     Variant("flat"),
     Variant("overlap"),
     *(Variant("bucketed", size) for size in BUCKET_SIZES_MB),
-    Variant("torch_tuned", 25),
+    *(Variant("torch_tuned", size) for size in (25, 100, 1000)),
     *(Variant("torch", size) for size in (1, 25, 100)),
     Variant("none"),
 )

@@ -110,6 +110,7 @@ EXPERIMENT = Experiment(
     WAYS,
     first_turn=(
         notes.note_parameters,
+        notes.warm_up,
         notes.time_steps,
         notes.note_peak,
         notes.compare_weights,  # also without communication: they must differ

@@ -29,7 +29,9 @@ class StepTime(WayStepTime, VariantRow):
     KEYS = ("impl", "bucket_size_mb", "phase", "clock")
 
     backend: str = column("backend of the process group", allowed=BACKENDS)
-    peak_bytes: int | None = column("peak of allocated memory on any rank; empty on a CPU", minimum=0)
+    peak_bytes: int | None = column(
+        "peak of allocated memory in warm steps, of the fullest rank; empty on a CPU", minimum=0
+    )
     gradient_bytes: int = column("bytes of a rank's gradients", minimum=0)
     all_reduces: int = column("all-reduces of gradients per step", minimum=0)
     all_reduce_bytes: int = column("bytes that these all-reduces carry", minimum=0)

@@ -1,5 +1,7 @@
 """Predict what each way to train holds and sends; None where there is no formula here."""
 
+from functools import cache
+
 from pipeline.formulas import fsdp_training, peak_memory
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.fsdp import FsdpPlan
@@ -23,6 +25,7 @@ def plan(impl: str, cell: Cell, vocab_size: int) -> FsdpPlan | None:
     return PLANS[impl](SIZES[cell.size], vocab_size, cell.world_size, itemsize)
 
 
+@cache  # a kind of memory has a row of its own
 def memory_bytes(impl: str, cell: Cell, vocab_size: int) -> dict[str, int]:
     """Return bytes by kind, and the peak of a warm step on CUDA; kinds without a formula are left out."""
     workload = Workload(

@@ -25,7 +25,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     rows = ways.of_cases(rows, rows["impl"].map(NAMES))
     steps = ways.with_bytes(ways.whole_steps(rows, list(NAMES.values()), DDP), rows)
     steps["loss"] = steps["loss"].map(lambda loss: significant(loss, 4), na_action="ignore")
-    cases = ways.by_trust(steps)
+    cases = ways.by_trust(steps, [DDP, OURS])
     if not cases:
         return Section(ways.WORDS.say("no_time"))
     lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]

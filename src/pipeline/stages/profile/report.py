@@ -111,7 +111,7 @@ def _layer(rows: pd.DataFrame) -> Chart:
 
 
 def _stack(name: str, drawn: pd.DataFrame, x: str | Axis, hover: str = "") -> Chart:
-    orders = {"label": drawn["label"].unique(), "kind_of_work": (*CATEGORIES, OTHER)}
+    orders = {"label": drawn["label"].unique(), "kind_of_work": CATEGORIES}
     return WORDS.chart(name, in_order(drawn, [*orders], orders), "stack", x, "label", "kind_of_work", hover=hover)
 
 

@@ -24,7 +24,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     held = rows[(rows["moment"] == "after_step") | (rows["kind"] == "peak") | rows["sent_bytes"].notna()]
     steps = ways.with_bytes(ways.whole_steps(rows, list(NAMES.values()), PLAIN), held)
     steps = steps.assign(weights_agree=ways.agreement(steps, ["rank_difference", "weight_difference"]))
-    cases = ways.by_trust(steps)
+    cases = ways.by_trust(steps, [PLAIN, OURS])
     if not cases:
         return Section(ways.WORDS.say("no_time"))
     lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]

@@ -31,7 +31,9 @@ class StepTime(WayStepTime, Rates, MeasuredRow):
 
     first_step_ms: float | None = column("the first step, which compiles what there is to; of the first turn")
     needs_bytes: int | None = column("memory that a step takes by formula, with what layers keep", minimum=0)
-    has_bytes: int | None = column("memory that is free for it on the fullest rank before it is built", minimum=0)
+    has_bytes: int | None = column(
+        "memory that it may use: free on the fullest rank before it is built, less free_share", minimum=0
+    )
     layers_that_keep_input: int | None = column(
         "layers that keep their input alone and run again for the backward pass", minimum=0
     )

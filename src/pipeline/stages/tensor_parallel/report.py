@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.cells.timed_rows import MOST_HELD_UP
-from pipeline.instruments.profilers.budget import ORDER
-from pipeline.instruments.profilers.kernel_categories import IDLE
+from pipeline.instruments.profilers.kernel_categories import CATEGORIES, IDLE
 from pipeline.report import ways
 from pipeline.report.chart import Chart
 from pipeline.report.formats import written
@@ -77,6 +76,6 @@ def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
         for category, column in (("matmul", "compute_ms"), ("communication", "communication_ms"))
     ]
     ordered = [each for name in NAMES.values() for each in (name, f"{name}, {BY_FORMULA}")]
-    orders = {"case": steps["case"].unique(), "way": ordered, "category": [*ORDER, IDLE]}
+    orders = {"case": steps["case"].unique(), "way": ordered, "category": [*CATEGORIES, IDLE]}
     drawn = in_order(pd.concat([measured, *counted]), [*orders], orders)
     return WORDS.chart("by_kind", drawn, "stack", "work_ms", "way", "category", panel="case")
