@@ -165,7 +165,7 @@ def _lines_behind(chart: Chart) -> Iterator[Spec]:
 def _names(chart: Chart) -> Spec:
     order = list(dict.fromkeys(chart.drawn[chart.y.column].astype(str)))
     axis = {"grid": False, "ticks": False, "domain": False}
-    return {"field": chart.y.column, "type": "nominal", "sort": order, "title": chart.y.title or None, "axis": axis}
+    return {"field": chart.y.column, "type": "nominal", "sort": order, "title": None, "axis": axis}
 
 
 def _numbers(axis: Axis, powers: list[float] | None = None) -> Spec:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from pipeline.cells.timed_rows import MOST_HELD_UP
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number, written
 from pipeline.report.frame import WHOLE_STEP, having, in_order, with_values
@@ -204,6 +205,14 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
     wide = own.pivot_table(index="way", columns="phase", values="median_ms", sort=False)
     wide = wide.reindex(columns=["backward", "communication", "optimizer", WHOLE_STEP])
     return wide.add_suffix("_phase_ms").assign(share_pct=100 * wide["communication"] / wide[WHOLE_STEP])
+
+
+def captures(rows: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
+    """Return captured steps beside the timed ones (`timed_step_ms`), on GPUs without those that profiling held up."""
+    captured = rows[rows["span_ms"].notna()]
+    timed_ms = captured["way"].map(steps.set_index("way")["median_ms"])
+    is_held_up = captured["backend"].eq("nccl") & (captured["span_ms"] > MOST_HELD_UP * timed_ms)
+    return captured.assign(timed_step_ms=timed_ms)[~is_held_up]
 
 
 def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:

@@ -52,7 +52,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         ways.changes(lead[lead["impl"] == "torch"], WORDS.defined["change"], ORDER, "peak_bytes"),
         for_course=[
             _beside_naive(own),
-            ways.lanes(own, ("computation", "communication", "waiting")),
+            ways.lanes(ways.captures(own, lead), ("computation", "communication", "waiting")),
             _best(steps, beside.get("collectives", pd.DataFrame())),
         ],
     )

@@ -29,11 +29,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     if not cases:
         return Section(ways.WORDS.say("no_time"))
     lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
-    captured = own[(own["measures"] == "capture") & own["way"].isin([OURS, TORCHS])]
-    captured = captured.assign(
-        timed_step_ms=captured["way"].map(lead.set_index("way")["median_ms"]),
-        exposed_pct=100 * captured["gather_exposed_ms"] / captured["gather_ms"],
-    )
+    captured = ways.captures(own[own["way"].isin([OURS, TORCHS])], lead)
+    captured = captured.assign(exposed_pct=100 * captured["gather_exposed_ms"] / captured["gather_ms"])
     tables = ways.tables(cases, DDP, "sent_bytes rank_bytes loss")
     exposed = "communication_ms exposed_by_formula_ms exposed_communication_ms"
     scaling = ways.scaling(_scaled(steps, rows, beside.get("collectives", pd.DataFrame())), TORCHS, exposed)
