@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-NUMBER = re.compile(r"[\d.,]*\d(?:×| of(?: the)? \d+| GB| s\b)")
+NUMBER = re.compile(r"[\d.,]*\d(?:×| of(?: the)? \d+| GB| m?s\b)")
 
 
 def test_its_results_stand_in_the_report_that_it_names():

@@ -18,7 +18,7 @@ from pipeline.report.words import Words
 from pipeline.stages.ddp.cell import VARIANTS
 
 WORDS = Words(__file__)
-NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP, tuned"}
+NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP, views"}
 NONE, NAIVE, OVERLAP = NAMES["none"], "naive", "overlap"
 COLUMNS = "all_reduces peak_bytes weights_agree"
 
