@@ -44,6 +44,8 @@ def test_outcomes_of_the_ways_told_of_alone_decide_between_cells_alike():
     found = ways.by_trust(steps(*doubted, *unsound), [BASE, "b"])
     assert [own["case"].iloc[0] for own in found] == ["sound", "a cell"]
     assert ways.by_trust(steps(*doubted, *unsound))[0]["case"].iloc[0] == "a cell"  # in their order
+    without = [timed("by matrix", 9.0, case="without them"), *doubted]
+    assert [own["case"].iloc[0] for own in ways.by_trust(steps(*without), [BASE])] == ["a cell", "without them"]
 
 
 def test_the_table_shows_what_each_repeat_gave_and_how_many_cards_did():

@@ -52,8 +52,8 @@ def by_trust(steps: pd.DataFrame, told: Sequence[str] = ()) -> list[pd.DataFrame
 
     def doubt(steps: pd.DataFrame) -> tuple[bool, float, float]:
         is_by_host = steps["limited_by"].eq("host").mean() >= 0.5
-        outcomes = steps["status"][steps["way"].isin(told)] if told else steps["status"]
-        return is_by_host, -steps["repeats"].max(), outcomes.ne("ok").mean()
+        outcomes = steps["status"][steps["way"].isin(told or steps["way"])]
+        return is_by_host, -steps["repeats"].max(), -outcomes.eq("ok").sum() / max(1, len(outcomes))
 
     return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_values(own))), key=doubt)
 
