@@ -1,6 +1,7 @@
 """The implementations to compare, as functions of q, k and v, and the errors by which they refuse a problem."""
 
 import functools
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -113,6 +114,8 @@ def _of_tiles(side: int, shape: Shape) -> Attend:
 def _fa4(shape: Shape, device: torch.device) -> Attend:
     if torch.version.hip is not None or torch.cuda.get_device_capability(device) < FA4_CAPABILITY:
         raise Skipped("FlashAttention-4 needs a Hopper or Blackwell GPU")
+    # It compiles for about 5 s per head_dim and mask, and keeps what it compiled for other cells only if asked to.
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     function, is_causal = load(FA4, "flash_attn.cute.interface").flash_attn_func, shape.is_causal
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
