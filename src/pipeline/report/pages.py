@@ -26,7 +26,7 @@ from pipeline.report.section import Section, Told, say
 from pipeline.report.words import Words
 from pipeline.report.writeup import changes, writeup
 
-VERSION = 2  # of the summary
+VERSION = 3  # of the summary
 SCHEMA = Path(__file__).parent / "summary.schema.json"
 
 

@@ -121,6 +121,26 @@ def test_a_lever_that_cannot_be_measured_costs_its_row_alone_but_an_eager_step_o
             measured_but(failing, error)
 
 
+def test_where_the_eager_step_is_out_of_memory_losses_are_held_to_those_of_the_step_with_checkpoints(monkeypatch):
+    held_to, out_of_memory = {}, torch.OutOfMemoryError("CUDA out of memory")
+
+    def run(_function, _world_size, *, args, **_options):
+        levers, *_, eager = args
+        held_to[levers] = eager
+        if levers == "eager":
+            raise out_of_memory
+        return [{"status": "ok", "first_loss": 4.7, "loss": 4.6}]
+
+    monkeypatch.setattr(measure, "run_ranks", run)
+    for combinations, turns in (("sdpa", ["sdpa"]), ("sdpa:checkpointing", ["sdpa", "checkpointing"])):
+        held_to.clear()
+        rows = measure.measure(replace(CELL, combinations=combinations), SETTINGS, Stopwatch())
+        assert held_to == {"eager": None, "checkpointing": None, "sdpa": (4.7, 4.6)}
+        assert [row["levers"] for row in rows] == ["eager", *turns, "eager_again"]
+        assert [row["status"] for row in rows] == ["oom", *("ok" for _ in turns), "oom"]
+        assert rows[0]["reason"] == str(out_of_memory)
+
+
 def test_where_the_eager_loss_is_no_number_no_lever_is_right(monkeypatch):
     held_to, found = [], [{"status": "wrong", "reason": "no number", "first_loss": 4.7, "loss": None}]
     monkeypatch.setattr(measure, "run_ranks", lambda *_, args, **_options: held_to.append(args[-1]) or found)

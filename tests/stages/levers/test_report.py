@@ -51,6 +51,27 @@ def test_the_headline_does_not_rest_on_a_step_that_is_unstable():
     assert "1.5" not in told(step("eager", 9.0, status="unstable"), step("sdpa", 6.0)).first_screen.line
 
 
+def test_a_model_that_fits_only_when_tuned_stands_on_the_first_screen_and_the_section_tells_of_one_that_has_both():
+    large = [failed("oom", **CELL, size="large", levers="eager"), step("sdpa", 20.0, "large")]
+    section = told(step("eager", 9.0), step("sdpa", 6.0), *large, step("fused", 25.0, "large"))
+    assert section.answer.startswith("medium")
+    assert "medium" in section.first_screen.line
+    assert models(section).loc["large", "utilisation"] == "OOM → 50%"
+    line = section.first_screen.models.markdown().splitlines()[-1]
+    assert line == "| large (969M) | OOM | 204,800 | – | – | OOM → 50% | OOM → 1.00 |"
+    assert section.first_screen.chart.rows[["size", "kind"]].apply(tuple, axis=1).tolist() == [
+        ("medium", "as written"),
+        ("medium", "tuned"),
+        ("large", "tuned"),
+    ]
+    assert [each["eager"] and each["eager"]["median_ms"] for each in section.first_screen.summary] == [9.0, None]
+    alone = told(*large)
+    assert "as written" in alone.first_screen.line.lower()
+    assert "204,800" in alone.first_screen.line
+    assert "989" in alone.first_screen.models.caption
+    assert not alone.changes
+
+
 def test_a_time_of_three_repeats_is_their_median_and_the_summary_has_both_steps_as_numbers():
     sides, factors = {"eager": 100.0, "sdpa": 50.0}.items(), enumerate((1.0, 1.03, 1.02), 1)
     section = told(*(step(name, ms * by, repeat=number) for number, by in factors for name, ms in sides))

@@ -36,6 +36,8 @@ UNPROVEN = ("muon", "fp8", "fp8_rowwise", "bf16_moments", "bf16_weights")
 PACKAGES = ("torchao",)
 # The step without levers, first and once more at the end.
 EAGER, EAGER_AGAIN = "eager", "eager_again"
+# Computes the same as the eager step, in less memory.
+CHECKPOINTED = "checkpointing"
 # Each lever alone, both kinds of attention on top of one, and a ladder in which one more joins at a time.
 LADDER = ("fused", "sdpa", "compile", "graph", "bf16_weights", "checkpointing")
 ALL = "all"

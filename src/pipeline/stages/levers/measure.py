@@ -25,7 +25,7 @@ from pipeline.model.float8 import convert_blocks, require_float8
 from pipeline.model.optimizers import Bf16MomentsAdamW, muon
 from pipeline.model.step import TrainingStep, build_training_step
 from pipeline.parallel.processes.starting import RankContext, run_ranks
-from pipeline.stages.levers.cell import Cell, Settings, names
+from pipeline.stages.levers.cell import CHECKPOINTED, EAGER, EAGER_AGAIN, Cell, Settings, names
 from pipeline.ways.ranks import ENDS, outcome
 
 Row = dict[str, Any]
@@ -42,20 +42,30 @@ ENERGY_S = 2 * LEAST_ENERGY_S
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     """Return a row for each combination; one that is out of memory, or lacks something here, costs its own row.
 
-    Each has a process of its own, for compiled code, a graph's memory and an attached profiler would stay in one. What
-    keeps the eager step from running passes through: nothing can be checked without it.
+    Each has a process of its own, for compiled code, a graph's memory and an attached profiler would stay in one. Their
+    losses are held to the eager step's; where that is out of memory, to those of the step with checkpoints, which
+    computes the same. What else keeps these from running passes through: nothing can be checked without them.
     """
-    first, *others = cell.turns
     with stopwatch.measuring():
-        rows = [_in_a_process(first, cell, settings)]
-        eager = _number(rows[0]["first_loss"]), _number(rows[0]["loss"])
-        rows += [_row(levers, cell, settings, eager) for levers in others]
+        found = _to_hold_to(cell, settings)
+        *_, reference = found.values()
+        losses = _number(reference["first_loss"]), _number(reference["loss"])
+        rows = [found.get(levers) or _row(levers, cell, settings, losses) for levers in cell.turns]
     return [{"levers": levers, **row} for levers, row in zip(cell.turns, rows, strict=True)]
 
 
-def _row(levers: str, cell: Cell, settings: Settings, eager: Losses) -> Row:
+def _to_hold_to(cell: Cell, settings: Settings) -> dict[str, Row]:
+    """Return the row of the eager step; where it is out of memory, last that of the step with checkpoints."""
     try:
-        return _in_a_process(levers, cell, settings, eager)
+        return {EAGER: _in_a_process(EAGER, cell, settings)}
+    except (RuntimeError, MemoryError) as error:
+        failed = outcome(error)
+    return {EAGER: failed, EAGER_AGAIN: failed, CHECKPOINTED: _in_a_process(CHECKPOINTED, cell, settings)}
+
+
+def _row(levers: str, cell: Cell, settings: Settings, losses: Losses) -> Row:
+    try:
+        return _in_a_process(levers, cell, settings, losses)
     except ENDS as end:
         return outcome(end)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from pipeline.formulas.parameters import parameter_count
@@ -12,8 +13,8 @@ from pipeline.report.formats import data_size, written
 from pipeline.report.frame import alike, in_order, with_values
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Change, FirstScreen, Section
-from pipeline.report.table import Table
-from pipeline.report.versus import COLUMNS, FASTER, LEAST_DIFFERENCE, peer_of, shaded, versus
+from pipeline.report.table import OUTCOME_WORDS, Table
+from pipeline.report.versus import COLUMNS, FASTER, LEAST_DIFFERENCE, beside, peer_of, shaded, versus
 from pipeline.report.words import Words
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
 from pipeline.stages.levers.report_fp8 import predicted_ratios
@@ -57,15 +58,16 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     tuned = duel[duel["is_tuned"]]
     tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
     precision = _main_precision(rows)
-    # Of several with as many combinations the largest model.
-    _, *most_told = with_values(alike(rows, precision)).groupby(["parameters", *ON]).size()[::-1].idxmax()
+    # Of several with as many combinations beside the step as written the largest model.
+    counted = next(each for each in (alike(duel, precision), with_values(alike(rows, precision))) if len(each))
+    _, *most_told = counted.groupby(["parameters", *ON]).size()[::-1].idxmax()
     here = dict(zip(ON, most_told, strict=True))
     duel_here, tuned_here = alike(duel, here), alike(tuned, here)
     return Section(
         _answer(duel_here, tuned_here),
         [_gains(alike(duel, precision), tuned), _ladder(alike(rows, here), duel_here, tuned_here)],
         _changes(duel_here, tuned_here),
-        _first_screen(with_values(rows[rows["levers"] == EAGER]), tuned, precision),
+        _first_screen(rows, precision),
     )
 
 
@@ -133,40 +135,53 @@ def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
     ]
 
 
-def _first_screen(plain: pd.DataFrame, tuned: pd.DataFrame, precision: Mapping[str, str]) -> FirstScreen | None:
-    """Put each model's step as written beside its fastest tuned one; None where no step as written has values.
+def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScreen | None:
+    """Put each model's step as written beside its fastest tuned one, also where one of them is out of memory.
 
-    precision: of the steps that are shown, for they share a peak. The summary has all.
+    None where there is no such model. precision: of the steps that are shown, for they share a peak. The summary has
+    all.
     """
-    if alike(plain, precision).empty:
-        return None
+    plain, timed = rows[rows["levers"] == EAGER], with_values(beside(rows, ON, rows["levers"] == EAGER))
+    tuned = timed[timed["is_tuned"]]
+    tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
-    utilisation = written(both, "{status:mark}{mfu_pct:percent} → {status_tuned:mark}{mfu_pct_tuned:percent}")
-    both = both.assign(
-        # Markdown: `~` is a mark, not text that would be escaped.
-        utilisation=[each if each is None else Markdown(each) for each in utilisation],
-        peak_gb=written(both, "{peak_bytes:gb} → {peak_bytes_tuned:gb}"),
-    )
+    both = both[both[["median_ms", "median_ms_tuned"]].notna().any(axis=1)]
+    both = both.assign(utilisation=_from_to(both, "mfu_pct", "percent"), peak_gb=_from_to(both, "peak_bytes", "gb"))
     summary = [_summary(row) for _, row in both.iterrows()]
-    plain, tuned, both = (alike(steps, precision) for steps in (plain, tuned, both))
+    bars, both = pd.concat([with_values(plain), tuned]), alike(both, precision)
+    bars = alike(bars, precision).assign(kind=lambda steps: np.where(steps["is_tuned"], "tuned", "as written"))
+    if both.empty:
+        return None
     ways = both["name_tuned"].dropna().unique()
     tuned_with = ways[0] if len(ways) == 1 else WORDS.say("several_ways")
-    contexts = " and ".join(map(str, sorted(plain["context_length"].unique())))
+    contexts = " and ".join(map(str, sorted(both["context_length"].unique())))
     limit, way = "limited_by" if both["limited_by"].nunique() > 1 else "", "name_tuned" if len(ways) > 1 else ""
     shown = f"model tokens_per_s tokens_per_s_tuned gain verdict utilisation peak_gb {limit} {way}"
-    table = WORDS.table("trained", both, shown, only_filled=True, contexts=contexts, tuned_with=tuned_with)
-    return FirstScreen(_line(both), _models(plain, tuned), table, summary)
+    told = {"contexts": contexts, "tuned_with": tuned_with, **bars.iloc[0][["peak_tflops_per_s", "peak_source"]]}
+    table = WORDS.table("trained", both, shown, only_filled=True, **told)
+    return FirstScreen(_line(both), _models(bars), table, summary)
+
+
+def _from_to(both: pd.DataFrame, name: str, form: str) -> list[Markdown | None]:
+    """Write a value as written and tuned: `24% → 47%`; of a step without values its outcome."""
+    plain, tuned = (written(both, f"{{status{side}:mark}}{{{name}{side}:{form}}}") for side in ("", "_tuned"))
+    outcomes = both["status"].map(OUTCOME_WORDS)
+    # Markdown: `~` is a mark, not text that would be escaped.
+    sides = zip(plain, tuned, outcomes, strict=True)
+    return [Markdown(f"{before or outcome} → {after}") if after else None for before, after, outcome in sides]
 
 
 def _line(both: pd.DataFrame) -> str:
     """Say what the largest model reaches whose two steps are stable and not limited by the host."""
+    timed = with_values(both)
+    if timed.empty:
+        return WORDS.say("tuned_line", step=both.iloc[-1])
     sure = both[(both["verdict"] == FASTER) & ~both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)]
-    return WORDS.say("unsure_line", step=both.iloc[-1]) if sure.empty else WORDS.say("line", step=sure.iloc[-1])
+    return WORDS.say("unsure_line", step=timed.iloc[-1]) if sure.empty else WORDS.say("line", step=sure.iloc[-1])
 
 
-def _models(plain: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
-    bars = pd.concat([plain.assign(kind="as written"), tuned.assign(kind="tuned")])
+def _models(bars: pd.DataFrame) -> Chart:
     bars = bars.assign(rate=written(bars, "{tokens_per_s:count} tokens/s"))
     return WORDS.chart("models", bars, "bar", "mfu_pct", "size", "kind", label="rate", hover="rate name")
 
@@ -177,7 +192,7 @@ def _summary(row: pd.Series) -> dict[str, Any]:
     def step(suffix: str) -> dict[str, Any] | None:
         values = ((name, row[f"{name}{suffix}"]) for name in ("status", *FIGURES))
         known = {name: None if pd.isna(value) else value for name, value in values}
-        return {"with": row[f"levers{suffix}"], **known} if known["status"] else None
+        return {"with": row[f"levers{suffix}"], **known} if known["median_ms"] else None
 
     model = {"size": row["size"], "precision": row["precision"], "context_length": int(row["context_length"])}
     return {**model, "batch_size": int(row["setting_batch_size"]), "eager": step(""), "tuned": step("_tuned")}
