@@ -72,6 +72,14 @@ def test_a_model_that_fits_only_when_tuned_stands_on_the_first_screen_and_the_se
     assert not alone.changes
 
 
+def test_the_section_and_its_advice_are_of_the_model_with_the_most_decided_comparisons():
+    unsure = [step("eager", 100.0, status="unstable"), step("sdpa", 80.0), step("fused", 90.0)]
+    assert {change.what for change in told(*unsure).changes} == {"SDPA", "fused AdamW"}
+    section = told(*unsure, step("eager", 300.0, "large"), step("sdpa", 200.0, "large"))
+    assert section.answer.startswith("large")
+    assert [change.judged["size"] for change in section.changes] == ["large"]
+
+
 def test_a_time_of_three_repeats_is_their_median_and_the_summary_has_both_steps_as_numbers():
     sides, factors = {"eager": 100.0, "sdpa": 50.0}.items(), enumerate((1.0, 1.03, 1.02), 1)
     section = told(*(step(name, ms * by, repeat=number) for number, by in factors for name, ms in sides))

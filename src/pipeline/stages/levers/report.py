@@ -14,7 +14,7 @@ from pipeline.report.frame import alike, in_order, with_values
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Change, FirstScreen, Section
 from pipeline.report.table import OUTCOME_WORDS, Table
-from pipeline.report.versus import COLUMNS, FASTER, LEAST_DIFFERENCE, beside, peer_of, shaded, versus
+from pipeline.report.versus import COLUMNS, FASTER, LEAST_DIFFERENCE, UNDECIDED, beside, peer_of, shaded, versus
 from pipeline.report.words import Words
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
 from pipeline.stages.levers.report_fp8 import predicted_ratios
@@ -58,8 +58,9 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     tuned = duel[duel["is_tuned"]]
     tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
     precision = _main_precision(rows)
-    # Of several with as many combinations beside the step as written the largest model.
-    counted = next(each for each in (alike(duel, precision), with_values(alike(rows, precision))) if len(each))
+    # The model with the most decided comparisons with the step as written, of several the largest.
+    counts = (alike(each, precision) for each in (duel[duel["verdict"] != UNDECIDED], duel, with_values(rows)))
+    counted = next(each for each in counts if len(each))
     _, *most_told = counted.groupby(["parameters", *ON]).size()[::-1].idxmax()
     here = dict(zip(ON, most_told, strict=True))
     duel_here, tuned_here = alike(duel, here), alike(tuned, here)
