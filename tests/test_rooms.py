@@ -50,9 +50,10 @@ ROOMS = {
     "measure_command": {"errors", "cells", "printing", "registry", "subjects.naming"},
     "check_command": {"errors", "cells", "printing", "registry", "subjects", "subjects.naming"},
     "account_command": {"errors", "cells", "formulas", "stages", "stages.*.report"},
+    "compare_command": {"errors", "cells", "compare", "registry", "report"},
     "run_command": {"errors"},
-    "cli": {f"{name}_command" for name in ("account", "check", "measure", "run")}
-    | {"cells", "compare", "describe", "doctor", "errors", "printing", "registry", "report", "snapshots", "worker"},
+    "cli": {f"{name}_command" for name in ("account", "check", "compare", "measure", "run")}
+    | {"cells", "describe", "doctor", "errors", "printing", "registry", "report", "snapshots", "worker"},
     "__main__": {"cli"},
 }
 # A worker's child starts as the command line does. A stage's parts are found by the package that the registry gives.

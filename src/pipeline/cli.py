@@ -95,29 +95,10 @@ def _account(arguments: argparse.Namespace) -> None:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from pipeline.compare import history, machines, page, pair, published, runs
+    from pipeline.compare_command import compare
 
-    if not arguments.tolerance_pct >= 0:
-        raise UserError(f"compare: --tolerance-pct must be at least 0, got {arguments.tolerance_pct:g}")
-    if arguments.fail_if_slower and len(arguments.runs) != 2:
-        raise UserError(f"compare: --fail-if-slower needs two runs, got {len(arguments.runs)}")
-    if arguments.history and (arguments.fail_if_slower or arguments.published or arguments.price):
-        raise UserError("compare: --history can be combined only with --html")
-    found = runs.load_runs(arguments.runs, stages())
-    two = beside = None
-    if arguments.history:
-        name, *given = " ".join(arguments.history).split()
-        parts = shown = page.one_row(history.history(found, stage(name), given))
-    else:
-        prices = machines.prices(arguments.price, found)
-        two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
-        beside = published.beside(found) if arguments.published else None
-        parts, shown = (page.comparison(found, prices, two, beside, every) for every in (False, arguments.all))
-    if arguments.html is not None:
-        write_text(arguments.html, page.html(found, parts, page.explored(two, beside)))
-        print(f"wrote {arguments.html}", file=sys.stderr)
-    _print(page.markdown(shown))
-    failure = two.failure if two and arguments.fail_if_slower else ""
+    text, failure = compare(arguments)
+    _print(text)
     if failure:
         print_lines([f"compare: --fail-if-slower fails: {failure}"], sys.stderr)
     return SLOWER if failure else 0
