@@ -46,7 +46,7 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
             "precision": model["precision"],
             "shape": f"{model['batch_size']}×{model['context_length']}",
             **step,
-            "usd": prices[run.name] / 3600 / step["tokens_per_s"] * 1e6 if run.name in prices else None,
+            "usd": _usd_per_million(prices.get(run.name), step["tokens_per_s"]),
         }
         for run in runs
         for section in run.sections
@@ -66,6 +66,10 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
     table = WORDS.table("models", shown, names, across="run", only_filled=True)
     rates = " / ".join(head for head, name, _ in table.columns if name not in (*keys, "cheapest", "run"))
     return replace(table, caption=f"{table.caption} ({rates}):")
+
+
+def _usd_per_million(usd_per_hour: float | None, tokens_per_s: float | None) -> float | None:
+    return usd_per_hour / 3600 / tokens_per_s * 1e6 if usd_per_hour and tokens_per_s else None
 
 
 def ceilings(runs: Sequence[Run]) -> Table:

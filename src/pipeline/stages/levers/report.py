@@ -177,7 +177,7 @@ def _line(both: pd.DataFrame) -> str:
     """Say what the largest model reaches whose two steps are stable and not limited by the host."""
     timed = with_values(both)
     if timed.empty:
-        return WORDS.say("tuned_line", step=both.iloc[-1])
+        return WORDS.say("tuned_line", step=both.iloc[-1], outcome=OUTCOME_WORDS[both.iloc[-1]["status"]])
     sure = both[(both["verdict"] == FASTER) & ~both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)]
     return WORDS.say("unsure_line", step=timed.iloc[-1]) if sure.empty else WORDS.say("line", step=sure.iloc[-1])
 
@@ -193,7 +193,7 @@ def _summary(row: pd.Series) -> dict[str, Any]:
     def step(suffix: str) -> dict[str, Any] | None:
         values = ((name, row[f"{name}{suffix}"]) for name in ("status", *FIGURES))
         known = {name: None if pd.isna(value) else value for name, value in values}
-        return {"with": row[f"levers{suffix}"], **known} if known["median_ms"] else None
+        return {"with": row[f"levers{suffix}"], **known} if known["status"] else None
 
     model = {"size": row["size"], "precision": row["precision"], "context_length": int(row["context_length"])}
     return {**model, "batch_size": int(row["setting_batch_size"]), "eager": step(""), "tuned": step("_tuned")}
