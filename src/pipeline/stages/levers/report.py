@@ -150,7 +150,7 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
     both = both[both[["median_ms", "median_ms_tuned"]].notna().any(axis=1)]
     both = both.assign(utilisation=_from_to(both, "mfu_pct", "percent"), peak_gb=_from_to(both, "peak_bytes", "gb"))
     summary = [_summary(row) for _, row in both.iterrows()]
-    bars, both = pd.concat([with_values(plain), tuned]), alike(both, precision)
+    bars, both = pd.concat([plain.merge(both[ON], on=ON), tuned]), alike(both, precision)
     bars = alike(bars, precision).assign(kind=lambda steps: np.where(steps["is_tuned"], "tuned", "as written"))
     if both.empty:
         return None
@@ -159,9 +159,9 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
     contexts = " and ".join(map(str, sorted(both["context_length"].unique())))
     limit, way = "limited_by" if both["limited_by"].nunique() > 1 else "", "name_tuned" if len(ways) > 1 else ""
     shown = f"model tokens_per_s tokens_per_s_tuned gain verdict utilisation peak_gb {limit} {way}"
-    told = {"contexts": contexts, "tuned_with": tuned_with, **bars.iloc[0][["peak_tflops_per_s", "peak_source"]]}
-    table = WORDS.table("trained", both, shown, only_filled=True, **told)
-    return FirstScreen(_line(both), _models(bars), table, summary)
+    peak = with_values(bars).iloc[0][["peak_tflops_per_s", "peak_source"]]
+    table = WORDS.table("trained", both, shown, only_filled=True, contexts=contexts, tuned_with=tuned_with, **peak)
+    return FirstScreen(_line(both), _models(bars, peak), table, summary)
 
 
 def _from_to(both: pd.DataFrame, name: str, form: str) -> list[Markdown | None]:
@@ -182,9 +182,9 @@ def _line(both: pd.DataFrame) -> str:
     return WORDS.say("unsure_line", step=timed.iloc[-1]) if sure.empty else WORDS.say("line", step=sure.iloc[-1])
 
 
-def _models(bars: pd.DataFrame) -> Chart:
+def _models(bars: pd.DataFrame, peak: Mapping[str, Any]) -> Chart:
     bars = bars.assign(rate=written(bars, "{tokens_per_s:count} tokens/s"))
-    return WORDS.chart("models", bars, "bar", "mfu_pct", "size", "kind", label="rate", hover="rate name")
+    return WORDS.chart("models", bars, "bar", "mfu_pct", "size", "kind", label="rate", hover="rate name", values=peak)
 
 
 def _summary(row: pd.Series) -> dict[str, Any]:
