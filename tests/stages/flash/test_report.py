@@ -73,6 +73,16 @@ def test_flash_attention_4_has_columns_and_a_bar_of_its_own_and_the_answer_says_
     assert "at 0 of the 1" in told(*rows, row("fa4", 1.5)).answer
 
 
+def test_rates_held_for_seconds_stand_side_by_side():
+    held = {"triton": 540.0, "sdpa_cudnn": 493.0, "fa4": 557.0}
+    rows = [row(impl, 1.0, sustained_tflops_per_s=rate) for impl, rate in held.items()]
+    assert first(told(*rows))["held"] == "540 / 493 / 557"
+    assert first(told(*rows[:1], row("sdpa_flash", 0.9)))["held"] == "540 / – / –"
+    assert (
+        "held" not in shown(told(row("triton", 1.0), row("sdpa_flash", 0.9)))["shapes"].markdown().partition("\n\n")[2]
+    )
+
+
 def test_the_course_s_table_has_what_is_slower_what_failed_and_the_lengths_of_every_width_and_type_the_chart_all():
     rows = [*head({"tiled": 2.0, "eager": 1.0}), *head({"tiled": 2.0, "eager": None}, seq_len=65536)]
     table = shown(told(*rows))["grid"]

@@ -69,8 +69,25 @@ def test_a_model_that_fits_only_when_tuned_stands_on_the_first_screen_and_the_se
     alone = told(*large)
     assert "204,800" in alone.first_screen.line
     assert "OOM" in alone.first_screen.line
+    assert "20.0 ms" in alone.answer
     assert "989" in alone.first_screen.models.caption
     assert not alone.changes
+
+
+def test_the_line_is_of_steps_that_are_there_and_of_a_model_with_both_if_there_is_one():
+    slow, large = step("sdpa", 12.0), step("eager", 30.0, "large")
+    assert "455,111" in told(step("eager", 9.0), slow, large).first_screen.line
+    unstable = step("sdpa", 20.0, "large", status="unstable")
+    assert "~204,800" in told(failed("oom", **CELL, size="large", levers="eager"), unstable).first_screen.line
+    assert "136,533" in told(large).first_screen.line
+
+
+def test_a_model_in_two_cells_stands_once_on_the_first_screen_and_bytes_are_never_unstable():
+    again = {"combinations": "sdpa"}
+    cells = [step("eager", 9.0, status="unstable"), step("sdpa", 6.0), step("eager", 9.1, **again)]
+    [row] = models(told(*cells, failed("failed", **CELL | again, size="medium", levers="sdpa"))).to_dict("records")
+    assert row["utilisation"].startswith("~")
+    assert row["peak_gb"] == "1.00 → 1.00"
 
 
 def test_the_section_and_its_advice_are_of_the_model_with_the_most_decided_comparisons():

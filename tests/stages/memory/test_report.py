@@ -56,6 +56,18 @@ def test_where_plain_attention_does_not_fit_steps_are_compared_with_the_first_th
     assert build(rows[rows["context_length"] == 1024], {}).changes == []
 
 
+def test_steps_are_compared_at_a_context_at_which_one_fits_and_the_answer_is_rather_without_checkpoints(rows):
+    flash = rows[(rows["attention"] == "flash") & (rows["num_layers"] == 0)]
+    values = [name for name in flash.select_dtypes("number") if name.endswith(("_bytes", "_ms"))]
+    is_long = flash["context_length"] == 2048
+    flash.loc[is_long, values] = float("nan")
+    small = flash.assign(status=flash["status"].mask(is_long, "oom"))
+    found = build(small, {})
+    assert set(shown(found)["variants"].rows["context_length"]) == {1024}
+    step = alike(small, BF16 | {"attention": "flash"})
+    assert f"peaks at {step.loc[step['step'] == 2, 'peak_bytes'].max() / 1e9:.1f} GB" in found.answer
+
+
 def test_the_update_is_no_part_of_the_peak_before_it_and_another_precision_has_steps_where_the_lead_has_but_one(rows):
     checkpointed = parts(rows)["variants"].rows.set_index(["attention", "checkpoint_every"]).loc[("eager", 1)]
     assert checkpointed["before_update_bytes"] < checkpointed["peak_bytes"]

@@ -11,7 +11,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, having, in_order, with_values
 from pipeline.report.section import Compared, Section
-from pipeline.report.table import Table
+from pipeline.report.table import NOTHING, Table
 from pipeline.report.versus import FASTER, SLOWER, judged, shaded, side_by_side, versus
 from pipeline.report.versus import beside as against
 from pipeline.report.words import Words
@@ -118,15 +118,26 @@ def _more(fa4_s: pd.DataFrame, errors: pd.DataFrame) -> str:
 def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame) -> Table:
     """Write ours beside the fastest of PyTorch's, and beside FlashAttention-4 where that ran."""
     fa4_s = fa4_s.assign(
-        fa4=written(fa4_s, "{median_ms_peer:number}, {gain}, {verdict}"), fa4_forward=fa4_s["forward"].to_list()
+        fa4=written(fa4_s, "{median_ms_peer:number}, {gain}, {verdict}"),
+        fa4_forward=fa4_s["forward"].to_list(),
+        fa4_held=fa4_s["sustained_tflops_per_s_peer"],
     )
-    duel = torch_s.merge(fa4_s[[*PROBLEM, "fa4", "fa4_forward"]], "left", PROBLEM)
+    duel = torch_s.merge(fa4_s[[*PROBLEM, "fa4", "fa4_forward", "fa4_held"]], "left", PROBLEM)
     duel = duel.assign(
-        torch=written(duel, "{who_peer}, {median_ms_peer:number}"), beside=written(duel, "{gain}, {verdict}")
+        torch=written(duel, "{who_peer}, {median_ms_peer:number}"),
+        beside=written(duel, "{gain}, {verdict}"),
+        held=_joined(duel, "sustained_tflops_per_s", "sustained_tflops_per_s_peer", "fa4_held"),
     )
     gpus = duel["cards"].str.split(", ").explode().nunique()
-    names = "shape median_ms torch beside lone_ms forward fa4 fa4_forward tflops_per_s repeats"
+    names = "shape median_ms torch beside lone_ms forward fa4 fa4_forward held repeats"
     return WORDS.table("shapes", duel, names, only_filled=True, gpus=gpus)
+
+
+def _joined(rows: pd.DataFrame, *names: str) -> list[str | None]:
+    """Write the numbers of these columns with slashes between them; nothing where the first is missing."""
+    columns = (written(rows, f"{{{name}:number}}") for name in names)
+    lines = zip(*columns, strict=True)
+    return [" / ".join([first, *(each or NOTHING for each in others)]) if first else None for first, *others in lines]
 
 
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:

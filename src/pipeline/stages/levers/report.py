@@ -10,7 +10,7 @@ from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Chart, Limit
 from pipeline.report.formats import data_size, written
-from pipeline.report.frame import alike, in_order, with_values
+from pipeline.report.frame import alike, having, in_order, with_values
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Change, FirstScreen, Section
 from pipeline.report.table import OUTCOME_WORDS, Table
@@ -55,9 +55,8 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         predicted=predicted_ratios(rows, beside["ceilings"]) if "ceilings" in beside else None,
     ).sort_values("parameters", kind="stable", ignore_index=True)
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
-    tuned = duel[duel["is_tuned"]]
-    tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
-    precision = _main_precision(rows)
+    tuned = _fastest(duel[duel["is_tuned"]])
+    precision = _main_precision(duel if len(duel) else rows)
     # The model with the most decided comparisons with the step as written, of several the largest.
     counts = (alike(each, precision) for each in (duel[duel["verdict"] != UNDECIDED], duel, with_values(rows)))
     counted = next(each for each in counts if len(each))
@@ -65,15 +64,19 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     here = dict(zip(ON, most_told, strict=True))
     duel_here, tuned_here = alike(duel, here), alike(tuned, here)
     return Section(
-        _answer(duel_here, tuned_here),
+        _answer(duel_here, tuned_here, alike(rows, here)),
         [_gains(alike(duel, precision), tuned), _ladder(alike(rows, here), duel_here, tuned_here)],
         _changes(duel_here, tuned_here),
         _first_screen(rows, precision),
     )
 
 
+def _fastest(steps: pd.DataFrame) -> pd.DataFrame:
+    return steps.loc[steps.groupby(ON, sort=False)["median_ms"].idxmin()]
+
+
 def _main_precision(rows: pd.DataFrame) -> dict[str, str]:
-    """Choose the precision that the section tells of: that of most models, of several bf16."""
+    """Choose the precision that the section tells of: that in which most models have steps, of several bf16."""
     models = with_values(rows).groupby("precision")["size"].nunique()
     return {"precision": min(models[models == models.max()].index)}
 
@@ -88,9 +91,11 @@ def _is_tuning(levers: str) -> bool:
     return bool(names(levers)) and not {*names(levers)} & {*UNPROVEN, "checkpointing"}
 
 
-def _answer(duel: pd.DataFrame, tuned: pd.DataFrame) -> str:
+def _answer(duel: pd.DataFrame, tuned: pd.DataFrame, rows: pd.DataFrame) -> str:
+    """Tell of the fastest tuned step; rows: of this model, for where its step as written has no time."""
     if tuned.empty:
-        return WORDS.say("nothing_tuned")
+        alone = _fastest(with_values(rows[rows["is_tuned"]]))
+        return WORDS.say("nothing_tuned") if alone.empty else WORDS.say("tuned_alone", best=alone.iloc[0])
     answer = WORDS.say("answer", best=tuned.iloc[0])
     alone = duel[duel["is_alone"] & duel["is_tuned"]].nlargest(1, "ratio")
     return answer if alone.empty else answer + " " + WORDS.say("best_alone", best=alone.iloc[0])
@@ -142,13 +147,18 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
     None where there is no such model. precision: of the steps that are shown, for they share a peak. The summary has
     all.
     """
-    plain, timed = rows[rows["levers"] == EAGER], with_values(beside(rows, ON, rows["levers"] == EAGER))
-    tuned = timed[timed["is_tuned"]]
-    tuned = tuned.loc[tuned.groupby(ON, sort=False)["median_ms"].idxmin()]
+    is_plain = rows["levers"] == EAGER
+    # Cells with other combinations have the same step.
+    plain = pd.concat([with_values(rows[is_plain]), rows[is_plain]]).drop_duplicates(ON).sort_index()
+    timed = with_values(beside(rows, ON, is_plain))
+    tuned = _fastest(timed[timed["is_tuned"]])
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
     both = both[both[["median_ms", "median_ms_tuned"]].notna().any(axis=1)]
-    both = both.assign(utilisation=_from_to(both, "mfu_pct", "percent"), peak_gb=_from_to(both, "peak_bytes", "gb"))
+    both = both.assign(
+        utilisation=_from_to(both, "{{status{0}:mark}}{{mfu_pct{0}:percent}}"),
+        peak_gb=_from_to(both, "{{peak_bytes{0}:gb}}"),
+    )
     summary = [_summary(row) for _, row in both.iterrows()]
     bars, both = pd.concat([plain.merge(both[ON], on=ON), tuned]), alike(both, precision)
     bars = alike(bars, precision).assign(kind=lambda steps: np.where(steps["is_tuned"], "tuned", "as written"))
@@ -164,9 +174,9 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
     return FirstScreen(_line(both), _models(bars, peak), table, summary)
 
 
-def _from_to(both: pd.DataFrame, name: str, form: str) -> list[Markdown | None]:
-    """Write a value as written and tuned: `24% → 47%`; of a step without values its outcome."""
-    plain, tuned = (written(both, f"{{status{side}:mark}}{{{name}{side}:{form}}}") for side in ("", "_tuned"))
+def _from_to(both: pd.DataFrame, template: str) -> list[Markdown | None]:
+    """Fill a template for the step as written and tuned: `24% → 47%`; of a step without values its outcome."""
+    plain, tuned = (written(both, template.format(side)) for side in ("", "_tuned"))
     outcomes = both["status"].map(OUTCOME_WORDS)
     # Markdown: `~` is a mark, not text that would be escaped.
     sides = zip(plain, tuned, outcomes, strict=True)
@@ -174,16 +184,24 @@ def _from_to(both: pd.DataFrame, name: str, form: str) -> list[Markdown | None]:
 
 
 def _line(both: pd.DataFrame) -> str:
-    """Say what the largest model reaches whose two steps are stable and not limited by the host."""
-    timed = with_values(both)
-    if timed.empty:
-        return WORDS.say("tuned_line", step=both.iloc[-1], outcome=OUTCOME_WORDS[both.iloc[-1]["status"]])
+    """Say what the largest model reaches whose two steps are stable and not limited by the host.
+
+    Without one, tell of the largest that has both steps, else of the largest that has one.
+    """
     sure = both[(both["verdict"] == FASTER) & ~both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)]
-    return WORDS.say("unsure_line", step=timed.iloc[-1]) if sure.empty else WORDS.say("line", step=sure.iloc[-1])
+    told = {
+        "line": sure,
+        "unsure_line": having(both, "verdict"),
+        "tuned_line": having(both, "median_ms_tuned"),
+        "plain_line": both,
+    }
+    name, steps = next((name, steps) for name, steps in told.items() if len(steps))
+    step = steps.iloc[-1]
+    return WORDS.say(name, step=step, outcome=OUTCOME_WORDS.get(step["status"], ""))
 
 
 def _models(bars: pd.DataFrame, peak: Mapping[str, Any]) -> Chart:
-    bars = bars.assign(rate=written(bars, "{tokens_per_s:count} tokens/s"))
+    bars = bars.assign(rate=written(bars, "{status:mark}{tokens_per_s:count} tokens/s"))
     return WORDS.chart("models", bars, "bar", "mfu_pct", "size", "kind", label="rate", hover="rate name", values=peak)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from pipeline.cells.rows import WITH_VALUES
 from pipeline.formulas.activations import residual_stream_bytes
 from pipeline.formulas.checkpointing import blocks_run_again, reruns
 from pipeline.formulas.peak_memory import CATEGORIES
@@ -57,9 +58,12 @@ def _of(rows: pd.DataFrame, kind: str, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def _lead(found: pd.DataFrame) -> pd.DataFrame:
-    """Choose the recording to speak of: rather a training step, rather a plain one, at the longest context, in bf16."""
-    found = found.assign(plain=found.index.isin(alike(found, PLAIN).index))
-    return in_order(found, ["mode", "plain", "context_length", "precision"], ORDERS).tail(1)
+    """Choose the recording to speak of: rather a training step, rather a plain one, else rather without checkpoints.
+
+    Of several that at the longest context, in bf16.
+    """
+    found = found.assign(plain=found.index.isin(alike(found, PLAIN).index), is_whole=found["checkpoint_every"] == 0)
+    return in_order(found, ["mode", "plain", "is_whole", "context_length", "precision"], ORDERS).tail(1)
 
 
 def _answer(lead: pd.Series) -> str:
@@ -91,11 +95,14 @@ def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lea
 
 
 def _variants(steps: pd.DataFrame, precision: str) -> Table:
-    """Write steps by attention and checkpoints at the longest context with several: in this precision, or another."""
+    """Write steps by attention and checkpoints at the longest context with several, of which one fits at least.
+
+    Rather those in this precision.
+    """
     steps = steps[steps["checkpointing"] == "segments"]
     several = steps[steps.groupby(["precision", "context_length"])["mode"].transform("size") > 1]
-    own = several["precision"] == precision
-    last = several.assign(own=own).sort_values(["own", "context_length"]).tail(1)
+    own, fits = several["precision"] == precision, several["status"].isin(WITH_VALUES)
+    last = several.assign(own=own, fits=fits).sort_values(["fits", "own", "context_length"]).tail(1)
     shown = several.merge(last[["precision", "context_length"]])
     names = "context_length with_attention checkpoints peak_bytes by_formula_bytes before_update_bytes median_ms gain"
     return WORDS.table("variants", shown, f"{names} verdict gpus", only_filled=True)

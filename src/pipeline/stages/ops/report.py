@@ -64,7 +64,7 @@ def _answer(duel: pd.DataFrame) -> str:
     if duel.empty:
         return ""
     verdicts = duel["verdict"].value_counts().reindex([FASTER, SLOWER], fill_value=0)
-    return WORDS.say("answer", n=len(duel), **verdicts) + " "
+    return WORDS.say("answer", n=len(duel), **verdicts, open=len(duel) - verdicts.sum()) + " "
 
 
 def _largest(rows: pd.DataFrame) -> pd.DataFrame:
