@@ -127,18 +127,27 @@ def test_where_the_eager_step_is_out_of_memory_losses_are_held_to_those_of_the_s
     def run(_function, _world_size, *, args, **_options):
         levers, *_, eager = args
         held_to[levers] = eager
-        if levers == "eager":
+        if levers in too_large:
             raise out_of_memory
         return [{"status": "ok", "first_loss": 4.7, "loss": 4.6}]
 
-    monkeypatch.setattr(measure, "run_ranks", run)
-    for combinations, turns in (("sdpa", ["sdpa"]), ("sdpa:checkpointing", ["sdpa", "checkpointing"])):
+    def statuses(combinations):
         held_to.clear()
         rows = measure.measure(replace(CELL, combinations=combinations), SETTINGS, Stopwatch())
-        assert held_to == {"eager": None, "checkpointing": None, "sdpa": (4.7, 4.6)}
-        assert [row["levers"] for row in rows] == ["eager", *turns, "eager_again"]
-        assert [row["status"] for row in rows] == ["oom", *("ok" for _ in turns), "oom"]
         assert rows[0]["reason"] == str(out_of_memory)
+        return {row["levers"]: row["status"] for row in rows}
+
+    monkeypatch.setattr(measure, "run_ranks", run)
+    too_large = {"eager"}
+    assert statuses("sdpa") == {"eager": "oom", "sdpa": "ok", "eager_again": "skipped"}
+    assert held_to == {"eager": None, "checkpointing": None, "sdpa": (4.7, 4.6)}
+    every = {"eager": "oom", "sdpa": "ok", "checkpointing": "ok", "eager_again": "skipped"}
+    assert statuses("sdpa:checkpointing") == every
+    assert held_to == {"eager": None, "checkpointing": None, "sdpa": (4.7, 4.6)}
+    # Without any there is nothing to hold the others to.
+    too_large = {"eager", "checkpointing"}
+    assert statuses("sdpa:checkpointing") == every | {"sdpa": "skipped", "checkpointing": "oom"}
+    assert "sdpa" not in held_to
 
 
 def test_where_the_eager_loss_is_no_number_no_lever_is_right(monkeypatch):

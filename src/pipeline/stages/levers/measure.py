@@ -44,26 +44,32 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
     Each has a process of its own, for compiled code, a graph's memory and an attached profiler would stay in one. Their
     losses are held to the eager step's; where that is out of memory, to those of the step with checkpoints, which
-    computes the same. What else keeps these from running passes through: nothing can be checked without them.
+    computes the same; without both nothing can be checked. What else keeps these from running passes through.
     """
     with stopwatch.measuring():
         found = _to_hold_to(cell, settings)
         *_, reference = found.values()
-        losses = _number(reference["first_loss"]), _number(reference["loss"])
-        rows = [found.get(levers) or _row(levers, cell, settings, losses) for levers in cell.turns]
+        if reference is not found[EAGER]:
+            found[EAGER_AGAIN] = {"status": "skipped", "reason": "out of memory the first time"}
+        rows = [found.get(levers) or _row(levers, cell, settings, reference) for levers in cell.turns]
     return [{"levers": levers, **row} for levers, row in zip(cell.turns, rows, strict=True)]
 
 
 def _to_hold_to(cell: Cell, settings: Settings) -> dict[str, Row]:
     """Return the row of the eager step; where it is out of memory, last that of the step with checkpoints."""
-    try:
-        return {EAGER: _in_a_process(EAGER, cell, settings)}
-    except (RuntimeError, MemoryError) as error:
-        failed = outcome(error)
-    return {EAGER: failed, EAGER_AGAIN: failed, CHECKPOINTED: _in_a_process(CHECKPOINTED, cell, settings)}
+    found: dict[str, Row] = {}
+    for levers in (EAGER, CHECKPOINTED):
+        try:
+            return found | {levers: _in_a_process(levers, cell, settings)}
+        except (RuntimeError, MemoryError) as error:
+            found[levers] = outcome(error)
+    return found
 
 
-def _row(levers: str, cell: Cell, settings: Settings, losses: Losses) -> Row:
+def _row(levers: str, cell: Cell, settings: Settings, reference: Row) -> Row:
+    if reference["status"] == "oom":
+        return {"status": "skipped", "reason": "not even the step with checkpoints fits: its loss cannot be checked"}
+    losses = _number(reference["first_loss"]), _number(reference["loss"])
     try:
         return _in_a_process(levers, cell, settings, losses)
     except ENDS as end:
