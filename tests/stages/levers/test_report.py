@@ -90,6 +90,11 @@ def test_a_model_in_two_cells_stands_once_on_the_first_screen_and_bytes_are_neve
     assert row["peak_gb"] == "1.00 → 1.00"
 
 
+def test_a_peak_that_was_not_read_is_a_gap_beside_the_other():
+    [row] = models(told(step("eager", 9.0, peak_bytes=float("nan")), step("sdpa", 6.0))).to_dict("records")
+    assert row["peak_gb"] == "– → 1.00"
+
+
 def test_the_section_and_its_advice_are_of_the_model_with_the_most_decided_comparisons():
     unsure = [step("eager", 100.0, status="unstable"), step("sdpa", 80.0), step("fused", 90.0)]
     assert {change.what for change in told(*unsure).changes} == {"SDPA", "fused AdamW"}

@@ -13,7 +13,7 @@ from pipeline.report.formats import data_size, written
 from pipeline.report.frame import alike, having, in_order, with_values
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Change, FirstScreen, Section
-from pipeline.report.table import OUTCOME_WORDS, Table
+from pipeline.report.table import NOTHING, OUTCOME_WORDS, Table
 from pipeline.report.versus import COLUMNS, FASTER, LEAST_DIFFERENCE, UNDECIDED, beside, peer_of, shaded, versus
 from pipeline.report.words import Words
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
@@ -177,7 +177,7 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
 def _from_to(both: pd.DataFrame, template: str) -> list[Markdown | None]:
     """Fill a template for the step as written and tuned: `24% → 47%`; of a step without values its outcome."""
     plain, tuned = (written(both, template.format(side)) for side in ("", "_tuned"))
-    outcomes = both["status"].map(OUTCOME_WORDS)
+    outcomes = both["status"].map(OUTCOME_WORDS).fillna(NOTHING)
     # Markdown: `~` is a mark, not text that would be escaped.
     sides = zip(plain, tuned, outcomes, strict=True)
     return [Markdown(f"{before or outcome} → {after}") if after else None for before, after, outcome in sides]
