@@ -49,7 +49,7 @@ def record(package):
     return {
         "settings": {"steps": 10, "budget_s": 2.0},
         "machine": {"software": {**VERSIONS, "cudnn": "9"}, "gpus_available": 8},
-        "code": code_facts("pipeline.stages.timing", AFTER_ALL_EDITS),
+        "code": code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ),
     }
 
 
@@ -61,8 +61,11 @@ def test_a_record_counts_what_was_measured_not_what_ran_it_or_derives_from_it_no
     (package / "stages/timing/needs.py").write_text("from pipeline import model\n")
     sources.forget()
     monkeypatch.setattr(freshness, "loaded_modules", lambda: {*MODULES, told})
-    assert tuple(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)["modules"]) == ran
-    assert tuple(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, measured=False)["modules"]) == (*ran, told)
+    assert tuple(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ)["modules"]) == ran
+    assert tuple(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ, measured=False)["modules"]) == (
+        *ran,
+        told,
+    )
 
 
 def test_every_room_that_counts_is_one_of_the_project():
@@ -124,7 +127,7 @@ def test_a_variable_that_an_imported_module_names_makes_its_cell_stale_when_it_s
     sources.forget()
     for was, other in ({}, {kernel_sets.VARIABLE: "tl"}), ({kernel_sets.VARIABLE: "tl"}, {}):
         monkeypatch.setattr(os, "environ", was)
-        record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS) | {"libraries": {}}
+        record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ) | {"libraries": {}}
         assert why_stale(record, Settings(), 2, Present(VERSIONS, 4, was)) is None
         assert why_stale(record, Settings(), 2, Present(VERSIONS, 4, other)) == "PIPELINE_ATTENTION changed"
 
@@ -145,13 +148,16 @@ def test_edited_modules_make_stale_those_that_imported_them(record, package):
 
 def test_of_a_module_edited_while_the_cell_ran_no_version_is_believed_whatever_its_date(package):
     os.utime(package / "model.py", (AFTER_ALL_EDITS, AFTER_ALL_EDITS))
-    assert freshness.CHANGED_MEANWHILE not in code_facts("pipeline.stages.timing", time.time() + 1)["modules"].values()
+    assert (
+        freshness.CHANGED_MEANWHILE
+        not in code_facts("pipeline.stages.timing", time.time() + 1, os.environ)["modules"].values()
+    )
     issued_at = time.time()
     while time.time() < issued_at + 0.05:  # file systems may tell times to a tick of the clock
         pass
     (package / "model.py").write_text("X = 2\n")
     os.utime(package / "model.py", (1_000, 1_000))  # as `cp -p` and `rsync -a` leave it
-    modules = code_facts("pipeline.stages.timing", issued_at)["modules"]
+    modules = code_facts("pipeline.stages.timing", issued_at, os.environ)["modules"]
     assert modules["pipeline.model"] == freshness.CHANGED_MEANWHILE
     assert modules["pipeline.stages.timing.measure"] == sources.module_digest("pipeline.stages.timing.measure")
 
@@ -192,11 +198,11 @@ def test_a_cell_is_stale_where_a_peer_of_its_stage_came_or_has_another_version(r
     stage = ModuleType("pipeline.stages.timing.cell")
     stage.PACKAGES = ("fa4",)
     monkeypatch.setitem(sys.modules, "pipeline.stages.timing.cell", stage)
-    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
+    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ)
     assert why_stale(record, Settings(), 2, NOW) is None
     found["fa4"] = "4.0"
     assert why_stale(record, Settings(), 2, NOW) == "another version of flash-attn-4"
-    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS)
+    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ)
     assert why_stale(record, Settings(), 2, NOW) is None
     del record["code"]["peers"]  # an earlier version wrote it
     assert why_stale(record, Settings(), 2, NOW) is None

@@ -9,6 +9,7 @@ import torch
 
 from pipeline.cells import quiet_host, run
 from pipeline.cells.devices import Claim
+from pipeline.cells.library_environment import library_environment
 from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.cells.scheduler import SlurmJob
 from pipeline.errors import Skipped
@@ -134,6 +135,21 @@ def test_a_record_says_how_and_when_its_process_was_started_in_which_job_and_how
     # A clock that is set back gives no negative time.
     later = run.ProcessStart("ordinary", time.time() + 3600, START.command)
     assert min(record_of(lambda *_: [], start=later)["seconds"].values()) >= 0
+
+
+def test_a_variable_that_a_package_sets_as_it_is_imported_does_not_stand_in_the_record(monkeypatch):
+    # As scikit-learn does, which Transformers imports: such a record would be stale for ever.
+    told = lambda _package, _issued_at, environment, **_: {"libraries": library_environment(environment)}  # noqa: E731
+    monkeypatch.setattr(run.freshness, "code_facts", told)
+    monkeypatch.setenv("KMP_BLOCKTIME", "200")
+
+    def measure(*_):
+        os.environ["KMP_INIT_AT_FORK"] = "FALSE"
+        return [ROW]
+
+    libraries = record_of(measure)["code"]["libraries"]
+    assert "KMP_INIT_AT_FORK" not in libraries
+    assert libraries["KMP_BLOCKTIME"] == "200"
 
 
 @pytest.mark.parametrize("asked", [0, 1])

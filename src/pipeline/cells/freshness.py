@@ -49,25 +49,25 @@ class Present:
     allowed: Mapping[str, Any] = field(default_factory=dict)
 
 
-def code_facts(package: str, issued_at: float, measured: bool = True) -> dict[str, Any]:
+def code_facts(package: str, issued_at: float, environment: Mapping[str, str], measured: bool = True) -> dict[str, Any]:
     """Return the part of a record that tells which code measured: `modules`, a digest each, and one `digest` of all.
 
     And `environment`: what the variables that these modules name said; `libraries`: those that libraries read when they
     are loaded; `peers`: the versions of those that the stage's `cell` names.
 
     package: the stage's, `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds of the
-    epoch; a module put there since has no digest. measured: where nothing was, `needs`, which said so, counts too.
+    epoch; a module put there since has no digest. environment: what it was when the cell began, for a package may set
+    variables as it is imported. measured: where nothing was, `needs`, which said so, counts too.
     """
     parts = ("cell", "measure") if measured else ("cell", "measure", "needs")
     reached = sources.reached_modules(*(f"{package}.{part}" for part in parts))
     names = sorted(name for name in loaded_modules() & reached if _counts(name, package))
     modules = {name: _digest_before(name, issued_at) for name in names}
-    environment = {name: os.environ.get(name, "") for name in sources.variables(modules)}
     return {
         "digest": sources.digest(modules),
         "modules": modules,
-        "environment": environment,
-        "libraries": library_environment(),
+        "environment": {name: environment.get(name, "") for name in sources.variables(modules)},
+        "libraries": library_environment(environment),
         "peers": versions(getattr(sys.modules.get(f"{package}.cell"), "PACKAGES", ())),
     }
 

@@ -20,7 +20,7 @@ SET_BY_CELLS = {*THREAD_VARIABLES, *COMPILE_IN_PROCESS}
 LOADER = "LD_"
 
 
-def library_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+def library_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which libraries change what they do, for a record, the same before and in a cell.
 
     Without those that a cell sets itself, that choose among GPUs or that say where something lies. Paths that the

@@ -56,7 +56,7 @@ def run_cell(
     force: measure also what this machine's memory cannot hold by the formulas.
     Any other exception is a bug and passes through, as does ValueError for rows that the stage does not declare so.
     """
-    allowed, gpus_present = identity.allowed(), identity.gpu_count()
+    environment, allowed, gpus_present = dict(os.environ), identity.allowed(), identity.gpu_count()
     gpus_available = gpus_present if granted_gpus is None else min(gpus_present, granted_gpus)
     gpus = min(cell.gpus, gpus_available) if getattr(cell, "takes_fewer_gpus", False) else cell.gpus
     lack: Exception | None = None
@@ -92,7 +92,7 @@ def run_cell(
     own: dict[str, Any] = {"subjects": freshness.subject_facts(subjects, asked)} if subjects else {}
     return new_record(
         *(stage, cell, settings, rows, job, started_at),
-        code=freshness.code_facts(stage.package, start.issued_at, measured=lack is None),
+        code=freshness.code_facts(stage.package, start.issued_at, environment, measured=lack is None),
         machine={**facts, "gpus_taken": list(claim.device_ids)},
         host=host.facts(),
         command=start.command,
