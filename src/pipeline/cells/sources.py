@@ -1,22 +1,18 @@
 """The project's own source: digests of what its modules do, and what they import and read by their text alone."""
 
-import ast
 import hashlib
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pipeline
-from pipeline.syntax import digest_and_nodes, reached
+from pipeline.cells import module_texts
+from pipeline.syntax import reached
 
 PACKAGE = "pipeline"
 SOURCES = Path(pipeline.__file__).parent.parent
-FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
-# This project's variables of the environment.
-VARIABLE = re.compile(r"PIPELINE_[A-Z_]+")
 
 
 @dataclass(frozen=True)
@@ -85,21 +81,11 @@ def _module(name: str) -> _Module:
     path = source_path(name)
     if path is None:
         return _Module()
-    digest_of_code, nodes = digest_and_nodes(ast.parse(path.read_bytes(), filename=str(path)))
-    imports = [name for node in (*nodes[ast.Import], *nodes[ast.ImportFrom]) for name in _imported_names(node)]
-    words = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
-    files = {path.parent / word for word in words if FILE_NAME.fullmatch(word)} | {*path.parent.glob(f"{path.stem}.*")}
+    text = module_texts.read(path)
+    files = {path.parent / word for word in text.files} | {*path.parent.glob(f"{path.stem}.*")}
     return _Module(
-        digest_of_code,
-        tuple(name for name in imports if name.partition(".")[0] == PACKAGE and source_path(name)),
+        text.digest,
+        tuple(name for name in text.imports if name.partition(".")[0] == PACKAGE and source_path(name)),
         tuple(file for file in files if file.is_file() and file.suffix != ".py"),
-        tuple(word for word in words if VARIABLE.fullmatch(word)),
+        tuple(text.variables),
     )
-
-
-def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
-    names = [alias.name for alias in node.names]
-    if isinstance(node, ast.Import):
-        return names
-    # `from package import name`: the name may be a module of its own.
-    return [node.module, *(f"{node.module}.{name}" for name in names)] if node.module and not node.level else []
