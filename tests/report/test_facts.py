@@ -21,8 +21,11 @@ def gone(status, reason, **cell):
 
 def test_each_machine_and_version_is_named_once():
     other = {**GPU, "software": GPU["software"] | {"torch": "2.12.0"}, "gpus_taken": ["GPU-feedbeef-1"]}
-    found = facts.machine(cells(levers_record(*ROWS), levers_record(*ROWS, size="xl", machine=other)))
+    records = levers_record(*ROWS), levers_record(*ROWS, size="xl", machine=other)
+    records[1]["code"] |= {"peers": {"torchao": "0.18.0", "fa4": "absent", "of another version": "1.0"}}
+    found = facts.machine(cells(*records))
     assert "torch 1.0 / 2.12.0" in found["software"]
+    assert found["software"].endswith(", torchao 0.18.0")
     assert found["machine"] == "NVIDIA H200"
     assert [uuid in found["GPUs used"] for uuid in ("12345678", "feedbeef")] == [True, True]
 
@@ -67,6 +70,6 @@ def test_cells_without_values_share_a_line_by_outcome_and_reason_but_for_its_own
     assert [(line["stage"], line["outcome"], line["reason"], line["cells"]) for line in lines] == expected
 
 
-@pytest.mark.parametrize(("outdated", "count"), [([], 0), (["abc"], 1), (["other"], 0)])
-def test_cells_of_code_that_has_changed_since_are_counted(outdated, count):
+@pytest.mark.parametrize(("outdated", "count"), [([], {}), (["abc"], {"levers": 1}), (["other"], {})])
+def test_cells_of_code_that_has_changed_since_are_counted_by_stage(outdated, count):
     assert facts.changed_since(cells(levers_record(*ROWS)), outdated) == count

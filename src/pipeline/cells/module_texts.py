@@ -1,4 +1,4 @@
-"""What the text of a module says, kept beside its bytecode: to parse them all is a third of a run with nothing to do."""
+"""What the text of a module says, kept beside its bytecode: to parse them all is a third of a run without work."""
 
 import ast
 import contextlib

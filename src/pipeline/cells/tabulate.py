@@ -14,10 +14,13 @@ from pipeline.cells.rows import STATUSES, WITH_VALUES, RowTypes
 from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
+from pipeline.peers import PEERS
 
 if TYPE_CHECKING:
     import pandas as pd
 
+# Whose kernels are measured beside ours.
+LIBRARIES = ("cudnn", "nccl")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 # Without pandas: a run makes tens of tables, each in a process of its own, and its import takes longer than a table.
 
@@ -108,6 +111,8 @@ def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
         **{f"host_{name}": record.get("host", {}).get(name) for name in HOST_PARTS},
         **{f"scheduler_{name}": record.get("scheduler", {}).get(name) for name in SCHEDULER_PARTS},
         **_machine(record),
+        **{name: machine["software"].get(name) for name in LIBRARIES},
+        "peers": ", ".join(_peers(record)) or None,
         "cpu": f"{machine['cpu']['model']}, {machine.get('cores') or machine['cpu']['logical_cores']} cores",
         "memory_bytes": machine["memory_bytes"],
         "gpu_memory_bytes": (machine["gpus"] or [{}])[0].get("memory_bytes"),
@@ -136,6 +141,12 @@ def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
 def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
     facts = record["machine"]
     return {"machine": facts["kind"], **{name: facts["software"][name] for name in SOFTWARE}}
+
+
+def _peers(record: Mapping[str, Any]) -> list[str]:
+    """Name the known peers that a cell's stage measures and that were installed, with their versions."""
+    found = record["code"].get("peers", {})
+    return [f"{package} {found[name]}" for name, package in PEERS.items() if found.get(name, "absent") != "absent"]
 
 
 def _cell(value: Any) -> Any:

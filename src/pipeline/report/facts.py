@@ -8,7 +8,7 @@ import pandas as pd
 
 from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import Stages
-from pipeline.cells.tabulate import cell_line
+from pipeline.cells.tabulate import LIBRARIES, cell_line
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.frame import WHOLE_STEP, having, readable
 from pipeline.statistics.medians import pooled_spread
@@ -29,7 +29,8 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
     started = pd.to_datetime(cells["started_at"])
     seconds = cells[["start_up_s", "set_up_s", "measuring_s"]].sum()
     share = 100 * seconds["measuring_s"] / (seconds.sum() or 1.0)  # all may have failed
-    software = {name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in SOFTWARE}
+    software = {name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in (*SOFTWARE, *LIBRARIES)}
+    peers = dict.fromkeys(", ".join(cells["peers"].dropna()).split(", "))
     uuids = gpus(cells)
     told = {
         "machine": _listed(cells["machine"]),
@@ -37,7 +38,9 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
         # Many are hard to read.
         "GPUs used": " / ".join(uuids) if len(uuids) <= MOST_GPUS_NAMED else f"{len(uuids)}, named in the cells' table",
         "host": f"{_listed(cells['cpu'])}; {_sizes(cells['memory_bytes'])}",
-        "software": ", ".join(f"{name} {versions}" for name, versions in software.items() if versions),
+        "software": ", ".join(
+            [*(f"{name} {versions}" for name, versions in software.items() if versions), *filter(None, peers)]
+        ),
         "measured": f"{started.min():%Y-%m-%d %H:%M} to {started.max():%Y-%m-%d %H:%M} UTC",
         "cells took": f"{seconds.sum() / 60:,.0f} minutes without waits, {share:.0f}% of it measuring",
     }
@@ -108,6 +111,6 @@ def missing(asked: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     return dict(Counter(each["stage"] for each in asked))
 
 
-def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> int:
-    """Count the cells that were measured by code that has changed since: its digests are `outdated`."""
-    return int(cells["digest"].isin(outdated).sum())
+def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> dict[str, int]:
+    """Count, by stage, the cells that were measured by code that has changed since: its digests are `outdated`."""
+    return cells.loc[cells["digest"].isin(outdated), "stage"].value_counts(sort=False).to_dict()

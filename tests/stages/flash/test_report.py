@@ -71,6 +71,16 @@ def test_flash_attention_4_has_columns_and_a_bar_of_its_own_and_the_answer_says_
     assert section.answer.removeprefix(told(*rows).answer).split()[:1] == ["FlashAttention-4"]
     assert "at 1 of the 1" in section.answer
     assert "at 0 of the 1" in told(*rows, row("fa4", 1.5)).answer
+    passes = [row(impl, ms, phase="backward") for impl, ms in {"triton": 1.0, "fa4": 0.8, "sdpa_cudnn": 2.0}.items()]
+    found = first(told(*rows, row("fa4", 0.9), *passes))[["passes", "fa4_passes"]]
+    assert found.tolist() == ["– / 2.00× faster", "– / 0.80× slower"]
+
+
+def test_where_flash_attention_4_is_wrong_its_column_says_so_and_it_is_not_counted():
+    wrong = [failed(**SHARED | MODEL | {"impl": "fa4", "phase": phase, "status": "wrong"}) for phase in PHASES]
+    section = told(row("triton", 1.0), row("sdpa_cudnn", 1.2), *wrong)
+    assert first(section)["fa4"] == "wrong"
+    assert "FlashAttention-4" not in section.answer
 
 
 def test_rates_held_for_seconds_stand_side_by_side():
@@ -78,6 +88,8 @@ def test_rates_held_for_seconds_stand_side_by_side():
     rows = [row(impl, 1.0, sustained_tflops_per_s=rate) for impl, rate in held.items()]
     assert first(told(*rows))["held"] == "540 / 493 / 557"
     assert first(told(*rows[:1], row("sdpa_flash", 0.9)))["held"] == "540 / – / –"
+    unfed = [row("triton", 1.0), row("sdpa_cudnn", 1.2, sustained_tflops_per_s=239.0)]
+    assert first(told(*unfed))["held"] == "– / 239 / –"
     assert (
         "held" not in shown(told(row("triton", 1.0), row("sdpa_flash", 0.9)))["shapes"].markdown().partition("\n\n")[2]
     )

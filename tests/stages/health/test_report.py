@@ -31,6 +31,7 @@ def test_the_section_of_a_sound_machine_is_whole_and_warns_of_nothing(gpus):
     found = section(gpus)
     assert gaps(found) == alarms(found) == []
     assert len(shown(found)["gpus"].rows) == gpus
+    assert ("no other" in found.answer) == (gpus == 1)
     if gpus > 1:  # links are a matrix
         heads, _, *lines = [line for line in shown(found)["links"].markdown().splitlines() if line.startswith("|")]
         assert (heads.count("|"), len(lines)) == (gpus + 2, gpus)

@@ -64,6 +64,14 @@ def test_every_implementation_is_a_point_under_the_roof_and_one_of_each_operatio
     assert slope[-1] == roof[0]
 
 
+def test_machines_are_compared_by_bytes_and_of_the_head_by_flops():
+    compared = {each.what.rpartition(": ")[2].partition(",")[0]: each for each in section(*operations()).compared}
+    assert {what: each.unit for what, each in compared.items()} == {"SwiGLU": "GB/s", "head and loss": "TFLOP/s"}
+    cell = Cell(op="linear_cross_entropy")
+    assert compared["head and loss"].value == pytest.approx(flops(cell.op, "whole", cell.widths) / 0.1 / 1e9)
+    assert compared["SwiGLU"].value == pytest.approx(6e8 / 0.1 / 1e6)
+
+
 def test_ours_stands_beside_the_fastest_other_and_an_operation_without_ours_beside_none():
     found = shown(section(*operations(), *(row(impl, 0.3, "adamw") for impl in IMPLS if impl == "fused")))
     beside = found["times"].rows.groupby("op")["beside"].first()

@@ -1,4 +1,4 @@
-"""How fast and accurate are our FlashAttention-2 kernels compared with PyTorch's?"""
+"""How fast and accurate are our attention kernels beside PyTorch's and FlashAttention-4?"""
 
 from dataclasses import dataclass
 from itertools import product

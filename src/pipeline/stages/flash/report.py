@@ -11,7 +11,7 @@ from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
 from pipeline.report.frame import alike, having, in_order, with_values
 from pipeline.report.section import Compared, Section
-from pipeline.report.table import NOTHING, Table
+from pipeline.report.table import NOTHING, OUTCOME_WORDS, Table
 from pipeline.report.versus import FASTER, SLOWER, judged, shaded, side_by_side, versus
 from pipeline.report.versus import beside as against
 from pipeline.report.words import Words
@@ -19,7 +19,7 @@ from pipeline.stages.flash.cell import DTYPES, FA4, LEADERBOARD, OURS, PEERS, PH
 
 WORDS = Words(__file__)
 PROBLEM = [item.name for item in fields(Cell) if item.name != "repeat"]
-FORWARD, _, BOTH = PHASES
+FORWARD, BACKWARD, BOTH = PHASES
 NAMES = {
     "triton": "ours",
     **{impl: f"ours, tiles of {side}" for impl, side in TILES.items()},
@@ -33,6 +33,8 @@ NAMES = {
     "compiled_eager": "plain, compiled",
     "eager": "plain",
 }
+BOTH_PASSES = "{forward}", "{backward}"
+HELD = "{sustained_tflops_per_s:number}", "{sustained_tflops_per_s_peer:number}", "{fa4_held:number}"
 ERRORS = {f"{what}_rel_error": what for what in ("output", "dq", "dk", "dv")}
 
 
@@ -49,7 +51,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     rates = best[["shape", "tflops_per_s", "status"]].itertuples(index=False, name=None)
     return Section(
         _answer(torch_s, heads_s) + _more(fa4_s, errors.rows),
-        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s), _gains(plain_s)],
+        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, _wrong(models, FA4)), _gains(plain_s)],
         for_course=[errors, _grid(plain_s), _leaderboard(rows, ours)],
         compared=[Compared(f"attention, ours, {shape}", "TFLOP/s", rate, status) for shape, rate, status in rates],
     )
@@ -79,10 +81,12 @@ def _label(shape: Shape) -> str:
 
 
 def _duel(rows: pd.DataFrame, ours: str, peers: Sequence[str]) -> pd.DataFrame:
-    """Put ours beside the fastest of peers, forward + backward; add how lone calls and the forward pass compare."""
-    both, forward = (versus(rows[rows["phase"] == phase], PROBLEM, "impl", ours, peers) for phase in (BOTH, FORWARD))
-    forward = forward.assign(forward=written(forward, "{ratio:times}, {verdict}"))
-    both = both.merge(forward[[*PROBLEM, "forward"]], "left", PROBLEM)
+    """Put ours beside the fastest of peers, forward + backward; add how lone calls and each pass compare."""
+    both = versus(rows[rows["phase"] == BOTH], PROBLEM, "impl", ours, peers)
+    for phase in (FORWARD, BACKWARD):
+        one = versus(rows[rows["phase"] == phase], PROBLEM, "impl", ours, peers)
+        one = one.assign(**{phase: written(one, "{ratio:times} {verdict}")})
+        both = both.merge(one[[*PROBLEM, phase]], "left", PROBLEM)
     calls = having(both, "median_call_ms", "median_call_ms_peer").filter(regex=r"^(median|q1|q3)_call_ms")
     calls = calls.rename(columns=lambda name: name.replace("_call", "")).assign(status="ok", status_peer="ok")
     both = both.assign(alone=judged(calls, "_peer")["verdict"])
@@ -115,29 +119,35 @@ def _more(fa4_s: pd.DataFrame, errors: pd.DataFrame) -> str:
     return fa4 + ("" if output.empty else " " + WORDS.say("exact", beside=beside, **output.iloc[0]))
 
 
-def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame) -> Table:
+def _wrong(models: pd.DataFrame, impl: str) -> pd.DataFrame:
+    """Return the problems of which an implementation computes something wrong."""
+    return models.loc[(models["impl"] == impl) & (models["status"] == "wrong"), PROBLEM].drop_duplicates()
+
+
+def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, fa4_wrong: pd.DataFrame) -> Table:
     """Write ours beside the fastest of PyTorch's, and beside FlashAttention-4 where that ran."""
     fa4_s = fa4_s.assign(
         fa4=written(fa4_s, "{median_ms_peer:number}, {gain}, {verdict}"),
-        fa4_forward=fa4_s["forward"].to_list(),
+        fa4_passes=_joined(fa4_s, *BOTH_PASSES),
         fa4_held=fa4_s["sustained_tflops_per_s_peer"],
     )
-    duel = torch_s.merge(fa4_s[[*PROBLEM, "fa4", "fa4_forward", "fa4_held"]], "left", PROBLEM)
+    fa4_s = pd.concat([fa4_s, fa4_wrong.assign(fa4=OUTCOME_WORDS["wrong"])])
+    duel = torch_s.merge(fa4_s[[*PROBLEM, "fa4", "fa4_passes", "fa4_held"]].drop_duplicates(PROBLEM), "left", PROBLEM)
     duel = duel.assign(
         torch=written(duel, "{who_peer}, {median_ms_peer:number}"),
         beside=written(duel, "{gain}, {verdict}"),
-        held=_joined(duel, "sustained_tflops_per_s", "sustained_tflops_per_s_peer", "fa4_held"),
+        passes=_joined(duel, *BOTH_PASSES),
+        held=_joined(duel, *HELD),
     )
     gpus = duel["cards"].str.split(", ").explode().nunique()
-    names = "shape median_ms torch beside lone_ms forward fa4 fa4_forward held repeats"
+    names = "shape median_ms torch beside passes lone_ms fa4 fa4_passes held repeats"
     return WORDS.table("shapes", duel, names, only_filled=True, gpus=gpus)
 
 
-def _joined(rows: pd.DataFrame, *names: str) -> list[str | None]:
-    """Write the numbers of these columns with slashes between them; nothing where the first is missing."""
-    columns = (written(rows, f"{{{name}:number}}") for name in names)
-    lines = zip(*columns, strict=True)
-    return [" / ".join([first, *(each or NOTHING for each in others)]) if first else None for first, *others in lines]
+def _joined(rows: pd.DataFrame, *templates: str) -> list[str | None]:
+    """Write templates with slashes between them; nothing where the values of all are missing."""
+    lines = zip(*(written(rows, template) for template in templates), strict=True)
+    return [" / ".join(each or NOTHING for each in line) if any(line) else None for line in lines]
 
 
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:

@@ -37,7 +37,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     out = pd.DataFrame(lines, columns=["name", "what", "here", "expected", "below_pct"])
     slow = int(out["below_pct"].notna().sum())
     measured = {"gpus": len(states), "links": len(with_values(links))}
-    answer = WORDS.say("answer", **measured, slow=slow, others=len(out) - slow)
+    answer = WORDS.say("answer" if len(states) != 1 else "single", **measured, slow=slow, others=len(out) - slow)
     sent = WORDS.table("links", links, "name peer_index gb_per_s:number", across="peer_index")
     alarms = WORDS.table("standing_out", out, "name what here expected below_pct", all_rows=False)
     return Section(answer, [_gpus(states, rates), sent], alarms=[alarms], trust=answer)

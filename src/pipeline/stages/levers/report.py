@@ -22,6 +22,7 @@ from pipeline.stages.levers.report_fp8 import predicted_ratios
 WORDS = Words(__file__)
 ON = ["size", "context_length", "precision"]
 FIGURES = ["median_ms", "tokens_per_s", "mfu_pct", "peak_bytes", "gpu_idle_pct"]
+ENERGY = "tokens_per_j"
 WHERE = "{size}, {precision}, batch {setting_batch_size}, context {context_length}"
 NAMES = {
     "eager": "as written",
@@ -97,8 +98,10 @@ def _answer(duel: pd.DataFrame, tuned: pd.DataFrame, rows: pd.DataFrame) -> str:
         alone = _fastest(with_values(rows[rows["is_tuned"]]))
         return WORDS.say("nothing_tuned") if alone.empty else WORDS.say("tuned_alone", best=alone.iloc[0])
     answer = WORDS.say("answer", best=tuned.iloc[0])
-    alone = duel[duel["is_alone"] & duel["is_tuned"]].nlargest(1, "ratio")
-    return answer if alone.empty else answer + " " + WORDS.say("best_alone", best=alone.iloc[0])
+    alone = duel[duel["is_alone"] & duel["is_tuned"]]
+    if len(alone) < 2:
+        return answer
+    return answer + " " + WORDS.say("best_alone", n=len(alone), best=alone.nlargest(1, "ratio").iloc[0])
 
 
 def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
@@ -152,12 +155,13 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
     plain = pd.concat([with_values(rows[is_plain]), rows[is_plain]]).drop_duplicates(ON).sort_index()
     timed = with_values(beside(rows, ON, is_plain))
     tuned = _fastest(timed[timed["is_tuned"]])
-    of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES]]
+    of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES, ENERGY]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
     both = both[both[["median_ms", "median_ms_tuned"]].notna().any(axis=1)]
     both = both.assign(
         utilisation=_from_to(both, "{{status{0}:mark}}{{mfu_pct{0}:percent}}"),
         peak_gb=_from_to(both, "{{peak_bytes{0}:gb}}"),
+        energy=_from_to(both, f"{{{{{ENERGY}{{0}}:number}}}}"),
     )
     summary = [_summary(row) for _, row in both.iterrows()]
     bars, both = pd.concat([plain.merge(both[ON], on=ON), tuned]), alike(both, precision)
@@ -168,7 +172,7 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
     tuned_with = ways[0] if len(ways) == 1 else WORDS.say("several_ways")
     contexts = " and ".join(map(str, sorted(both["context_length"].unique())))
     limit, way = "limited_by" if both["limited_by"].nunique() > 1 else "", "name_tuned" if len(ways) > 1 else ""
-    shown = f"model tokens_per_s tokens_per_s_tuned gain verdict utilisation peak_gb {limit} {way}"
+    shown = f"model tokens_per_s tokens_per_s_tuned gain verdict utilisation energy peak_gb {limit} {way}"
     peak = with_values(bars).iloc[0][["peak_tflops_per_s", "peak_source"]]
     table = WORDS.table("trained", both, shown, only_filled=True, contexts=contexts, tuned_with=tuned_with, **peak)
     return FirstScreen(_line(both), _models(bars, peak), table, summary)
@@ -180,7 +184,10 @@ def _from_to(both: pd.DataFrame, template: str) -> list[Markdown | None]:
     outcomes = both["status"].map(OUTCOME_WORDS).fillna(NOTHING)
     # Markdown: `~` is a mark, not text that would be escaped.
     sides = zip(plain, tuned, outcomes, strict=True)
-    return [Markdown(f"{before or outcome} → {after}") if after else None for before, after, outcome in sides]
+    return [
+        Markdown(f"{before or outcome}\N{NO-BREAK SPACE}→ {after}") if after else None
+        for before, after, outcome in sides
+    ]
 
 
 def _line(both: pd.DataFrame) -> str:

@@ -20,6 +20,7 @@ WORDS = Words(__file__)
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
 PLAIN = {"attention": "eager", "checkpoint_every": 0, "num_layers": 0}
 MOST_ALLOCATIONS = 4
+LEAST_SHARE = 0.1  # of a peak, to be named in its sentence
 BLOCK_SUMS = {"saved": "all that it saves", "gradients": "its gradients", "input_gradient": "gradient of its input"}
 
 
@@ -67,7 +68,8 @@ def _lead(found: pd.DataFrame) -> pd.DataFrame:
 
 
 def _answer(lead: pd.Series) -> str:
-    most = lead[list(KINDS)].astype(float).rename(KINDS).nlargest(3)
+    parts = lead[list(KINDS)].astype(float).rename(KINDS).sort_values(ascending=False, kind="stable")
+    most = parts[parts >= LEAST_SHARE * parts.sum()]
     told = ", ".join(f"{data_size(size)} {kind}" for kind, size in most.items())
     return WORDS.say("answer", lead=lead, most=told)
 

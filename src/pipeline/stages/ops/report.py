@@ -1,6 +1,7 @@
 """The ops section: what stands between the matrix products, each implementation beside the fastest other."""
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -54,9 +55,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
             _roofline(whole, copy_gb_per_s, products),
             _times(_largest(whole), duel, ceilings),
         ],
-        compared=[
-            Compared(each["operation"], "GB/s", each["gb_per_s"], each["status"]) for each in best.to_dict("records")
-        ],
+        compared=[Compared(each["operation"], *_rate(each), each["status"]) for each in best.to_dict("records")],
     )
 
 
@@ -64,7 +63,13 @@ def _answer(duel: pd.DataFrame) -> str:
     if duel.empty:
         return ""
     verdicts = duel["verdict"].value_counts().reindex([FASTER, SLOWER], fill_value=0)
-    return WORDS.say("answer", n=len(duel), **verdicts, open=len(duel) - verdicts.sum()) + " "
+    return WORDS.say("answer", ops=duel["op"].nunique(), n=len(duel), **verdicts, open=len(duel) - verdicts.sum()) + " "
+
+
+def _rate(row: Mapping[Hashable, Any]) -> tuple[str, float]:
+    """Return the unit and value of a rate: of head and loss, whose matmuls take most of the time, FLOPs."""
+    is_head = row["op"] == HEAD and "work_tflops_per_s" in row
+    return ("TFLOP/s", row["work_tflops_per_s"]) if is_head else ("GB/s", row["gb_per_s"])
 
 
 def _largest(rows: pd.DataFrame) -> pd.DataFrame:
