@@ -57,9 +57,9 @@ def test_a_model_that_fits_only_when_tuned_stands_on_the_first_screen_and_the_se
     section = told(step("eager", 9.0), step("sdpa", 6.0), *large, step("fused", 25.0, "large"))
     assert section.answer.startswith("medium")
     assert "medium" in section.first_screen.line
-    assert models(section).loc["large", "utilisation"] == "OOM\N{NO-BREAK SPACE}→ 50%"
+    assert models(section).loc["large", "utilisation"] == "OOM\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}50%"
     line = section.first_screen.models.markdown().splitlines()[-1]
-    assert line == "| large (969M) | OOM | 204,800 | – | – | OOM\N{NO-BREAK SPACE}→ 50% | OOM\N{NO-BREAK SPACE}→ 1.00 |"
+    assert line == "| large (969M) | OOM | 204,800 | – | – | OOM\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}50% | OOM\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}1.00 |"
     bars = specification(section.first_screen.chart)["data"]["values"]
     words = {(bar["size"], bar["kind"]): bar["_words"] for bar in bars}
     assert words["large", "as written"] == "OOM"
@@ -87,12 +87,12 @@ def test_a_model_in_two_cells_stands_once_on_the_first_screen_and_bytes_are_neve
     cells = [step("eager", 9.0, status="unstable"), step("sdpa", 6.0), step("eager", 9.1, **again)]
     [row] = models(told(*cells, failed("failed", **CELL | again, size="medium", levers="sdpa"))).to_dict("records")
     assert row["utilisation"].startswith("~")
-    assert row["peak_gb"] == "1.00\N{NO-BREAK SPACE}→ 1.00"
+    assert row["peak_gb"] == "1.00\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}1.00"
 
 
 def test_a_peak_that_was_not_read_is_a_gap_beside_the_other():
     [row] = models(told(step("eager", 9.0, peak_bytes=float("nan")), step("sdpa", 6.0))).to_dict("records")
-    assert row["peak_gb"] == "–\N{NO-BREAK SPACE}→ 1.00"
+    assert row["peak_gb"] == "–\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}1.00"
 
 
 def test_the_section_and_its_advice_are_of_the_model_with_the_most_decided_comparisons():

@@ -185,7 +185,7 @@ def _from_to(both: pd.DataFrame, template: str) -> list[Markdown | None]:
     # Markdown: `~` is a mark, not text that would be escaped.
     sides = zip(plain, tuned, outcomes, strict=True)
     return [
-        Markdown(f"{before or outcome}\N{NO-BREAK SPACE}→ {after}") if after else None
+        Markdown(f"{before or outcome}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{after}") if after else None
         for before, after, outcome in sides
     ]
 
