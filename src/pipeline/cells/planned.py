@@ -98,10 +98,11 @@ class PlannedStage:
 
     def expected_s(self) -> dict[str, float]:
         """Return by their records about how many seconds cells take: what they did before, or what their stage says."""
-        return {str(path): self._expected_s(path, cell) for path, cell in self.cells.items()}
+        limit_bytes = memory_limit_bytes()
+        return {str(path): self._expected_s(path, cell, limit_bytes) for path, cell in self.cells.items()}
 
-    def _expected_s(self, path: Path, cell: Any) -> float:
-        if not self.has_gpu and self.declared.needed_bytes(cell, self.of_stage.settings) > memory_limit_bytes():
+    def _expected_s(self, path: Path, cell: Any, limit_bytes: int) -> float:
+        if not self.has_gpu and self.declared.needed_bytes(cell, self.of_stage.settings) > limit_bytes:
             return SKIPPED_S
         return self._taken_s(path) or self._told_s(cell)
 
