@@ -93,6 +93,7 @@ def test_what_of_a_model_is_left_out_is_in_the_name_and_told(tmp_path, changes, 
     ("given", "said"),
     [
         ({**NUMBERS, "depth": 3}, "sizes: mine: unknown key 'depth': must be one of d_model, d_ff, num_layers"),
+        ({"d_model": 64, "num_layer": 2}, "sizes: mine: unknown key 'num_layer'"),
         ({"d_model": 64}, "sizes: mine has no d_ff, num_layers, num_heads"),
         ({**NUMBERS, "d_ff": 1.5}, "sizes: mine: d_ff must be a value of type int, got 1.5"),
         ({**NUMBERS, "d_ff": -3}, "sizes: mine: d_ff must be at least 1 and below 100 million, got -3"),

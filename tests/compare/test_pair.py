@@ -24,6 +24,13 @@ def test_rows_of_two_runs_are_judged_each_with_its_own_the_furthest_apart_first(
     assert times.set_index("row")["ratio"]["sdpa"] == pytest.approx(2.0)
 
 
+def test_what_hangs_on_the_host_comes_last_however_far_apart(both):
+    for run, call_ms in zip(both, (1.0, 9.0), strict=True):
+        for part in ("median", "q1", "q3"):
+            run.frames["levers"][f"{part}_call_ms"] = call_ms
+    assert [*compare(*both, 0.05).times["quantity"]] == ["ms"] * 3 + ["call_ms"] * 3
+
+
 def test_steps_are_the_same_rows_whichever_other_levers_their_cells_combine(make_run):
     few = make_run("b", BASE, combinations="sdpa")
     assert set(compare(make_run("a", BASE), few, 0.05).times["row"]) == set(BASE)

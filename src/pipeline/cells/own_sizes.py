@@ -105,7 +105,7 @@ def _size(name: str, given: Any, where: str) -> OwnSize:
     if not isinstance(numbers, Mapping):
         raise UserError(f"{where} must be a mapping of {', '.join(KEYS)}, or the path of a config.json, got {given!r}")
     missing = [key for key in KEYS[:NEEDED] if key not in numbers]
-    if missing:
+    if missing and {*numbers} <= {*KEYS}:  # else an unknown key is told, which may be one of these misspelt
         raise UserError(f"{where} has no {', '.join(missing)}")
     whole = asdict(fields.build(_Numbers, numbers, where))
     whole["num_kv_heads"] = whole["num_kv_heads"] or whole["num_heads"]

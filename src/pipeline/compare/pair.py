@@ -19,6 +19,8 @@ COLUMNS = [*KEYS, *JUDGED, "reason", "repeats", "cards", "bytes"]
 OF_REPEATS = ("samples_of_repeats", "spread_log_std", "spread_degrees")
 # How long the GPU works in a step: one number, where a time has a median and quartiles.
 GPU_BUSY = "gpu_busy_ms"
+# What depends on the host more than on what is measured.
+OF_HOST = ("call_ms", "enqueue_ms")
 
 
 @dataclass(frozen=True)
@@ -115,8 +117,11 @@ def _quantities(row: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
 def _times(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     found = judged(both, "_a", "_b")
     found["worse"] = (found["verdict"] == SLOWER) & (found["ratio"].astype(float) * (1 + tolerance) < 1)
-    # The furthest apart first.
-    return found.iloc[np.log(found["ratio"].astype(float)).abs().argsort(kind="stable")[::-1]].reset_index(drop=True)
+    # The furthest apart first, and what hangs on the host last.
+    apart = np.log(found["ratio"].astype(float)).abs()
+    found = found.assign(apart=apart, of_host=found["quantity"].isin(OF_HOST))
+    found = found.sort_values(["of_host", "apart"], ascending=[True, False], kind="stable", ignore_index=True)
+    return found.drop(columns=["of_host", "apart"])
 
 
 def _memory(peaks: pd.DataFrame, tolerance: float) -> pd.DataFrame:

@@ -62,7 +62,7 @@ def check_location(place: str, where: str) -> None:
     if is_all and attribute.partition(".")[0] not in names:
         close = difflib.get_close_matches(attribute, names, 1)
         own = [each.name for each in _tree(source.file).body if isinstance(each, ast.FunctionDef | ast.ClassDef)]
-        defined = ", ".join(own or sorted(names))
+        defined = ", ".join(own or sorted(names)) or "nothing"
         known = f"did you mean '{close[0]}'?" if close else f"it defines {defined}"
         raise UserError(f"{where}: {target} does not define '{attribute}'; {known}")
 

@@ -56,10 +56,13 @@ def test_a_model_that_fits_only_when_tuned_stands_on_the_first_screen_and_the_se
     large = [failed("oom", **CELL, size="large", levers="eager"), step("sdpa", 20.0, "large")]
     section = told(step("eager", 9.0), step("sdpa", 6.0), *large, step("fused", 25.0, "large"))
     assert section.answer.startswith("medium")
+    assert section.first_screen.line.startswith("Tuned, large")
     assert "medium" in section.first_screen.line
+    unsure = told(step("eager", 9.0), step("sdpa", 6.0), *large[:1], step("sdpa", 20.0, "large", limited_by="host"))
+    assert unsure.first_screen.line.startswith("Tuned, medium")
     assert models(section).loc["large", "utilisation"] == "OOM\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}50%"
-    line = section.first_screen.models.markdown().splitlines()[-1]
-    assert line == "| large (969M) | OOM | 204,800 | – | – | OOM\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}50% | OOM\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}1.00 |"
+    line = section.first_screen.models.markdown().splitlines()[-1].replace("\N{NO-BREAK SPACE}", " ")
+    assert line == "| large (969M) | OOM | 204,800 | – | – | OOM → 50% | OOM → 1.00 |"
     bars = specification(section.first_screen.chart)["data"]["values"]
     words = {(bar["size"], bar["kind"]): bar["_words"] for bar in bars}
     assert words["large", "as written"] == "OOM"

@@ -193,9 +193,16 @@ def _from_to(both: pd.DataFrame, template: str) -> list[Markdown | None]:
 def _line(both: pd.DataFrame) -> str:
     """Say what the largest model reaches whose two steps are stable and not limited by the host.
 
-    Without one, tell of the largest that has both steps, else of the largest that has one.
+    Also if it fits into memory only when tuned; then of the largest of the others too. Without one, tell of the largest
+    that has both steps, else of the largest that has one.
     """
-    sure = both[(both["verdict"] == FASTER) & ~both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)]
+    by_gpu = both[~both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)]
+    sure = by_gpu[by_gpu["verdict"] == FASTER]
+    only_tuned = by_gpu[(by_gpu["status"] == "oom") & (by_gpu["status_tuned"] == "ok")]
+    largest = pd.concat([sure, only_tuned])["parameters"].max()
+    if (only_tuned["parameters"] == largest).any():
+        line = WORDS.say("tuned_line", step=only_tuned.iloc[-1], outcome=OUTCOME_WORDS["oom"])
+        return line if sure.empty else line + " " + WORDS.say("fits", step=sure.iloc[-1])
     told = {
         "line": sure,
         "unsure_line": having(both, "verdict"),
@@ -203,8 +210,7 @@ def _line(both: pd.DataFrame) -> str:
         "plain_line": both,
     }
     name, steps = next((name, steps) for name, steps in told.items() if len(steps))
-    step = steps.iloc[-1]
-    return WORDS.say(name, step=step, outcome=OUTCOME_WORDS.get(step["status"], ""))
+    return WORDS.say(name, step=steps.iloc[-1], outcome=OUTCOME_WORDS.get(steps.iloc[-1]["status"], ""))
 
 
 def _models(bars: pd.DataFrame, peak: Mapping[str, Any]) -> Chart:
