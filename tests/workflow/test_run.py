@@ -27,7 +27,7 @@ def test_jobs_run_in_snakemakes_own_environment_where_it_is_not_activated(projec
 
 def test_the_one_command_writes_it_all_up_and_a_second_run_does_nothing(measured, plan):
     text = (measured.root / "reports/writeup.md").read_text()
-    assert "4 cells" in text
+    assert "Cells (a configuration each, in its own process): 4;" in text
     assert (measured.root / "reports/course.md").is_file()
     assert json.loads((measured.root / "reports/summary.json").read_text())["scale"] == "few"
     tables = sorted(path.name for path in (measured.root / "results/timing").glob("*.csv"))
