@@ -42,6 +42,8 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Those whose tests start many processes.
 LONG_FILES = ("test_cli.py", "test_modules.py", "test_starting.py", "test_worker.py")
+# One of its slow tests takes as long as all others together on the other processes: it measures a whole scale.
+LONGEST_FILE = "test_scales.py"
 
 
 def pytest_collection_modifyitems(items):
@@ -52,6 +54,8 @@ def pytest_collection_modifyitems(items):
     first = next((item.path for item in items if item.get_closest_marker("workflow")), None)
 
     def place(item):
+        if item.path.name == LONGEST_FILE and item.get_closest_marker("slow"):
+            return -1
         if item.get_closest_marker("workflow"):
             return 0 if item.path == first else 2
         return 1 if item.path.name in LONG_FILES or item.get_closest_marker("slow") else 3

@@ -71,6 +71,7 @@ TWO = {"turns": 2}
         (STEADY, {}, None),
         ([10.0], {}, None),
         (NOISY, {}, "median known to "),
+        ([0.001] * 3 + [100.0] * 2, {}, "median unknown"),
         (STEADY, {"slowdowns": ["hw_thermal_slowdown"]}, "GPU slowed down: hw_thermal_slowdown"),
         # Turns that differ are no single value, however many samples they have.
         (APART, TWO, "rounds lie 27% apart"),

@@ -214,7 +214,7 @@ def why_unstable(
             return f"rounds lie {max(medians_ms) / min(medians_ms) - 1:.0%} apart"
     error = rel_error(samples_ms)
     if len(samples_ms) > 1 and error > unstable_rel_error and error * median_ms > negligible_ms:
-        return f"median known to {error:.1%} only"
+        return f"median known to {error:.1%} only" if error < 1 else "median unknown: its samples are too far apart"
     return None
 
 
