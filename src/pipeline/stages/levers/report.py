@@ -197,11 +197,10 @@ def _line(both: pd.DataFrame) -> str:
     that has both steps, else of the largest that has one.
     """
     by_gpu = both[~both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)]
-    sure = by_gpu[by_gpu["verdict"] == FASTER]
-    only_tuned = by_gpu[(by_gpu["status"] == "oom") & (by_gpu["status_tuned"] == "ok")]
-    largest = pd.concat([sure, only_tuned])["parameters"].max()
-    if (only_tuned["parameters"] == largest).any():
-        line = WORDS.say("tuned_line", step=only_tuned.iloc[-1], outcome=OUTCOME_WORDS["oom"])
+    is_sure, only_tuned = by_gpu["verdict"] == FASTER, by_gpu["status"].eq("oom") & by_gpu["status_tuned"].eq("ok")
+    sure, largest = by_gpu[is_sure], by_gpu[is_sure | only_tuned].tail(1)
+    if largest["status"].eq("oom").any():
+        line = WORDS.say("tuned_line", step=largest.iloc[0], outcome=OUTCOME_WORDS["oom"])
         return line if sure.empty else line + " " + WORDS.say("fits", step=sure.iloc[-1])
     told = {
         "line": sure,
