@@ -94,6 +94,8 @@ def _source(kernel: Any, constants: dict[str, Any], dtype: str) -> ASTSource:
 def _type(name: str, constants: dict[str, Any], dtype: str) -> str:
     if name in constants:
         return "constexpr"
+    if name.endswith("_parts_ptr"):
+        return "*bf16"
     if name.endswith("_ptr"):
         return "*fp32" if FLOAT32_POINTERS.match(name) else f"*{dtype}"
     return "fp32" if name.startswith("scale") else "i32"

@@ -233,19 +233,19 @@ def _backward(
         dq, dk, dv = torch.empty_like(plan.like_q), torch.empty_like(plan.like_k), torch.empty_like(plan.like_k)
         plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
         return dq, dk, dv
-    delta, lse_log2 = torch.empty((2, *plan.delta_shape), dtype=torch.float32, device=q.device).unbind()
+    delta, lse_read = torch.empty((2, *plan.delta_shape), dtype=plan.delta_dtype, device=q.device).unbind()
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     dq_sum = None
     if plan.query is None:
         is_sum = dq.dtype == torch.float32
         dq_sum = dq if is_sum else torch.empty(plan.dq_sum_shape, dtype=torch.float32, device=q.device)
-    plan.delta(o, do, lse, delta, lse_log2, dq_sum)
+    plan.delta(o, do, lse, delta, lse_read, dq_sum)
     dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
-    _compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
+    _compute(plan.key_value, (q, k, v, do, lse_read, delta, dq_sum), dk, dv)
     if plan.query is None:
         plan.scaled(dq_sum, dq)  # type: ignore[misc]  # None only where `query` is not
     else:
-        _compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
+        _compute(plan.query, (q, k, v, do, lse_read, delta), dq)
     return dq, dk, dv
 
 

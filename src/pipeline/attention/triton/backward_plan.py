@@ -28,7 +28,7 @@ from pipeline.attention.triton.gluon.tiles import BackwardTiles, backward_tiles
 from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.kernel_sets import backward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
-from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
+from pipeline.attention.triton.kernels.delta import PARTS_ROW, ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.triton.kernels.key_value import key_value_kernel
 from pipeline.attention.triton.kernels.query import query_kernel
 from pipeline.attention.triton.kernels.scaled import (
@@ -60,12 +60,14 @@ class ChunkedLaunch:
 class BackwardPlan:
     """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled by another.
 
-    copies: which of q, k, v and the output's gradient are read from copies, None if none is; dq_sum_shape: that of the
-    sums, which are in the order of dq where they have its shape.
+    copies: which of q, k, v and the output's gradient are read from copies, None if none is; delta_shape and _dtype: of
+    δ and of the log-sum-exp as the kernels read them; dq_sum_shape: that of the sums, which are in the order of dq
+    where they have its shape.
     """
 
     copies: tuple[bool, ...] | None
     delta_shape: tuple[int, ...]
+    delta_dtype: torch.dtype
     dq_sum_shape: tuple[int, ...]
     delta: Launch
     key_value: ChunkedLaunch
@@ -139,8 +141,9 @@ def backward_plan(
     return BackwardPlan(
         copies_of(layouts_now),
         delta_shape=_delta_shape(q),
+        delta_dtype=torch.float32,
         dq_sum_shape=q.shape,
-        delta=_delta(q, do, dq_rows=q.shape[-2], dq_width=0 if config.query else q.shape[-1]),
+        delta=_delta(problem, q, do, dq_rows=q.shape[-2], dq_width=0 if config.query else q.shape[-1]),
         key_value=_key_value(config, common),
         query=None if config.query is None else _query(config.query, common),
         scaled=_scaled(q, problem.scale) if config.query is None else None,
@@ -161,9 +164,10 @@ def _in_gluon(
         width = tiles.width + tiles.tail
         return BackwardPlan(
             copies,
-            delta_shape=_delta_shape(q),
+            delta_shape=(*q.shape[:-1], PARTS_ROW.value),
+            delta_dtype=torch.bfloat16,
             dq_sum_shape=(*q.shape[:-2], rows, width),
-            delta=_delta(q, do, dq_rows=rows, dq_width=width),
+            delta=_delta(problem, q, do, dq_rows=rows, dq_width=width, in_parts=True),
             key_value=key_value,
             query=None,
             scaled=_unpacked(q, rows, width, problem.scale),
@@ -171,8 +175,9 @@ def _in_gluon(
     return BackwardPlan(
         copies,
         delta_shape=_delta_shape(q),
+        delta_dtype=torch.float32,
         dq_sum_shape=q.shape,
-        delta=_delta(q, do, dq_rows=q.shape[-2], dq_width=0),
+        delta=_delta(problem, q, do, dq_rows=q.shape[-2], dq_width=0),
         key_value=key_value,
         query=ChunkedLaunch(query_launch(problem, q, k, v, do, tiles.query), 1, None),
         scaled=None,
@@ -195,13 +200,19 @@ def _short(tiles: TileConfig, common: _Common) -> Launch:
     )
 
 
-def _delta(q: Traits, do: Traits, dq_rows: int, dq_width: int) -> Launch:
+def _delta(problem: Problem, q: Traits, do: Traits, dq_rows: int, dq_width: int, in_parts: bool = False) -> Launch:
+    number = torch.bfloat16 if in_parts else torch.float32
     return prepare_launch(
         delta_kernel,
         math.prod(q.shape[:-2]) * triton.cdiv(dq_rows, ELEMENTWISE.block_queries),
-        [q.dtype, q.dtype, *[torch.float32] * 3, torch.float32 if dq_width else None],
-        [*strides(do), heads(q), q.shape[-2], dq_rows],
-        {"HEAD_DIM": q.shape[-1], "BLOCK_QUERIES": ELEMENTWISE.block_queries, "DQ_WIDTH": dq_width},
+        [q.dtype, q.dtype, torch.float32, number, number, torch.float32 if dq_width else None],
+        [*strides(do), heads(q), q.shape[-2], dq_rows, problem.scale],
+        {
+            "HEAD_DIM": q.shape[-1],
+            "BLOCK_QUERIES": ELEMENTWISE.block_queries,
+            "DQ_WIDTH": dq_width,
+            "IN_PARTS": in_parts,
+        },
         ELEMENTWISE,
     )
 

@@ -29,6 +29,7 @@ from pipeline.attention.triton.gluon.moving import (
     KEYS,
     LOADING_REGISTERS,
     MEETING,
+    PARTS_WIDTH,
     PLAIN_LAYOUT,
     Q_FREE,
     add_dq,
@@ -45,26 +46,35 @@ from pipeline.attention.triton.gluon.pieces import (
     dense_matrices_at,
     item_of,
     meet,
+    opaque,
     tiles_of,
 )
+from pipeline.attention.triton.kernels.delta import PARTS
 
 STAGES = gl.constexpr(2)  # blocks of queries at a time, for each of which two barriers have names
 
 
 @gluon.jit
-def _scores(keys, queries, keys_tail, queries_tail, LAYOUT: gl.constexpr, TAIL: gl.constexpr):
-    """Start to multiply keys with queries, (64, queries), or values with the output's gradients."""
+def _scores(keys, queries, keys_tail, queries_tail, numbers, LAYOUT: gl.constexpr, TAIL: gl.constexpr):
+    """Start to multiply keys with queries, (64, queries), or values with the output's gradients, and to add numbers.
+
+    numbers: one of each query, in parts, which a product with ones adds to all keys.
+    """
     QUERIES: gl.constexpr = queries.shape[0]
+    ONES_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
+    part = gl.arange(0, PARTS_WIDTH, gl.SliceLayout(0, ONES_LAYOUT))[None, :]
+    part += gl.zeros([KEYS, PARTS_WIDTH], gl.int32, ONES_LAYOUT)
+    ones = gl.where(part < PARTS, 1.0, 0.0).to(gl.bfloat16)
     found = gl.zeros([KEYS, QUERIES], gl.float32, LAYOUT)
     found = warpgroup_mma(keys, queries.permute((1, 0)), found, use_acc=False, is_async=True)
     if TAIL:
         found = warpgroup_mma(keys_tail, queries_tail.permute((1, 0)), found, is_async=True)
-    return found
+    return warpgroup_mma(ones, numbers.permute((1, 0)), found, is_async=True)
 
 
 @gluon.jit
 def _step(
-    dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, rows, ds_tiles, dq_tiles,
+    dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, numbers, ds_tiles, dq_tiles,
     q_full, do_full, MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, BLOCK_QUERIES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
@@ -80,19 +90,21 @@ def _step(
     DQ_WIDTH: gl.constexpr = dq_tiles[GROUP].shape[0] * DQ_COLUMNS // KEYS
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_WIDTH, 16])
     PRODUCTS: gl.constexpr = 2 if TAIL else 1  # that make one with all columns
+    # With two copies of a step the addresses of all tiles would leave too few registers.
+    own = opaque(GROUP) if CAUSAL or MASK_KEYS else GROUP
     slot, phase = step % STAGES, step // STAGES % 2
     q_tiles, k_tiles, v_tiles, do_tiles = tiles
     q, do = q_tiles.index(slot), do_tiles.index(slot)
     k_tail, v_tail, q_tail, do_tail = tails[0], tails[1], tails[2], tails[3]
     if TAIL:
-        k_tail, v_tail = k_tail.index(GROUP), v_tail.index(GROUP)
+        k_tail, v_tail = k_tail.index(own), v_tail.index(own)
         q_tail, do_tail = q_tail.index(slot), do_tail.index(slot)
     mbarrier.wait(q_full.index(slot), phase)
-    s_coming = _scores(k_tiles.index(GROUP), q, k_tail, q_tail, S_LAYOUT, TAIL)
+    s_coming = _scores(k_tiles.index(own), q, k_tail, q_tail, numbers[0].index(slot), S_LAYOUT, TAIL)
     mbarrier.wait(do_full.index(slot), phase)
-    dp_coming = _scores(v_tiles.index(GROUP), do, v_tail, do_tail, S_LAYOUT, TAIL)
-    s = warpgroup_mma_wait(PRODUCTS, deps=[s_coming])
-    p = gl.exp2(s * scale_log2 - rows[0].index(slot).load(S_LAYOUT))
+    dp_coming = _scores(v_tiles.index(own), do, v_tail, do_tail, numbers[1].index(slot), S_LAYOUT, TAIL)
+    s = warpgroup_mma_wait(PRODUCTS + 1, deps=[s_coming])
+    p = gl.exp2(s * scale_log2)
     if MASKED:
         keys = (first_key + gl.arange(0, KEYS, gl.SliceLayout(1, S_LAYOUT)))[:, None]
         if CAUSAL:
@@ -103,7 +115,7 @@ def _step(
             p = gl.where(keys < n_keys, p, 0.0)
     weights = gl.convert_layout(p.to(DTYPE), A_LAYOUT)
     dp = warpgroup_mma_wait(0, deps=[dp_coming])
-    ds = (p * (dp - rows[1].index(slot).load(S_LAYOUT))).to(DTYPE)
+    ds = (p * dp).to(DTYPE)
     dv_coming = warpgroup_mma(weights, do, dv, is_async=True)
     if TAIL:
         tail_weights = gl.convert_layout(weights, A_TAIL_LAYOUT)
@@ -115,12 +127,12 @@ def _step(
     dq_coming = gl.zeros([KEYS, DQ_WIDTH], gl.float32, DQ_LAYOUT)
     for group in gl.static_range(GROUPS):
         ds_of = ds_tiles.index(buffer * GROUPS + group).permute((1, 0))
-        k_of = k_tiles.index(group)
+        k_of = k_tiles.index(group + own - GROUP)
         if HALF_OF_QUERIES:
             ds_of = ds_of.slice(GROUP * KEYS, KEYS, 0)
         elif TAIL:
             if GROUP == 1:
-                k_of = tails[0].index(group)
+                k_of = tails[0].index(group + own - GROUP)
         else:
             k_of = k_of.slice(GROUP * DQ_WIDTH, DQ_WIDTH, 1)
         dq_coming = warpgroup_mma(ds_of, k_of, dq_coming, use_acc=group > 0, is_async=True)
@@ -162,7 +174,7 @@ def _leave(matrices, matrix, first_key, column, tile, gradient):
 
 @gluon.jit
 def _differentiate(
-    dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, rows, ds_tiles, dq_tiles, kv_barriers, q_full, do_full,
+    dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, numbers, ds_tiles, dq_tiles, kv_barriers, q_full, do_full,
     CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
     WIDTH: gl.constexpr, TAIL: gl.constexpr, BLOCK_QUERIES: gl.constexpr, IN_PAIRS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
@@ -202,13 +214,13 @@ def _differentiate(
             if CAUSAL or MASK_KEYS:
                 for block in range(first, last_masked):
                     dk, dv, dk_tail, dv_tail = _step(
-                        dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, rows,
+                        dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, numbers,
                         ds_tiles, dq_tiles, q_full, do_full, True, CAUSAL, MASK_KEYS, WIDTH, TAIL, BLOCK_QUERIES, GROUP,
                     )  # fmt: skip
                     step += 1
             for block in range(gl.maximum(first, last_masked), blocks):
                 dk, dv, dk_tail, dv_tail = _step(
-                    dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, rows,
+                    dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, numbers,
                     ds_tiles, dq_tiles, q_full, do_full, False, CAUSAL, MASK_KEYS, WIDTH, TAIL, BLOCK_QUERIES, GROUP,
                 )  # fmt: skip
                 step += 1
@@ -224,7 +236,7 @@ def _differentiate(
 
 @gluon.jit(do_not_specialize=SIZES)
 def hopper_backward_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, lse_parts_ptr, delta_parts_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     stride_dob, stride_doh, stride_do, heads, n_matrices, n_queries, n_keys, n_tiles, heads_together,
     scale, scale_log2,
@@ -234,8 +246,8 @@ def hopper_backward_kernel(
 ):  # fmt: skip
     """Compute dk and dv from every tile of 128 keys and the queries that see it, and add dq / scale to dq_sum.
 
-    Shapes: q, k, v and do as their strides say; lse_log2 and delta as `delta_kernel` writes them; dk and dv
-    (n_matrices, n_keys, head_dim), where n_matrices are batch · heads of keys; dq_sum (n_matrices · HEADS_PER_KV,
+    Shapes: q, k, v and do as their strides say; lse_parts and delta_parts as `delta_kernel` writes them; dk and
+    dv (n_matrices, n_keys, head_dim), where n_matrices are batch · heads of keys; dq_sum (n_matrices · HEADS_PER_KV,
     n_queries in whole blocks, WIDTH + TAIL) fp32, each 64 rows in the order that `unpacked_kernel` reads. WIDTH and
     TAIL: the columns of a tile and of a second beside it, 0 where one is enough. MASK_KEYS: the last tile may have keys
     beyond the last. IN_PAIRS: see `item_of`. The sums of dq are in no fixed order.
@@ -254,29 +266,29 @@ def hopper_backward_kernel(
         gl.allocate_shared_memory(gl.float32, [ROWS, DQ_COLUMNS], PLAIN_LAYOUT),
         gl.allocate_shared_memory(gl.float32, [TAIL_ROWS, DQ_COLUMNS], PLAIN_LAYOUT),
     )
-    lse_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_QUERIES], PLAIN_LAYOUT)
-    delta_rows = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_QUERIES], PLAIN_LAYOUT)
+    lses = tiles_of(STAGES, BLOCK_QUERIES, PARTS_WIDTH, gl.bfloat16)
+    deltas = tiles_of(STAGES, BLOCK_QUERIES, PARTS_WIDTH, gl.bfloat16)
     kv_barriers = (barriers(1, 1).index(0), barriers(1, GROUPS).index(0))
     q_full, do_full = barriers(STAGES, 1), barriers(STAGES, 1)
     fence_async_shared()
     sizes = (heads, n_matrices, n_queries, n_keys, n_tiles, heads_together)
-    tiles, rows = (q_tiles, k_tiles, v_tiles, do_tiles), (lse_rows, delta_rows)
+    tiles, numbers = (q_tiles, k_tiles, v_tiles, do_tiles), (lses, deltas)
     q_strides, do_strides = (stride_qb, stride_qh, stride_q), (stride_dob, stride_doh, stride_do)
     k_strides, v_strides = (stride_kb, stride_kh, stride_k), (stride_vb, stride_vh, stride_v)
     # Constants are written out each time: a variable would make numbers of run time of them.
     gl.warp_specialize(
         [
-            (_differentiate, (dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, rows, ds_tiles, dq_tiles,
+            (_differentiate, (dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, numbers, ds_tiles, dq_tiles,
                               kv_barriers, q_full, do_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL,
                               BLOCK_QUERIES, IN_PAIRS, gl.constexpr(0))),
-            (_differentiate, (dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, rows, ds_tiles, dq_tiles,
+            (_differentiate, (dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, numbers, ds_tiles, dq_tiles,
                               kv_barriers, q_full, do_full, CAUSAL, MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL,
                               BLOCK_QUERIES, IN_PAIRS, gl.constexpr(1))),
             (load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, tails, kv_barriers[0],
                          kv_barriers[1], HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL, GROUPS, IN_PAIRS)),
-            (load_queries, (q_ptr, lse_log2_ptr, q_strides, sizes, q_tiles, tails[2], lse_rows, q_full, 0, CAUSAL,
+            (load_queries, (q_ptr, lse_parts_ptr, q_strides, sizes, q_tiles, tails[2], lses, q_full, 0, CAUSAL,
                             HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL, BLOCK_KEYS, BLOCK_QUERIES, STAGES, Q_FREE, IN_PAIRS)),
-            (load_queries, (do_ptr, delta_ptr, do_strides, sizes, do_tiles, tails[3], delta_rows, do_full, 0, CAUSAL,
+            (load_queries, (do_ptr, delta_parts_ptr, do_strides, sizes, do_tiles, tails[3], deltas, do_full, 0, CAUSAL,
                             HEADS_PER_KV, HEAD_DIM, WIDTH, TAIL, BLOCK_KEYS, BLOCK_QUERIES, STAGES, DO_FREE, IN_PAIRS)),
             (add_dq, (dq_sum_ptr, sizes, dq_tiles, CAUSAL, HEADS_PER_KV, BLOCK_KEYS, BLOCK_QUERIES, IN_PAIRS)),
         ],

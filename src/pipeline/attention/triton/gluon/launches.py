@@ -58,12 +58,13 @@ def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -
 def backward_launch(
     problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: BackwardTiles | KeyValueTiles
 ) -> Launch:
-    """Return what launches the backward kernel, with q, k, v, do, lse_log2, delta, dq_sum, dk and dv.
+    """Return what launches the backward kernel, with q, k, v, do, log-sum-exp, delta, dq_sum, dk and dv.
 
-    Of the problem the inputs may now lie in another way. dq_sum is None where dq has a kernel of its own.
+    Of the problem the inputs may now lie in another way. dq_sum is None where dq has a kernel of its own, and only
+    there log-sum-exp and delta are not in parts.
     """
     is_causal = problem.band == CAUSAL
-    dq_sum = None if tiles.query else torch.float32
+    number, dq_sum = (torch.float32, None) if tiles.query else (torch.bfloat16, torch.float32)
     first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
     queries_seen = np.full(len(first_keys), q.shape[-2])
     if is_causal:
@@ -75,7 +76,7 @@ def backward_launch(
     return compile_launch(
         backward_kernel(tiles),
         n_programs,
-        [*[q.dtype] * 4, *[torch.float32] * 2, dq_sum, q.dtype, q.dtype],
+        [*[q.dtype] * 4, number, number, dq_sum, q.dtype, q.dtype],
         [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, problem.scale, problem.scale_log2],
         backward_constants(
             tiles, is_causal, heads_per_kv(q, k), q.shape[-1], k.shape[-2] % tiles.block_keys != 0, in_pairs
@@ -180,8 +181,8 @@ def backward_constants(
     }
     if isinstance(tiles, KeyValueTiles):
         return {**shared, "WIDTH": tile_width(head_dim), "STAGES": tiles.stages}
-    # Without the mask ptxas has every wgmma wait for the one before at head_dim 40 to 56 (Triton 3.6 and 3.7).
-    masks_keys = has_part_tile or (is_causal and head_dim < tiles.width + tiles.tail)
+    # Without the mask ptxas has every wgmma wait for the one before at head_dim 40 to 64 (Triton 3.6 and 3.7).
+    masks_keys = has_part_tile or (is_causal and (head_dim < tiles.width + tiles.tail or tiles.width == head_dim == 64))
     return {
         **shared,
         "MASK_KEYS": masks_keys,

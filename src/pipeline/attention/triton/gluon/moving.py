@@ -7,13 +7,14 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from pipeline.attention.triton.gluon.pieces import (
     FIRST_NAMED_BARRIER,
     arrive,
+    dense_matrices_at,
     item_of,
     load,
     matrices_at,
     meet,
     next_slot,
 )
-from pipeline.attention.triton.kernels.delta import row_length
+from pipeline.attention.triton.kernels.delta import PARTS_ROW, row_length
 from pipeline.compat.gluon_private import tma_reduce_add
 
 KEYS = gl.constexpr(64)  # of a warpgroup: as many as one wgmma has rows
@@ -29,6 +30,7 @@ Q_FREE, DO_FREE = gl.constexpr(MEETING + 5), gl.constexpr(MEETING + 7)
 ALL_THREADS = gl.constexpr(256)  # of both warpgroups
 FREE_THREADS = gl.constexpr(288)  # and of a warp that loads
 DQ_THREADS = gl.constexpr(160)  # of one, and of the warp that adds
+PARTS_WIDTH = gl.constexpr(16)  # of a tile of numbers in parts: the least depth of a wgmma
 DQ_COLUMNS = gl.constexpr(256)  # of a row in which parts of dq lie, a number of each thread's after another
 
 
@@ -96,16 +98,22 @@ def load_queries(
 ):  # fmt: skip
     """Load the queries that see a tile of keys, or the output's gradients there, and what there is a number of each.
 
-    They come head after head of those that share the keys. NAMED: the first of the named barriers that say where a slot
-    is free, or 0 where `free` are mbarriers that do.
+    They come head after head of those that share the keys. numbers: rows in fp32, or tiles of parts in bf16. NAMED: the
+    first of the named barriers that say where a slot is free, or 0 where `free` are mbarriers that do.
     """
+    IN_PARTS: gl.constexpr = numbers.dtype == gl.bfloat16
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     rows = matrices_at(pointer, n_matrices * HEADS_PER_KV, heads, n_queries, strides, HEAD_DIM, BLOCK_QUERIES, WIDTH)
     if TAIL:
         rows_tail = matrices_at(
             pointer, n_matrices * HEADS_PER_KV, heads, n_queries, strides, HEAD_DIM, BLOCK_QUERIES, TAIL
         )
-    number = rows_at(number_ptr, n_matrices * HEADS_PER_KV, n_queries, BLOCK_QUERIES)
+    if IN_PARTS:
+        number = dense_matrices_at(
+            number_ptr, n_matrices * HEADS_PER_KV, n_queries, PARTS_ROW, BLOCK_QUERIES, PARTS_WIDTH
+        )
+    else:
+        number = rows_at(number_ptr, n_matrices * HEADS_PER_KV, n_queries, BLOCK_QUERIES)
     BYTES: gl.constexpr = rows.block_type.nbytes * (WIDTH + TAIL) // WIDTH + number.block_type.nbytes
     slot, phase, loaded = 0, 1, 0
     i = 0
@@ -125,9 +133,13 @@ def load_queries(
                 load(rows, of_queries, heads, block * BLOCK_QUERIES, full.index(slot), tiles.index(slot))
                 if TAIL:
                     load(rows_tail, of_queries, heads, block * BLOCK_QUERIES, full.index(slot), tail.index(slot), WIDTH)
-                tma.async_copy_global_to_shared(
-                    number, [of_queries, block * BLOCK_QUERIES], full.index(slot), numbers.index(slot)
-                )
+                if IN_PARTS:
+                    of_all = n_matrices * HEADS_PER_KV
+                    load(number, of_queries, of_all, block * BLOCK_QUERIES, full.index(slot), numbers.index(slot))
+                else:
+                    tma.async_copy_global_to_shared(
+                        number, [of_queries, block * BLOCK_QUERIES], full.index(slot), numbers.index(slot)
+                    )
                 slot, phase = next_slot(slot, phase, STAGES)
         i += 1
         exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)

@@ -41,6 +41,15 @@ def arrive(barrier, THREADS: gl.constexpr):
 
 
 @gluon.jit
+def opaque(number):
+    """Return a number without the compiler knowing which.
+
+    It then computes what follows from it where it is needed, and keeps none of it in registers over a loop.
+    """
+    return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def work_item(i):
     """Return the number of this program's i-th item: one of every wave of programs.
 

@@ -1,4 +1,4 @@
-"""δ = rowsum(o · do) and the log-sum-exp in powers of two: what the backward kernels need of each query."""
+"""δ = rowsum(o · do) and the log-sum-exp: what the backward kernels need of each query."""
 
 import triton
 import triton.language as tl
@@ -9,6 +9,10 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # Rows of what `delta_kernel` writes begin at multiples of 16 bytes, so that blocks of them can be loaded through tensor
 # descriptors: loaded by pointers, 64 numbers that each thread needs 32 of took an eighth of all instructions.
 ROW_ALIGNMENT = tl.constexpr(4)
+# Or each is three bf16 numbers whose sum is it, about as exactly as fp32 is, in rows of as many as are copied at least:
+# so a product with ones subtracts it, not a load and a subtraction for every element of a tile.
+PARTS = tl.constexpr(3)
+PARTS_ROW = tl.constexpr(8)
 
 
 @triton.jit
@@ -19,15 +23,15 @@ def row_length(n_queries):
 
 @triton.jit
 def delta_kernel(
-    o_ptr, do_ptr, lse_ptr, delta_ptr, lse_log2_ptr, dq_sum_ptr, stride_dob, stride_doh, stride_do, heads, n_queries,
-    dq_rows,
-    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, DQ_WIDTH: tl.constexpr,
+    o_ptr, do_ptr, lse_ptr, delta_ptr, lse_out_ptr, dq_sum_ptr, stride_dob, stride_doh, stride_do, heads, n_queries,
+    dq_rows, scale,
+    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, DQ_WIDTH: tl.constexpr, IN_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute δ, the log-sum-exp in powers of two, and zeros to add dq to.
+    """Compute δ, the log-sum-exp in powers of two, and zeros to add dq to; IN_PARTS: -δ and -LSE / scale instead.
 
-    Shapes: o is (batch · heads, n_queries, head_dim), lse (batch · heads, n_queries), delta and lse_log2 the same with
-    rows padded to a multiple of ROW_ALIGNMENT, dq_sum (batch · heads, dq_rows, DQ_WIDTH), where dq_rows are no fewer
-    than n_queries; DQ_WIDTH: 0 where there is no dq_sum.
+    Shapes: o is (batch · heads, n_queries, head_dim), lse (batch · heads, n_queries), delta and lse_out the same in
+    fp32 with rows padded to a multiple of ROW_ALIGNMENT, or in bf16 with PARTS_ROW numbers each, dq_sum (batch · heads,
+    dq_rows, DQ_WIDTH), where dq_rows are no fewer than n_queries; DQ_WIDTH: 0 where there is no dq_sum.
     """
     n_tiles = tl.cdiv(dq_rows, BLOCK_QUERIES)
     batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
@@ -42,13 +46,31 @@ def delta_kernel(
     o = tl.load(o_ptr + tile_offsets, mask=in_tile, other=0.0)
     rows_here = first_query + tl.arange(0, BLOCK_QUERIES)
     padded_rows = batch_head.to(tl.int64) * row_length(n_queries) + rows_here
-    tl.store(delta_ptr + padded_rows, tl.sum(o.to(tl.float32) * do.to(tl.float32), 1), mask=exists)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     lse = tl.load(lse_ptr + rows, mask=exists, other=0.0)
-    tl.store(lse_log2_ptr + padded_rows, lse * LOG2_E, mask=exists)
+    if IN_PARTS:
+        _store_parts(delta_ptr, rows, -delta, exists)
+        _store_parts(lse_out_ptr, rows, -lse / scale, exists)
+    else:
+        tl.store(delta_ptr + padded_rows, delta, mask=exists)
+        tl.store(lse_out_ptr + padded_rows, lse * LOG2_E, mask=exists)
     if DQ_WIDTH > 0:
         dq_offsets = (batch_head.to(tl.int64) * dq_rows + rows_here)[:, None] * DQ_WIDTH + columns(DQ_WIDTH)
         zeros = tl.zeros(dq_offsets.shape, tl.float32)
         tl.store(dq_sum_ptr + dq_offsets, zeros, mask=within(rows_here < dq_rows, DQ_WIDTH))
+
+
+@triton.jit
+def _store_parts(pointer, rows, numbers, exists):
+    """Store numbers as sums of bf16 ones: each is what the ones before it leave over, rounded."""
+    column = tl.arange(0, PARTS_ROW)[None, :]
+    found = tl.zeros([rows.shape[0], PARTS_ROW], tl.bfloat16)
+    left = numbers
+    for part in tl.static_range(PARTS):
+        rounded = left.to(tl.bfloat16)
+        found = tl.where(column == part, rounded[:, None], found)
+        left -= rounded.to(tl.float32)
+    tl.store(pointer + rows[:, None] * PARTS_ROW + column, found, mask=exists[:, None])
 
 
 @triton.jit
