@@ -97,7 +97,7 @@ def _told(chart: Chart, drawn: pd.DataFrame) -> Iterator[dict[str, str]]:
     titles = {axis.title or axis.column.replace("_", " "): axis.column for axis in own}
     titles |= {"of": chart.colour} if chart.colour else {}
     titles |= dict(chart.hover) | ({"outcome": "status"} if "status" in drawn else {})
-    for row in drawn.to_dict("records"):
+    for row in drawn[list(dict.fromkeys(titles.values()))].to_dict("records"):
         yield {title: _four_digits(row[name]) for title, name in titles.items()}
 
 

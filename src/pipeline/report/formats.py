@@ -115,6 +115,6 @@ class Filling(string.Formatter):
 def written(rows: pd.DataFrame, template: str) -> list[str | None]:
     """Fill a template such as `{size}, {median_ms:ms}` with each of the rows; nothing where a value is missing."""
     filling = Filling()
-    complete = rows[[name for _, name, _, _ in filling.parse(template) if name]].notna().all(axis=1)
-    lines = zip(rows.to_dict("records"), complete, strict=True)
+    named = rows[list(dict.fromkeys(name for _, name, _, _ in filling.parse(template) if name))]
+    lines = zip(named.to_dict("records"), named.notna().all(axis=1), strict=True)
     return [filling.format(template, **line) if is_complete else None for line, is_complete in lines]

@@ -48,7 +48,9 @@ class Table:
     def markdown(self) -> Markdown:
         """Write the table as Markdown under its caption, if it has one."""
         shown = self.rows if self.all_rows else self.rows.head(MOST_ROWS)
-        lines = [[_cell(row, name, form) for _, name, form in self.columns] for row in shown.to_dict("records")]
+        names = {name for _, name, _ in self.columns}
+        needed = [name for name in shown if name in names or str(name).startswith("status")]
+        lines = [[_cell(row, name, form) for _, name, form in self.columns] for row in shown[needed].to_dict("records")]
         heads: list[str] = [Markdown.escape(head) for head, _, _ in self.columns]
         rule = [":--" if form in TO_THE_LEFT else "--:" for _, _, form in self.columns]
         if self.across is not None:
