@@ -36,6 +36,11 @@ def test_what_is_right_or_not_written_yet_fails_nothing(monkeypatch, capsys):
     ]
 
 
+def test_nothing_that_is_right_fails_the_command(monkeypatch):
+    found = {"mine": Verdict("skipped", "cannot be imported: ImportError"), "other": Verdict("oom", "too much")}
+    assert checked(monkeypatch, [BOTH], **found) == 1
+
+
 def test_of_a_file_of_adapters_it_is_told_which_it_has_and_which_not(monkeypatch, capsys, tmp_path):
     file = tmp_path / "adapters.py"
     file.write_text("def get_rmsnorm_autograd_function_triton(): ...\ndef get_ddp_bucketed(module, mb): ...\n")

@@ -11,7 +11,10 @@ from pipeline.subjects.naming import read, told
 
 
 def check_right(arguments: argparse.Namespace) -> int:
-    """Check what is named and print what is right; return 1 if any is wrong, else 0; UserError: it is nowhere."""
+    """Check what is named and print what is right; return 0 if any is right and none wrong, else 1.
+
+    Raises UserError, one line, where what is named is nowhere.
+    """
     from pipeline.cells.yaml_files import yaml_value
 
     if not arguments.timeout_s > 0:
@@ -28,11 +31,11 @@ def check_right(arguments: argparse.Namespace) -> int:
 
     from pipeline.subjects.verdicts import verdict_on  # which needs torch
 
-    is_wrong = False
+    outcomes = set()
     for subject in subjects:
         found = verdict_on(subject, arguments.timeout_s)
-        is_wrong |= found.status == "wrong"
+        outcomes.add(found.status)
         word, comma = ("right", "") if found.status == "ok" else (found.status, ",")
         line = f"{subject.kind} {subject.name}: {word}{f'{comma} {found.reason}' if found.reason else ''}"
         print_lines([line, *(f"    {limit}" for limit in found.limits)], sys.stdout)
-    return int(is_wrong)
+    return int("ok" not in outcomes or "wrong" in outcomes)
