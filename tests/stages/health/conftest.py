@@ -1,8 +1,9 @@
 """Rows of machines with several GPUs, as a cell of health leaves them, from a model of their noise."""
 
+from itertools import accumulate
+
 import numpy as np
 import pytest
-from scipy.signal import lfilter
 
 from pipeline.stages.health.cell import LOADS, WORKS, Cell, Settings
 
@@ -34,7 +35,7 @@ UNTOLD = dict.fromkeys(name for name in SOUND if name != "absent")
 
 def noise(rng, median_ms, count):
     """Return samples that drift by 1%, remember the one before, and are 10% late one time in twenty."""
-    values = lfilter([1.0], [1.0, -0.5], 0.004 * rng.standard_normal(count))
+    values = np.array([*accumulate(0.004 * rng.standard_normal(count), lambda before, new: 0.5 * before + new)])
     late = 0.1 * (rng.random(count) < 0.05)
     return (median_ms * (1 + np.linspace(0, 0.01, count) + values + late)).tolist()
 
