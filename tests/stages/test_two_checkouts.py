@@ -37,8 +37,7 @@ def checkouts(tmp_path):
     ("stage", "adapter"),
     [
         ("flash", "get_flashattention_autograd_function_pytorch"),
-        ("timing", "get_model"),
-        ("ddp", "get_ddp"),  # ranks are processes of their own, as in every stage that has some
+        *(("ddp", "get_ddp"), ("fsdp", "get_fsdp"), ("sharding", "get_sharded_optimizer"), ("timing", "get_model")),
     ],
 )
 def test_each_of_two_checkouts_is_measured_with_its_own_code(checkouts, monkeypatch, stage, adapter):
