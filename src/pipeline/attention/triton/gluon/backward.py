@@ -8,68 +8,32 @@ FlashAttention-2, algorithm 2.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 from pipeline.attention.triton.gluon.moving import (
-    ALL_THREADS,
     BLOCK_KEYS,
     DO_FREE,
     DQ_COLUMNS,
-    DQ_FREE,
-    DQ_FULL,
-    DQ_THREADS,
-    FREE_THREADS,
     GROUPS,
     KEYS,
     LOADING_REGISTERS,
-    MEETING,
     PARTS_WIDTH,
     PLAIN_LAYOUT,
     Q_FREE,
     add_dq,
-    by_thread,
     first_block_of,
     load_keys,
     load_queries,
 )
 from pipeline.attention.triton.gluon.pieces import (
     SIZES,
-    arrive,
     as_block,
     barriers,
     dense_matrices_at,
     item_of,
-    meet,
-    opaque,
     tiles_of,
 )
-from pipeline.attention.triton.kernels.delta import PARTS
-
-STAGES = gl.constexpr(2)  # blocks of queries at a time, for each of which two barriers have names
-
-
-@gluon.jit
-def _scores(keys, queries, keys_tail, queries_tail, numbers, LAYOUT: gl.constexpr, TAIL: gl.constexpr):
-    """Start to multiply keys with queries, (64, queries), or values with the output's gradients, and to add numbers.
-
-    numbers: one of each query, in parts, which a product with ones adds to all keys.
-    """
-    QUERIES: gl.constexpr = queries.shape[0]
-    ONES_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
-    part = gl.arange(0, PARTS_WIDTH, gl.SliceLayout(0, ONES_LAYOUT))[None, :]
-    part += gl.zeros([KEYS, PARTS_WIDTH], gl.int32, ONES_LAYOUT)
-    ones = gl.where(part < PARTS, 1.0, 0.0).to(gl.bfloat16)
-    found = gl.zeros([KEYS, QUERIES], gl.float32, LAYOUT)
-    found = warpgroup_mma(keys, queries.permute((1, 0)), found, use_acc=False, is_async=True)
-    if TAIL:
-        found = warpgroup_mma(keys_tail, queries_tail.permute((1, 0)), found, is_async=True)
-    return warpgroup_mma(ones, numbers.permute((1, 0)), found, is_async=True)
+from pipeline.attention.triton.gluon.steps import STAGES, hand_over_dq, step_of_halves, step_of_one
 
 
 @gluon.jit
@@ -79,87 +43,16 @@ def _step(
     TAIL: gl.constexpr, BLOCK_QUERIES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Add what one block of queries gives to the gradients of a warpgroup's keys, and its half of their own."""
-    DTYPE: gl.constexpr = ds_tiles.dtype
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_QUERIES, 16])
-    G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    TAIL_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL or WIDTH, 16])
-    A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, G_LAYOUT, 2)  # of weights and dS, which stay in registers
-    A_TAIL_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, TAIL_LAYOUT, 2)
-    # The half of dq that this warpgroup computes: 64 queries, or where there are no more half of the columns.
-    HALF_OF_QUERIES: gl.constexpr = BLOCK_QUERIES == 128
-    DQ_WIDTH: gl.constexpr = dq_tiles[GROUP].shape[0] * DQ_COLUMNS // KEYS
-    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_WIDTH, 16])
-    PRODUCTS: gl.constexpr = 2 if TAIL else 1  # that make one with all columns
-    # With two copies of a step the addresses of all tiles would leave too few registers.
-    own = opaque(GROUP) if CAUSAL or MASK_KEYS else GROUP
-    slot, phase = step % STAGES, step // STAGES % 2
-    q_tiles, k_tiles, v_tiles, do_tiles = tiles
-    q, do = q_tiles.index(slot), do_tiles.index(slot)
-    k_tail, v_tail, q_tail, do_tail = tails[0], tails[1], tails[2], tails[3]
-    if TAIL:
-        k_tail, v_tail = k_tail.index(own), v_tail.index(own)
-        q_tail, do_tail = q_tail.index(slot), do_tail.index(slot)
-    mbarrier.wait(q_full.index(slot), phase)
-    s_coming = _scores(k_tiles.index(own), q, k_tail, q_tail, numbers[0].index(slot), S_LAYOUT, TAIL)
-    mbarrier.wait(do_full.index(slot), phase)
-    dp_coming = _scores(v_tiles.index(own), do, v_tail, do_tail, numbers[1].index(slot), S_LAYOUT, TAIL)
-    s = warpgroup_mma_wait(PRODUCTS + 1, deps=[s_coming])
-    p = gl.exp2(s * scale_log2)
-    if MASKED:
-        keys = (first_key + gl.arange(0, KEYS, gl.SliceLayout(1, S_LAYOUT)))[:, None]
-        if CAUSAL:
-            queries = block * BLOCK_QUERIES + gl.arange(0, BLOCK_QUERIES, gl.SliceLayout(0, S_LAYOUT))
-            p = gl.where(keys <= queries[None, :], p, 0.0)
-        if MASK_KEYS:
-            # A score of 0 may tower above every real one, and its weight be infinite: times 0 that is no number.
-            p = gl.where(keys < n_keys, p, 0.0)
-    weights = gl.convert_layout(p.to(DTYPE), A_LAYOUT)
-    dp = warpgroup_mma_wait(0, deps=[dp_coming])
-    ds = (p * dp).to(DTYPE)
-    dv_coming = warpgroup_mma(weights, do, dv, is_async=True)
-    if TAIL:
-        tail_weights = gl.convert_layout(weights, A_TAIL_LAYOUT)
-        dv_tail_coming = warpgroup_mma(tail_weights, do_tail, dv_tail, is_async=True)
-    buffer = step % 2
-    ds_tiles.index(buffer * GROUPS + GROUP).store(ds)
-    fence_async_shared()
-    meet(MEETING, ALL_THREADS)
-    dq_coming = gl.zeros([KEYS, DQ_WIDTH], gl.float32, DQ_LAYOUT)
-    for group in gl.static_range(GROUPS):
-        ds_of = ds_tiles.index(buffer * GROUPS + group).permute((1, 0))
-        k_of = k_tiles.index(group + own - GROUP)
-        if HALF_OF_QUERIES:
-            ds_of = ds_of.slice(GROUP * KEYS, KEYS, 0)
-        elif TAIL:
-            if GROUP == 1:
-                k_of = tails[0].index(group + own - GROUP)
-        else:
-            k_of = k_of.slice(GROUP * DQ_WIDTH, DQ_WIDTH, 1)
-        dq_coming = warpgroup_mma(ds_of, k_of, dq_coming, use_acc=group > 0, is_async=True)
-    if TAIL:
-        dv, dv_tail, weights, tail_weights = warpgroup_mma_wait(
-            GROUPS, deps=[dv_coming, dv_tail_coming, weights, tail_weights]
-        )
+    if BLOCK_QUERIES == KEYS:
+        dk, dv, dk_tail, dv_tail = step_of_one(
+            dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, numbers, ds_tiles,
+            dq_tiles, q_full, do_full, MASKED, CAUSAL, MASK_KEYS, WIDTH, TAIL, GROUP,
+        )  # fmt: skip
     else:
-        dv, weights = warpgroup_mma_wait(GROUPS, deps=[dv_coming, weights])
-    arrive(DO_FREE + slot, FREE_THREADS)
-    ds_operand = gl.convert_layout(ds, A_LAYOUT)
-    dk_coming = warpgroup_mma(ds_operand, q, dk, is_async=True)
-    if TAIL:
-        tail_operand = gl.convert_layout(ds_operand, A_TAIL_LAYOUT)
-        dk_tail_coming = warpgroup_mma(tail_operand, q_tail, dk_tail, is_async=True)
-    dq_part = warpgroup_mma_wait(PRODUCTS, deps=[dq_coming])
-    meet(DQ_FREE + GROUP, DQ_THREADS)
-    dq_tiles[GROUP].store(by_thread(dq_part))
-    fence_async_shared()
-    arrive(DQ_FULL + GROUP, DQ_THREADS)
-    if TAIL:
-        dk, dk_tail, ds_operand, tail_operand = warpgroup_mma_wait(
-            0, deps=[dk_coming, dk_tail_coming, ds_operand, tail_operand]
-        )
-    else:
-        dk, ds_operand = warpgroup_mma_wait(0, deps=[dk_coming, ds_operand])
-    arrive(Q_FREE + slot, FREE_THREADS)
+        dk, dv = step_of_halves(
+            dk, dv, block, step, first_key, n_keys, scale_log2, tiles, numbers, ds_tiles, dq_tiles, q_full, do_full,
+            MASKED, CAUSAL, MASK_KEYS, WIDTH, GROUP,
+        )  # fmt: skip
     return dk, dv, dk_tail, dv_tail
 
 
@@ -232,6 +125,7 @@ def _differentiate(
         mbarrier.arrive(kv_free, count=1)
         i += 1
         exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
+    hand_over_dq(step, GROUP)
 
 
 @gluon.jit(do_not_specialize=SIZES)
@@ -261,7 +155,7 @@ def hopper_backward_kernel(
     if TAIL:
         q_tail, do_tail = tiles_of(STAGES, BLOCK_QUERIES, TAIL, DTYPE), tiles_of(STAGES, BLOCK_QUERIES, TAIL, DTYPE)
         tails = (tiles_of(GROUPS, KEYS, TAIL, DTYPE), tiles_of(GROUPS, KEYS, TAIL, DTYPE), q_tail, do_tail)
-    ds_tiles = tiles_of(2 * GROUPS, KEYS, BLOCK_QUERIES, DTYPE)  # one is read while the next is written
+    ds_tiles = tiles_of(2 * GROUPS * (BLOCK_QUERIES // KEYS), KEYS, KEYS, DTYPE)  # read while the next are written
     dq_tiles = (
         gl.allocate_shared_memory(gl.float32, [ROWS, DQ_COLUMNS], PLAIN_LAYOUT),
         gl.allocate_shared_memory(gl.float32, [TAIL_ROWS, DQ_COLUMNS], PLAIN_LAYOUT),

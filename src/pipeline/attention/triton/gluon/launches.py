@@ -181,8 +181,8 @@ def backward_constants(
     }
     if isinstance(tiles, KeyValueTiles):
         return {**shared, "WIDTH": tile_width(head_dim), "STAGES": tiles.stages}
-    # Without the mask ptxas has every wgmma wait for the one before at head_dim 40 to 64 (Triton 3.6 and 3.7).
-    masks_keys = has_part_tile or (is_causal and (head_dim < tiles.width + tiles.tail or tiles.width == head_dim == 64))
+    # Without the mask ptxas has every wgmma wait for the one before (Triton 3.6, head_dim 40 to 64).
+    masks_keys = has_part_tile or (is_causal and tiles.width + tiles.tail == 64)
     return {
         **shared,
         "MASK_KEYS": masks_keys,

@@ -1,0 +1,232 @@
+"""What a warpgroup of the Hopper backward kernel does with a block of queries: with one of 64 whole, of 128 in halves.
+
+All is in the order in which tensor cores idle least (docs/attention-kernels.md): what a store to shared memory keeps
+waiting comes while products run.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from pipeline.attention.triton.gluon.moving import (
+    ALL_THREADS,
+    DO_FREE,
+    DQ_COLUMNS,
+    DQ_FREE,
+    DQ_FULL,
+    DQ_THREADS,
+    FREE_THREADS,
+    GROUPS,
+    KEYS,
+    MEETING,
+    PARTS_WIDTH,
+    Q_FREE,
+    by_thread,
+)
+from pipeline.attention.triton.gluon.pieces import arrive, meet, opaque
+from pipeline.attention.triton.kernels.delta import PARTS
+
+STAGES = gl.constexpr(2)  # blocks of queries at a time, for each of which two barriers have names
+
+
+@gluon.jit
+def _scores(keys, queries, keys_tail, queries_tail, numbers, LAYOUT: gl.constexpr, TAIL: gl.constexpr):
+    """Start to multiply keys with queries, (64, queries), or values with the output's gradients, and to add numbers.
+
+    numbers: one of each query, in parts, which a product with ones adds to all keys.
+    """
+    QUERIES: gl.constexpr = queries.shape[0]
+    ONES_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
+    part = gl.arange(0, PARTS_WIDTH, gl.SliceLayout(0, ONES_LAYOUT))[None, :]
+    part += gl.zeros([KEYS, PARTS_WIDTH], gl.int32, ONES_LAYOUT)
+    ones = gl.where(part < PARTS, 1.0, 0.0).to(gl.bfloat16)
+    found = gl.zeros([KEYS, QUERIES], gl.float32, LAYOUT)
+    found = warpgroup_mma(keys, queries.permute((1, 0)), found, use_acc=False, is_async=True)
+    if TAIL:
+        found = warpgroup_mma(keys_tail, queries_tail.permute((1, 0)), found, is_async=True)
+    return warpgroup_mma(ones, numbers.permute((1, 0)), found, is_async=True)
+
+
+@gluon.jit
+def _weights(
+    s, first_query, first_key, n_keys, scale_log2, MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr
+):
+    """Return the weights of scores, (64 keys, queries), of which log-sum-exp is already taken off."""
+    LAYOUT: gl.constexpr = s.type.layout
+    p = gl.exp2(s * scale_log2)
+    if MASKED:
+        keys = (first_key + gl.arange(0, KEYS, gl.SliceLayout(1, LAYOUT)))[:, None]
+        if CAUSAL:
+            queries = first_query + gl.arange(0, s.shape[1], gl.SliceLayout(0, LAYOUT))
+            p = gl.where(keys <= queries[None, :], p, 0.0)
+        if MASK_KEYS:
+            # A score of 0 may tower above every real one, and its weight be infinite: times 0 that is no number.
+            p = gl.where(keys < n_keys, p, 0.0)
+    return p
+
+
+@gluon.jit
+def _leave_dq(dq_part, tile, GROUP: gl.constexpr):
+    """Leave a part of dq in shared memory, where the warp that adds has taken the one before; see `hand_over_dq`."""
+    meet(DQ_FREE + GROUP, DQ_THREADS)
+    tile.store(by_thread(dq_part))
+
+
+@gluon.jit
+def hand_over_dq(step, GROUP: gl.constexpr):
+    """Let the warp that adds have what the step before, where there was one, has left of dq.
+
+    Only now, with the next products under way: until the copy engine sees a store takes 500 clocks.
+    """
+    if step > 0:
+        fence_async_shared()
+        arrive(DQ_FULL + GROUP, DQ_THREADS)
+
+
+@gluon.jit
+def step_of_one(
+    dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, numbers, ds_tiles, dq_tiles,
+    q_full, do_full, MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, WIDTH: gl.constexpr,
+    TAIL: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Add what a block of 64 queries gives to the gradients of a warpgroup's keys, and half the columns of dq."""
+    DTYPE: gl.constexpr = ds_tiles.dtype
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    TAIL_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL or WIDTH, 16])
+    A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, G_LAYOUT, 2)  # of weights and dS, which stay in registers
+    A_TAIL_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, TAIL_LAYOUT, 2)
+    DQ_WIDTH: gl.constexpr = dq_tiles[GROUP].shape[0] * DQ_COLUMNS // KEYS
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_WIDTH, 16])
+    PRODUCTS: gl.constexpr = 2 if TAIL else 1  # that make one with all columns
+    # Kept over the loop, the addresses of all tiles would leave too few registers.
+    own = opaque(GROUP)
+    slot, phase = step % STAGES, step // STAGES % 2
+    q_tiles, k_tiles, v_tiles, do_tiles = tiles
+    q, do = q_tiles.index(slot), do_tiles.index(slot)
+    k_tail, v_tail, q_tail, do_tail = tails[0], tails[1], tails[2], tails[3]
+    if TAIL:
+        k_tail, v_tail = k_tail.index(own), v_tail.index(own)
+        q_tail, do_tail = q_tail.index(slot), do_tail.index(slot)
+    mbarrier.wait(q_full.index(slot), phase)
+    s_coming = _scores(k_tiles.index(own), q, k_tail, q_tail, numbers[0].index(slot), S_LAYOUT, TAIL)
+    mbarrier.wait(do_full.index(slot), phase)
+    dp_coming = _scores(v_tiles.index(own), do, v_tail, do_tail, numbers[1].index(slot), S_LAYOUT, TAIL)
+    hand_over_dq(step, GROUP)
+    s = warpgroup_mma_wait(PRODUCTS + 1, deps=[s_coming])
+    p = _weights(s, block * KEYS, first_key, n_keys, scale_log2, MASKED, CAUSAL, MASK_KEYS)
+    weights = gl.convert_layout(p.to(DTYPE), A_LAYOUT)
+    dp = warpgroup_mma_wait(0, deps=[dp_coming])
+    ds = (p * dp).to(DTYPE)
+    dv_coming = warpgroup_mma(weights, do, dv, is_async=True)
+    if TAIL:
+        # dk here too: parts of dq are of two widths, and whoever has the narrow one has products to wait with.
+        tail_weights = gl.convert_layout(weights, A_TAIL_LAYOUT)
+        dv_tail_coming = warpgroup_mma(tail_weights, do_tail, dv_tail, is_async=True)
+        ds_operand = gl.convert_layout(ds, A_LAYOUT)
+        dk_coming = warpgroup_mma(ds_operand, q, dk, is_async=True)
+        tail_operand = gl.convert_layout(ds_operand, A_TAIL_LAYOUT)
+        dk_tail_coming = warpgroup_mma(tail_operand, q_tail, dk_tail, is_async=True)
+    buffer = step % 2
+    ds_tiles.index(buffer * GROUPS + GROUP).store(ds)
+    fence_async_shared()
+    meet(MEETING, ALL_THREADS)
+    dq_coming = gl.zeros([KEYS, DQ_WIDTH], gl.float32, DQ_LAYOUT)
+    for group in gl.static_range(GROUPS):
+        ds_of = ds_tiles.index(buffer * GROUPS + group).permute((1, 0))
+        if not TAIL:
+            k_of = k_tiles.index(group).slice(GROUP * DQ_WIDTH, DQ_WIDTH, 1)
+        elif GROUP == 1:
+            k_of = tails[0].index(group)
+        else:
+            k_of = k_tiles.index(group)
+        dq_coming = warpgroup_mma(ds_of, k_of, dq_coming, use_acc=group > 0, is_async=True)
+    if TAIL:
+        dv, dv_tail, weights, tail_weights = warpgroup_mma_wait(
+            GROUPS, deps=[dv_coming, dv_tail_coming, weights, tail_weights]
+        )
+        dk, dk_tail, ds_operand, tail_operand = warpgroup_mma_wait(
+            GROUPS, deps=[dk_coming, dk_tail_coming, ds_operand, tail_operand]
+        )
+        arrive(DO_FREE + slot, FREE_THREADS)
+        arrive(Q_FREE + slot, FREE_THREADS)
+        _leave_dq(warpgroup_mma_wait(0, deps=[dq_coming]), dq_tiles[GROUP], GROUP)
+    else:
+        dv, weights = warpgroup_mma_wait(GROUPS, deps=[dv_coming, weights])
+        arrive(DO_FREE + slot, FREE_THREADS)
+        ds_operand = gl.convert_layout(ds, A_LAYOUT)
+        dk_coming = warpgroup_mma(ds_operand, q, dk, is_async=True)
+        _leave_dq(warpgroup_mma_wait(1, deps=[dq_coming]), dq_tiles[GROUP], GROUP)
+        dk, ds_operand = warpgroup_mma_wait(0, deps=[dk_coming, ds_operand])
+        arrive(Q_FREE + slot, FREE_THREADS)
+    return dk, dv, dk_tail, dv_tail
+
+
+@gluon.jit
+def step_of_halves(
+    dk, dv, block, step, first_key, n_keys, scale_log2, tiles, numbers, ds_tiles, dq_tiles, q_full, do_full,
+    MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, WIDTH: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """Add what 128 queries give to the gradients of a warpgroup's keys, and those of one half of the queries.
+
+    The first half's weights come while the second's scores do, the second's while dk and dv of the first do. So it
+    takes few registers that a step of 128 would not have.
+    """
+    DTYPE: gl.constexpr = ds_tiles.dtype
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, G_LAYOUT, 2)  # of weights and dS, which stay in registers
+    # With two copies of a step the addresses of all tiles would leave too few registers.
+    own = opaque(GROUP) if CAUSAL or MASK_KEYS else GROUP
+    slot, phase, buffer = step % STAGES, step // STAGES % 2, step % 2
+    q_tiles, k_tiles, v_tiles, do_tiles = tiles
+    k, v = k_tiles.index(own), v_tiles.index(own)
+    q, do, lse, delta = q_tiles.index(slot), do_tiles.index(slot), numbers[0].index(slot), numbers[1].index(slot)
+    q0, do0, lse0, delta0 = q.slice(0, KEYS, 0), do.slice(0, KEYS, 0), lse.slice(0, KEYS, 0), delta.slice(0, KEYS, 0)
+    q1, do1 = q.slice(KEYS, KEYS, 0), do.slice(KEYS, KEYS, 0)
+    lse1, delta1 = lse.slice(KEYS, KEYS, 0), delta.slice(KEYS, KEYS, 0)
+    mbarrier.wait(q_full.index(slot), phase)
+    s0 = _scores(k, q0, 0, 0, lse0, S_LAYOUT, 0)
+    mbarrier.wait(do_full.index(slot), phase)
+    dp0 = _scores(v, do0, 0, 0, delta0, S_LAYOUT, 0)
+    s1 = _scores(k, q1, 0, 0, lse1, S_LAYOUT, 0)
+    hand_over_dq(step, GROUP)
+    s0 = warpgroup_mma_wait(4, deps=[s0])
+    first_query = block * (2 * KEYS)
+    p0 = _weights(s0, first_query, first_key, n_keys, scale_log2, MASKED, CAUSAL, MASK_KEYS)
+    weights0 = gl.convert_layout(p0.to(DTYPE), A_LAYOUT)
+    dp0 = warpgroup_mma_wait(2, deps=[dp0])
+    ds0 = (p0 * dp0).to(DTYPE)
+    dp1 = _scores(v, do1, 0, 0, delta1, S_LAYOUT, 0)
+    dv = warpgroup_mma(weights0, do0, dv, is_async=True)
+    operand0 = gl.convert_layout(ds0, A_LAYOUT)
+    dk = warpgroup_mma(operand0, q0, dk, is_async=True)
+    ds_tiles.index((buffer * GROUPS + GROUP) * 2).store(ds0)
+    s1 = warpgroup_mma_wait(4, deps=[s1])
+    p1 = _weights(s1, first_query + KEYS, first_key, n_keys, scale_log2, MASKED, CAUSAL, MASK_KEYS)
+    weights1 = gl.convert_layout(p1.to(DTYPE), A_LAYOUT)
+    dp1 = warpgroup_mma_wait(2, deps=[dp1])
+    ds1 = (p1 * dp1).to(DTYPE)
+    dv = warpgroup_mma(weights1, do1, dv, is_async=True)
+    operand1 = gl.convert_layout(ds1, A_LAYOUT)
+    dk = warpgroup_mma(operand1, q1, dk, is_async=True)
+    ds_tiles.index((buffer * GROUPS + GROUP) * 2 + 1).store(ds1)
+    fence_async_shared()
+    meet(MEETING, ALL_THREADS)
+    dq_coming = gl.zeros([KEYS, WIDTH], gl.float32, G_LAYOUT)
+    for group in gl.static_range(GROUPS):
+        ds_of = ds_tiles.index((buffer * GROUPS + group) * 2 + GROUP).permute((1, 0))
+        k_of = k_tiles.index(group + own - GROUP)
+        dq_coming = warpgroup_mma(ds_of, k_of, dq_coming, use_acc=group > 0, is_async=True)
+    dv, dk, weights0, weights1, operand0, operand1 = warpgroup_mma_wait(
+        GROUPS, deps=[dv, dk, weights0, weights1, operand0, operand1]
+    )
+    arrive(DO_FREE + slot, FREE_THREADS)
+    arrive(Q_FREE + slot, FREE_THREADS)
+    _leave_dq(warpgroup_mma_wait(0, deps=[dq_coming]), dq_tiles[GROUP], GROUP)
+    return dk, dv
