@@ -2,8 +2,7 @@
 
 Two warpgroups have 64 keys each of a tile of 128 and go through the queries; what they need is moved by four warps
 (`moving`); programs stay. Both need each other's half of dS for dq, of which each computes half: so they meet once a
-step, through shared memory, which bounds this kernel. Source: Shah et al. 2024, FlashAttention-3; Dao 2023,
-FlashAttention-2, algorithm 2.
+step (`steps`). Source: Shah et al. 2024, FlashAttention-3; Dao 2023, FlashAttention-2, algorithm 2.
 """
 
 from triton.experimental import gluon
