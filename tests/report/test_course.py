@@ -2,7 +2,9 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.course import PLACE, filled
+from pipeline.report.course import PLACE, filled, page
+from pipeline.report.markup import Markdown
+from pipeline.report.section import Section, Told
 from pipeline.report.table import Table, named
 
 ROWS = pd.DataFrame({"a": ["x"]})
@@ -37,3 +39,14 @@ def test_the_notes_of_every_stage_are_words_and_their_places_lines(name):
         words = note.read_text(encoding="utf-8")
         assert words.strip()
         assert "[[" not in PLACE.sub("", words)
+
+
+def test_what_the_student_brought_stands_at_the_first_problem_of_its_stage():
+    own = Table("own", "Yours:", ROWS, named(ROWS, "a"))
+    alone, beside = (
+        page([Told(stages()["flash"], Section(""), mine, Markdown(), ROWS.assign(dtype="bf16"))])
+        for mine in ([], [own])
+    )
+    assert "Yours:" not in alone
+    first, second = beside.index("### flash_forward"), beside.index("### leaderboard")
+    assert first < beside.index("Yours:\n\n| a |") < second

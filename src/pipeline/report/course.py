@@ -1,12 +1,14 @@
 """Write the page of the course's problems, each with the table or drawing that it asks for.
 
 A stage's `course.md` is written by hand: a heading a problem, and lines `[[name]]`, in whose place the part of its
-section with this name is put. The order is that of the stages.
+section with this name is put. What is the student's own stands below its first paragraph. The order is that of the
+stages.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 
+from pipeline.report import own
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Part, Told
 from pipeline.report.words import Words
@@ -24,7 +26,8 @@ def page(told: Sequence[Told]) -> Markdown:
         if file.is_file():
             heading, first, rest = file.read_text(encoding="utf-8").strip().split("\n\n", 2)
             first = f"{first}\nAll rows: {row_links(each)}."
-            found.append(filled("\n\n".join([heading, first, rest]), each.stage.name, each.every))
+            mine = [f"[[{own.PARTS[0]}]]"] if own.PARTS[0] in each.every else []
+            found.append(filled("\n\n".join([heading, first, *mine, rest]), each.stage.name, each.every))
     # Tables are many, so that headings stand right above their text.
     return Markdown(re.sub(r"(?<=\n)(### .*\n)\n", r"\1", "\n\n".join(found)) + "\n")
 
