@@ -1,7 +1,7 @@
 """What a warpgroup of the Hopper backward kernel does with a block of queries: with one of 64 whole, of 128 in halves.
 
-All is in the order in which tensor cores idle least (docs/attention-kernels.md): what a store to shared memory keeps
-waiting comes while products run.
+The order of each line is measured (docs/attention-kernels.md): exponentials, stores to shared memory and the fences
+behind them come while products run.
 """
 
 from triton.experimental import gluon
@@ -79,9 +79,9 @@ def _leave_dq(dq_part, tile, GROUP: gl.constexpr):
 
 @gluon.jit
 def hand_over_dq(step, GROUP: gl.constexpr):
-    """Let the warp that adds have what the step before, where there was one, has left of dq.
+    """Let the warp that adds have what the step before, where there was one, left of dq.
 
-    Only now, with the next products under way: until the copy engine sees a store takes 500 clocks.
+    It comes late, while the next products run: the fence that shows a store to the copy engine takes some 500 clocks.
     """
     if step > 0:
         fence_async_shared()
@@ -174,8 +174,8 @@ def step_of_halves(
 ):  # fmt: skip
     """Add what 128 queries give to the gradients of a warpgroup's keys, and those of one half of the queries.
 
-    The first half's weights come while the second's scores do, the second's while dk and dv of the first do. So it
-    takes few registers that a step of 128 would not have.
+    The first half's weights are computed beside the second's scores, the second's beside dk and dv of the first. And
+    scores and their gradients of a half take half the registers.
     """
     DTYPE: gl.constexpr = ds_tiles.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
