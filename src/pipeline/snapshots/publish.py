@@ -4,11 +4,13 @@ import os
 import re
 import shutil
 import tarfile
+from collections.abc import Collection
 from fnmatch import fnmatch
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pipeline.cells.disk import files_below
+from pipeline.cells.fields import text
 from pipeline.cells.layout import check_place
 from pipeline.cells.record import read_record, record_paths
 from pipeline.cells.stage import Stages
@@ -37,8 +39,12 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
     for part in (reports / "writeup.md", reports / "figures"):
         if not part.exists():
             raise UserError(f"there is no {part} to publish: run snakemake first")
+    tables = set()
     for path in record_paths(results):
-        check_place(path, read_record(path, stages))
+        record = read_record(path, stages)
+        check_place(path, record)
+        stage = stages[record["stage"]]
+        tables |= {f"{stage.name}/{name}.csv" for name in ("cells", text(record["cell"][stage.split_axis]))}
     place = Path(os.path.realpath(folder))
     try:
         if place.exists():
@@ -47,7 +53,7 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
         # Put together beside its place, and only then exchanged for the old one.
         with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as beside:
             fresh, old = Path(beside, "snapshot"), Path(beside, "old")
-            _copy(reports, results, fresh)
+            _copy(reports, results, tables, fresh)
             if place.exists():
                 place.rename(old)
             try:
@@ -76,19 +82,20 @@ def _require_snapshot(place: Path, folder: Path) -> None:
             raise UserError(f"{folder} holds {name}, which does not belong to a snapshot: move it elsewhere")
 
 
-def _copy(reports: Path, results: Path, folder: Path) -> None:
+def _copy(reports: Path, results: Path, tables: Collection[str], folder: Path) -> None:
+    """Copy pages, figures, records, and of the tables those that have records: others are of cells since removed."""
     pages = [reports / name for name in PAGES if (reports / name).is_file()]
     places = {path: path.relative_to(reports) for path in (*pages, *files_below(reports / "figures", ".svg"))}
-    places |= {path: "tables" / path.relative_to(results) for path in sorted(results.glob("*/*.csv"))}
+    places |= {results / name: Path("tables", name) for name in sorted(tables) if (results / name).is_file()}
     for path, place in places.items():
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, folder / place)
     for page in pages:
         _require_images(page, folder)
-        text = page.read_text(encoding="utf-8")
+        content = page.read_text(encoding="utf-8")
         for words, here in TABLES_HERE.items():
-            text = text.replace(words, here)
-        (folder / page.name).write_text(text, encoding="utf-8")
+            content = content.replace(words, here)
+        (folder / page.name).write_text(content, encoding="utf-8")
     # Files and not links, which would tell a path of this machine.
     with tarfile.open(folder / ARCHIVE, "w:xz", dereference=True) as archive:
         for path in record_paths(results):
