@@ -12,6 +12,7 @@ from pipeline.report.pages import write_pages
 from pipeline.report.section import Change, Section, Told
 from pipeline.report.writeup import changes
 
+from ..records import record
 from .runs import GPU, ROWS, levers_record, written
 
 
@@ -77,6 +78,14 @@ def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_pat
         True,
         False,
     ]
+
+
+def test_commits_are_counted_and_a_stage_of_several_is_named(tmp_path):
+    later = {"digest": "abc", "commit": "456"}
+    alone = levers_record(*ROWS), record(code=later, started_at="2026-01-02T00:00:00Z")
+    told = [writeup(tmp_path, *alone), writeup(tmp_path, *alone, levers_record(*ROWS, size="xl", code=later))]
+    assert all("come from 2 commits, the last of them 456" in text for text in told)
+    assert ["those of levers are not all of one" in text for text in told] == [False, True]
 
 
 def test_what_a_record_says_of_its_machine_is_text_on_both_pages(tmp_path):

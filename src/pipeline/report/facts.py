@@ -47,6 +47,12 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
     return {what: words for what, words in told.items() if words}
 
 
+def of_several_commits(cells: pd.DataFrame) -> list[str]:
+    """Return the stages whose cells were not all measured at one commit."""
+    commits = cells.groupby("stage", sort=False)["commit"].nunique()
+    return list(commits.index[commits > 1])
+
+
 def gpus(cells: pd.DataFrame) -> list[str]:
     """Return the GPUs that cells were measured on, by the first characters of their UUIDs."""
     return sorted({uuid[:12] for uuid in " ".join(having(cells, "gpus").get("gpus", [])).split()})

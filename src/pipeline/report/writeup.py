@@ -63,6 +63,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         changed_since=facts.changed_since(cells, asked.outdated),
         command=code(shlex.join(words)),
         commits=list(cells.sort_values("started_at")["commit"].dropna().astype(str).unique()),
+        mixed=facts.of_several_commits(cells),
         dirty=int(cells["commit"].astype(str).str.endswith("+dirty").sum()),
         machine=facts.machine(cells),
     )
