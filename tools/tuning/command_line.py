@@ -14,12 +14,13 @@ def parsed(description: str | None, what: str, choices: Iterable[str]) -> argpar
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(what, choices=list(choices))
     parser.add_argument("dtype", choices=list(DTYPES))
-    parser.add_argument("shapes", nargs="+", type=_shape, metavar="BATCH,HEADS,SEQ_LEN,HEAD_DIM")
+    parser.add_argument("shapes", nargs="+", type=shape, metavar="BATCH,HEADS,SEQ_LEN,HEAD_DIM")
     parser.add_argument("--out", type=Path, metavar="TABLE.csv")
     return parser.parse_args()
 
 
-def _shape(text: str) -> tuple[int, ...]:
+def shape(text: str) -> tuple[int, ...]:
+    """Read a shape; raises ArgumentTypeError for what is none."""
     words = text.split(",")
     if len(words) != 4 or not all(word.isdecimal() and int(word) for word in words):
         raise argparse.ArgumentTypeError(f"must be four whole numbers from 1, as in 1,16,16384,64, got {text!r}")
