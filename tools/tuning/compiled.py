@@ -14,6 +14,7 @@ from triton.compiler import ASTSource
 
 from pipeline.attention.triton.tiles import TileConfig
 from tools.tuning.machine_code import machine_code
+from tools.tuning.running_wgmma import touched_early
 
 HOPPER = GPUTarget("cuda", 90, 32)
 REGISTERS_PER_SM, REGISTER_GRANULE = 65536, 8
@@ -24,7 +25,10 @@ FLOAT32_POINTERS = re.compile(r"(lse|delta|dq_sum|chunk)\w*_ptr$")
 
 @dataclass(frozen=True)
 class KernelReport:
-    """A compiled kernel: what it takes of a multiprocessor, and instructions that tell how well it runs."""
+    """A compiled kernel: what it takes of a multiprocessor, and instructions that tell how well it runs.
+
+    touched_early: instructions that race with a wgmma, as `running_wgmma` tells.
+    """
 
     registers: int
     shared_bytes: int
@@ -33,6 +37,7 @@ class KernelReport:
     wgmma_waits: int
     mma_sync: int
     programs_per_sm: int
+    touched_early: int
 
     @property
     def is_serialised(self) -> bool:
@@ -77,6 +82,7 @@ def _report(compiled: Any, num_warps: int) -> KernelReport:
         wgmma_waits=code.count("WARPGROUP.DEPBAR"),
         mma_sync=code.count("HMMA"),
         programs_per_sm=_programs_per_sm(code.registers, shared_bytes, num_warps),
+        touched_early=len(touched_early(code.text)),
     )
 
 

@@ -68,6 +68,7 @@ def test_all_that_the_tables_can_give_fit_keep_the_tensor_cores_fed_and_spill_ne
         assert report["shared_bytes"] <= SHARED_BYTES_PER_PROGRAM, (words, report)
         assert report["wgmma"] > 3 * report["wgmma_waits"] > 0, (words, report)
         assert report["mma_sync"] == 0, (words, report)
+        assert report["touched_early"] == 0, (words, report)
         if kernel == "forward_short":
             assert report["programs_per_sm"] >= FORWARD_SHORT[words[1]].programs_per_sm, (words, report)
         # Scalars of two warpgroups, which each keep two sums, scores and their gradients in registers.

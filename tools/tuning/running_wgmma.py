@@ -1,0 +1,59 @@
+"""Find instructions that touch registers of a wgmma that may still run: a race that no run need show.
+
+Hopper's tensor cores read operands from registers, and write sums there, while other instructions go on. Until a wait
+for them, nothing may read or write those sums, or write those operands. A wait that counts one product too few breaks
+this, and ptxas does by itself (triton-lang/triton#11781). What comes after a branch backwards is not followed.
+"""
+
+import re
+
+INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;]+?)\s*;")
+WGMMA = re.compile(r"HGMMA\.64x(\d+)x\d+\S*\s+R(\d+), (?:R(\d+))?")
+WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
+GROUP_ENDS = "gsb0"  # of an instruction that begins no wait
+OPERAND_REGISTERS = 4  # of a thread, 64 × 16 numbers of 16 bits over a warpgroup
+REGISTER = re.compile(r"\bR(\d+)\b")
+# Instructions without a result in a register, and the registers of results and stores that have several.
+WITHOUT_RESULT = ("ST", "BAR", "RED", "BRA", "SYNCS", "WARPGROUP", "UTMA", "R2UR", "FENCE", "MEMBAR", "ATOM")
+WIDTHS = {".64": 2, ".128": 4, "CS2R": 2, "IMAD.WIDE": 2, "STSM": 4}
+
+
+def touched_early(text: str) -> list[str]:
+    """Return such instructions of a kernel's machine code, in its order."""
+    found = []
+    running: list[tuple[set[int], set[int]]] = []  # sums and operands of each group that may run
+    sums, operands = set[int](), set[int]()  # of the group that is being put together
+    for instruction in INSTRUCTION.findall(text):
+        if wait := WAIT.match(instruction):
+            left = int(wait[1], 16)
+            running = running[len(running) - left :] if left else []
+        elif wgmma := WGMMA.match(instruction):
+            sums |= set(range(int(wgmma[2]), int(wgmma[2]) + int(wgmma[1]) // 2))
+            if wgmma[3]:
+                operands |= set(range(int(wgmma[3]), int(wgmma[3]) + OPERAND_REGISTERS))
+            if GROUP_ENDS in instruction:
+                running.append((sums, operands))
+                sums, operands = set(), set()
+        else:
+            reads, writes = _touched(instruction)
+            for group_sums, group_operands in [*running, (sums, operands)]:
+                if (reads | writes) & group_sums or writes & group_operands:
+                    found.append(instruction)
+                    break
+    return found
+
+
+def _touched(instruction: str) -> tuple[set[int], set[int]]:
+    """Return the registers that an instruction reads and writes, of several side by side as far as its name tells."""
+    name, _, operands = instruction.partition(" ")
+    registers = [int(number) for number in REGISTER.findall(operands)]
+    width = next((width for part, width in WIDTHS.items() if part in name), 1)
+    if not registers:
+        return set(), set()
+    if name.startswith(WITHOUT_RESULT):
+        return {*registers, *range(registers[-1], registers[-1] + width)}, set()
+    if not operands.strip().startswith("R"):  # of a predicate, or of uniform registers
+        return set(registers), set()
+    if operands.strip().startswith("RZ"):
+        return set(registers), set()
+    return set(registers[1:]), set(range(registers[0], registers[0] + width))
