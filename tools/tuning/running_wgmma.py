@@ -10,7 +10,7 @@ import re
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;]+?)\s*;")
 WGMMA = re.compile(r"HGMMA\.64x(\d+)x\d+\S*\s+R(\d+), (?:R(\d+))?")
 WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
-GROUP_ENDS = "gsb0"  # of an instruction that begins no wait
+GROUP_ENDS = "gsb0"  # stands with the last wgmma of a group
 OPERAND_REGISTERS = 4  # of a thread, 64 × 16 numbers of 16 bits over a warpgroup
 REGISTER = re.compile(r"\bR(\d+)\b")
 # Instructions without a result in a register, and the registers of results and stores that have several.
@@ -26,7 +26,7 @@ def touched_early(text: str) -> list[str]:
     for instruction in INSTRUCTION.findall(text):
         if wait := WAIT.match(instruction):
             left = int(wait[1], 16)
-            running = running[len(running) - left :] if left else []
+            running = running[-left:] if left else []
         elif wgmma := WGMMA.match(instruction):
             sums |= set(range(int(wgmma[2]), int(wgmma[2]) + int(wgmma[1]) // 2))
             if wgmma[3]:

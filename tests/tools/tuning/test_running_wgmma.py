@@ -39,6 +39,8 @@ def test_sums_of_a_product_that_runs_are_not_touched_nor_its_operands_written(to
 def test_a_wait_is_for_the_groups_before_those_that_it_leaves():
     of_both = ["FADD R0, R24, R1", "FADD R0, R152, R1"]
     assert touched_early(listing(*FIRST, *SECOND, WAIT_FOR_FIRST, *of_both)) == of_both[1:]
+    leaves_more = "WARPGROUP.DEPBAR.LE gsb0, 0x3"
+    assert touched_early(listing(*FIRST, *SECOND, leaves_more, *of_both)) == of_both
     assert touched_early(listing(FIRST[0], "FADD R0, R24, R1", FIRST[1])) == [
         "FADD R0, R24, R1"
     ]  # of a group not whole
