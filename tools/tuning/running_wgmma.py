@@ -52,8 +52,6 @@ def _touched(instruction: str) -> tuple[set[int], set[int]]:
         return set(), set()
     if name.startswith(WITHOUT_RESULT):
         return {*registers, *range(registers[-1], registers[-1] + width)}, set()
-    if not operands.strip().startswith("R"):  # of a predicate, or of uniform registers
-        return set(registers), set()
-    if operands.strip().startswith("RZ"):
+    if not REGISTER.match(operands.strip()):  # its result is a predicate, a uniform register or none
         return set(registers), set()
     return set(registers[1:]), set(range(registers[0], registers[0] + width))

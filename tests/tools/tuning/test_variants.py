@@ -26,6 +26,7 @@ def test_a_variant_has_the_kernel_in_use_with_its_own_steps(tmp_path):
     ("words", "why"),
     [
         (["1,16,1024,64", "--steps", "nowhere.py"], "there is no nowhere.py"),
+        (["1,16,1024,64", "--steps", *[steps.__file__] * 2], "files must have different names, got steps, steps"),
         (
             ["1,16,1024,256", "--steps", steps.__file__],
             "head_dim must be one that this kernel serves (33 to 128), got 256",
