@@ -41,6 +41,8 @@ THRESHOLDS: dict[str, tuple[Any, ...]] = {
     "backward_chunks": _chunkings(IN_USE.backward_chunks),
     "backward_chunks_fp32": _chunkings(IN_USE.backward_chunks_fp32),
     "longest_short_sequence": (0, 128, 256, 512, 1024, 2048),
+    "longest_short_sequence_fp32": (0, 128, 256, 512, 1024),
+    "short_programs_per_sm_fp32": (0, 1, 2, 4, 8, 16),
     "min_length_for_tma": (1, 256, 512, 1024, 2048),
     "few_keys": (0, 256, 512, 1024, 2048),
     "one_tile": (0, 128),

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton import backward_plan, direct_launch, kernel_sets
+from pipeline.attention.triton import backward_plan, direct_launch, in_parts, kernel_sets
 from pipeline.attention.triton.kernel_sets import has_gluon
 from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import Problem
@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 def planned(monkeypatch):
     """Plan the backward pass of a head_dim; return the plan and the names of its kernels."""
     from pipeline.attention.triton.gluon import launches
+    from pipeline.attention.triton.gluon.parts import launches as parts_launches
 
     names = []
 
@@ -22,17 +23,20 @@ def planned(monkeypatch):
         assert len([*dtypes, *scalars]) == len([name for name in kernel.arg_names if name not in constants])
         names.append(kernel.fn.__name__)
 
-    for module in (kernel_sets, direct_launch, backward_plan, launches):
+    for module in (kernel_sets, direct_launch, backward_plan, launches, parts_launches):
         monkeypatch.setattr(module, "gpu_of", lambda _device: GPUS["sm_90"])
     monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
-    monkeypatch.setattr(launches, "compile_launch", launch)
-    monkeypatch.setattr(backward_plan, "prepare_launch", launch)
+    for module in (launches, parts_launches):
+        monkeypatch.setattr(module, "compile_launch", launch)
+    for module in (backward_plan, in_parts):
+        monkeypatch.setattr(module, "prepare_launch", launch)
+    monkeypatch.setattr(backward_plan, "like", lambda *_: None)
     monkeypatch.delenv(kernel_sets.VARIABLE, raising=False)
 
-    def plan(head_dim, repeatable=False):
+    def plan(head_dim, repeatable=False, dtype=torch.bfloat16, shape=(4, 16, 4096)):
         names.clear()
-        shape = torch.Size((4, 16, 4096, head_dim))
-        q = Traits(shape, torch.empty(shape, device="meta").stride(), torch.bfloat16, torch.device("cuda", 0))
+        shape = torch.Size((*shape, head_dim))
+        q = Traits(shape, torch.empty(shape, device="meta").stride(), dtype, torch.device("cuda", 0))
         problem = Problem(q, q, q, None, CAUSAL, head_dim**-0.5, False, 0)
         return backward_plan.backward_plan.__wrapped__(problem, *[q.stride] * 4, repeatable=repeatable), {*names}
 
@@ -55,3 +59,27 @@ def test_of_wide_heads_dq_has_a_kernel_of_its_own_and_nothing_is_scaled(planned,
     plan, names = planned(head_dim, repeatable)
     assert names == {"delta_kernel", "hopper_wide_key_value_kernel", "hopper_wide_query_kernel"}
     assert plan.query is not None
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 128])
+def test_fp32_is_split_and_dq_has_a_kernel_of_its_own(planned, head_dim):
+    plan, names = planned(head_dim, dtype=torch.float32)
+    kernels = {f"hopper_parts_{of}_kernel" for of in ("key_value", "query")}
+    assert names == {"delta_kernel", "parts_kernel", *kernels}
+    assert plan.in_parts.shapes == ((3, 64, 4096, head_dim),) * 4
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "is_short"),
+    [
+        ((1, 1, 1024), torch.bfloat16, True),
+        ((1, 1, 1025), torch.bfloat16, False),
+        ((1, 1, 512), torch.float32, True),
+        ((1, 1, 513), torch.float32, False),
+        ((1, 8, 512), torch.float32, True),
+        ((1, 17, 512), torch.float32, False),
+    ],
+)
+def test_short_sequences_have_one_kernel_in_fp32_only_few_of_them(planned, shape, dtype, is_short):
+    _, names = planned(32, dtype=dtype, shape=shape)
+    assert (names == {"short_kernel"}) == is_short

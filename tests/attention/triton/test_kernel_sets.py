@@ -23,10 +23,10 @@ def traits(shape=(4, 16, 4096, 128), dtype=torch.bfloat16, stride=None, device=G
     return Traits(torch.Size(shape), stride or torch.empty(shape, device="meta").stride(), dtype, device)
 
 
-def chosen(q, k=None, v=None, do=None, repeatable=False, band=CAUSAL):
+def chosen(q, k=None, v=None, do=None, repeatable=False, band=CAUSAL, one_tf32_product=False):
     k, v, do = k or q, v or k or q, do or q
-    problem = Problem(q, k, v, None, band, q.shape[-1] ** -0.5, False, 0)
-    return forward_kernels(problem), backward_kernels(band, q, k, v, do, repeatable)
+    problem = Problem(q, k, v, None, band, q.shape[-1] ** -0.5, one_tf32_product, 0)
+    return forward_kernels(problem), backward_kernels(band, q, k, v, do, repeatable, one_tf32_product)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -39,7 +39,10 @@ def test_shapes_of_models_get_gluons_kernels_in_both_passes(shape, head_dim, dty
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (traits(dtype=torch.float32), "fp32"),
+        (traits((4, 16, 4096, 256), torch.float32), "head_dim 256"),
+        (traits((4, 16, 4096, 100), torch.float32), "head_dim 100"),
+        (traits((64, 16, 100, 128), torch.float32), "fewer than 256 queries or keys"),
+        (traits((1, 1, 8192, 128), torch.float32), "64 tiles for 132 multiprocessors"),
         (traits((4, 16, 4096, 32)), "head_dim 32"),
         (traits((4, 16, 4096, 100)), "head_dim 100"),
         (traits((64, 16, 200, 128)), "fewer than 256 queries or keys"),
@@ -71,6 +74,17 @@ def test_gradients_that_the_copy_engine_cannot_read_and_repeatable_ones_but_of_w
     assert "torch.use_deterministic_algorithms" in backward.reason
     # Whose dq is summed in a fixed order.
     assert [found.name for found in chosen(traits((4, 16, 4096, 256)), repeatable=True)] == ["gluon", "gluon"]
+
+
+def test_fp32_gets_gluons_kernels_in_both_passes_or_in_none_whatever_its_strides_but_not_as_one_tf32_product():
+    q = traits(dtype=torch.float32)
+    expanded = traits(dtype=torch.float32, stride=(16 * 4096 * 128, 0, 128, 1))
+    for choice in (chosen(q), chosen(q, do=expanded), chosen(expanded), chosen(q, repeatable=True)):
+        assert [found.name for found in choice] == ["gluon", "gluon"]
+    # A few queries of many keys, and many of a few: one of the two passes alone would have work for all of a GPU.
+    few, many = (traits((1, 16, length, 128), torch.float32) for length in (256, 8192))
+    assert [found.name for pair in ((few, many), (many, few)) for found in chosen(*pair)] == ["plain"] * 4
+    assert {found.reason for found in chosen(q, one_tf32_product=True)} == {"fp32 multiplied as one TF32 product"}
 
 
 def test_so_do_other_gpus_other_tritons_and_those_who_ask(monkeypatch):

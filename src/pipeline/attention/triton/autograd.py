@@ -86,12 +86,13 @@ class FlashAttentionTriton(torch.autograd.Function):
     row's elements lie apart or the address is no multiple of 16 bytes. Kept for the backward pass: q, k, v, the output,
     and the log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
 
-    fp32 is multiplied on a GPU as three TF32 products, which keeps the errors' L2 norm within 1.1 times that of torch's
-    own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`; as one where torch's own switch allows it, which is
-    `torch.backends.cuda.matmul.fp32_precision` or the older `torch.set_float32_matmul_precision`; on AMD's GPUs as it
-    is. Of an infinite fp32 key or value the three products are NaN, so NaN comes where torch has an infinity or a
-    number. Everything but dq is bitwise repeatable; dq is where it has a kernel of its own, else it is summed in fp32
-    in no fixed order (`tiles`).
+    fp32 is multiplied on a GPU as three TF32 products, or with enough of it on Hopper (`kernel_sets`) as six products
+    of bf16 parts, which take half as much memory again as what they are parts of. Either keeps the errors' L2 norm
+    within 1.1 times that of torch's own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`. Where torch's own switch allows
+    it, which is `torch.backends.cuda.matmul.fp32_precision` or the older `torch.set_float32_matmul_precision`, it is
+    one TF32 product; on AMD's GPUs fp32 is multiplied as it is. Of an infinite fp32 key or value such products are NaN,
+    so NaN comes where torch has an infinity or a number. Everything but dq is bitwise repeatable; dq is where it has a
+    kernel of its own, else it is summed in fp32 in no fixed order (`tiles`).
 
     Raises ValueError for a shape, dtype or device that it cannot do, an old GPU among them (`gpu`). Source: Dao 2023,
     FlashAttention-2.
@@ -197,6 +198,8 @@ def _forward(
     plan = planner(problem)
     if problem.copies:
         q, k, v = ready(problem.copies, q, k, v)
+    if plan.in_parts:
+        q, k, v = plan.in_parts(q, k, v)
     o, lse = torch.empty_like(plan.like_o), torch.empty_like(plan.like_lse)
     if plan.combine is None:
         plan.attend(q, k, v, o, lse)
@@ -241,6 +244,8 @@ def _backward(
         dq_sum = dq if is_sum else torch.empty(plan.dq_sum_shape, dtype=torch.float32, device=q.device)
     plan.delta(o, do, lse, delta, lse_read, dq_sum)
     dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
+    if plan.in_parts:
+        q, k, v, do = plan.in_parts(q, k, v, do)
     _compute(plan.key_value, (q, k, v, do, lse_read, delta, dq_sum), dk, dv)
     if plan.query is None:
         plan.scaled(dq_sum, dq)  # type: ignore[misc]  # None only where `query` is not

@@ -24,8 +24,10 @@ from pipeline.attention.triton.direct_launch import (
     strides,
     tma_can_load,
 )
+from pipeline.attention.triton.gluon.parts import tiles as parts_tiles
 from pipeline.attention.triton.gluon.tiles import BackwardTiles, backward_tiles
 from pipeline.attention.triton.gpu import gpu_of
+from pipeline.attention.triton.in_parts import InParts, in_parts_of
 from pipeline.attention.triton.kernel_sets import backward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
 from pipeline.attention.triton.kernels.delta import PARTS_ROW, ROW_ALIGNMENT, delta_kernel
@@ -43,7 +45,7 @@ from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, copies_of
 from pipeline.attention.triton.mask import Band
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.triton.tile_tables import tables_for
-from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig
+from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig, tile_width
 from pipeline.compat.triton_private import is_interpreted
 
 
@@ -62,7 +64,7 @@ class BackwardPlan:
 
     copies: which of q, k, v and the output's gradient are read from copies, None if none is; delta_shape and _dtype: of
     δ and of the log-sum-exp as the kernels read them; dq_sum_shape: that of the sums, which are in the order of dq
-    where they have its shape.
+    where they have its shape; in_parts: what splits q, k, v and the output's gradient, None where nothing does.
     """
 
     copies: tuple[bool, ...] | None
@@ -73,6 +75,7 @@ class BackwardPlan:
     key_value: ChunkedLaunch
     query: ChunkedLaunch | None
     scaled: Launch | None
+    in_parts: InParts | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,11 @@ class _Common:
         """Count the tiles of queries or keys over all heads."""
         return math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
 
+    def short_programs_per_sm(self, tiles: TileConfig) -> float:
+        """Return how many programs a multiprocessor has where the backward pass is one kernel."""
+        programs = self.tiles_of(self.q, tiles.block_queries) + self.tiles_of(self.k, tiles.block_keys)
+        return programs / gpu_of(self.q.device).multiprocessors
+
     def chunk_of(self, side: Traits, block: int, tiles: int) -> int:
         """Return into how long chunks to cut a side that so many tiles of the other side go through in blocks."""
         if not self.band.shows_first_key:
@@ -128,14 +136,17 @@ def backward_plan(
         given._replace(stride=strides_read(given.shape, layout))
         for given, layout in zip(tensors, layouts_now, strict=True)
     )
-    if choices.gluon and backward_kernels(problem.band, q, k, v, do, repeatable).name == "gluon":
+    one_tf32_product = problem.one_tf32_product
+    if choices.gluon and backward_kernels(problem.band, q, k, v, do, repeatable, one_tf32_product).name == "gluon":
+        if q.dtype == torch.float32:
+            return _from_parts(copies_of(layouts_now), problem, q, k, v, do)
         return _in_gluon(copies_of(layouts_now), problem, q, k, v, do)
     lengths = [heads(q), heads_per_kv(q, k), q.shape[-2], k.shape[-2], *band_bounds(problem.band)]
     scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths, problem.scale, problem.scale_log2]
     constants = {**band_constants(problem.band), "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
     common = _Common(q, k, v, do, problem.band, scalars, constants, choices)
     config = choices.backward(q.dtype, q.shape[-1], k.shape[-2], tables_for(gpu_of(q.device)))
-    if choices.is_short(q.shape[-2], k.shape[-2]):
+    if choices.is_short(q.dtype, q.shape[-2], k.shape[-2], common.short_programs_per_sm(config.short)):
         like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
         return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
     return BackwardPlan(
@@ -181,6 +192,26 @@ def _in_gluon(
         key_value=key_value,
         query=ChunkedLaunch(query_launch(problem, q, k, v, do, tiles.query), 1, None),
         scaled=None,
+    )
+
+
+def _from_parts(
+    copies: tuple[bool, ...] | None, problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits
+) -> BackwardPlan:
+    """Plan it with Gluon's kernels for fp32: one for dk and dv, one for dq."""
+    from pipeline.attention.triton.gluon.parts import launches
+
+    tiles = parts_tiles.BACKWARD[tile_width(q.shape[-1])]
+    return BackwardPlan(
+        copies,
+        delta_shape=_delta_shape(q),
+        delta_dtype=torch.float32,
+        dq_sum_shape=q.shape,
+        delta=_delta(problem, q, do, dq_rows=q.shape[-2], dq_width=0),
+        key_value=ChunkedLaunch(launches.key_value_launch(problem, tiles), 1, None),
+        query=ChunkedLaunch(launches.query_launch(problem, tiles.query), 1, None),
+        scaled=None,
+        in_parts=in_parts_of(q, k, v, do),
     )
 
 

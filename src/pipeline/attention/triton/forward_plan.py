@@ -22,8 +22,10 @@ from pipeline.attention.triton.direct_launch import (
     strides,
     tma_can_load,
 )
+from pipeline.attention.triton.gluon.parts import tiles as parts_tiles
 from pipeline.attention.triton.gluon.tiles import forward_tiles
 from pipeline.attention.triton.gpu import gpu_of
+from pipeline.attention.triton.in_parts import InParts, in_parts_of
 from pipeline.attention.triton.kernel_sets import forward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_kernel
 from pipeline.attention.triton.kernels.forward import forward_kernel
@@ -37,7 +39,8 @@ from pipeline.attention.triton.tiles import IN_USE, Choices, tile_width
 class ForwardPlan:
     """A forward pass: one kernel, or where the keys are cut into chunks two.
 
-    like_o, like_lse: what output and log-sum-exp are allocated like, and like_parts those of the chunks.
+    like_o, like_lse: what output and log-sum-exp are allocated like, and like_parts those of the chunks; in_parts: what
+    splits q, k and v first, None where nothing does.
     """
 
     chunks: int
@@ -46,6 +49,7 @@ class ForwardPlan:
     like_o: Tensor = field(compare=False)
     like_lse: Tensor = field(compare=False)
     like_parts: tuple[Tensor, ...] = field(compare=False, default=())
+    in_parts: InParts | None = None
 
 
 @functools.lru_cache(PROBLEMS_KEPT)
@@ -115,8 +119,12 @@ def _in_gluon(problem: Problem) -> ForwardPlan:
     from pipeline.attention.triton.gluon.launches import forward_launch  # which not every Triton has
 
     q, k = problem.q, problem.k
+    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
+    if q.dtype == torch.float32:
+        from pipeline.attention.triton.gluon.parts import launches
+
+        attend = launches.forward_launch(problem, parts_tiles.FORWARD[tile_width(q.shape[-1])])
+        return ForwardPlan(1, attend, None, like_o, like_lse, in_parts=in_parts_of(q, k, problem.v))
     tiles = forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
     assert tiles is not None  # or `forward_kernels` had not chosen these
-    attend = forward_launch(problem, tiles)
-    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
-    return ForwardPlan(1, attend, None, like_o, like_lse)
+    return ForwardPlan(1, forward_launch(problem, tiles), None, like_o, like_lse)

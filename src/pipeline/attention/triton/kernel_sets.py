@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from torch import Tensor
 from pipeline.attention.inputs import Traits
 from pipeline.attention.triton.direct_launch import strides, tma_can_load
 from pipeline.attention.triton.gluon import tiles as gluon_tiles
+from pipeline.attention.triton.gluon.parts import tiles as parts_tiles
 from pipeline.attention.triton.gpu import HOPPER, gpu_of
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
 from pipeline.attention.triton.mask import CAUSAL, FULL, Band, Causal
@@ -26,6 +28,7 @@ from pipeline.attention.triton.tiles import tile_width
 from pipeline.compat.triton_private import is_interpreted
 
 VARIABLE = "PIPELINE_ATTENTION"  # "tl" has every problem get the plain kernels
+ALIGNED_COLUMNS = ALIGNMENT_BYTES // torch.bfloat16.itemsize  # of rows that the copy engine reads
 FIRST_TRITON = (3, 6)  # before, Gluon's kernels had other names for what is used here
 
 
@@ -64,24 +67,31 @@ def kernels_of(
     do = problem.q._replace(stride=torch.empty(problem.q.shape, device="meta").stride())
     repeatable = torch.are_deterministic_algorithms_enabled()
     return KernelSets(
-        forward_kernels(problem), backward_kernels(problem.band, problem.q, problem.k, problem.v, do, repeatable)
+        forward_kernels(problem),
+        backward_kernels(problem.band, problem.q, problem.k, problem.v, do, repeatable, problem.one_tf32_product),
     )
 
 
 def forward_kernels(problem: Problem) -> KernelSet:
     """Choose those of a forward pass."""
     q, k, v = problem.q, problem.k, problem.v
+    if q.dtype == torch.float32:
+        return _chosen(_why_not_in_parts(problem.band, q, k, problem.one_tf32_product))
     tiles = gluon_tiles.forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
-    why_not = _why_not(problem.band, q, k, tiles) or _why_not_read(q, k, v)
+    why_not = _why_not(problem.band, q, k, tiles, gluon_tiles.SHORTEST) or _why_not_read(q, k, v)
     if why_not is None and tiles is not None:
         why_not = _why_too_few(q, tiles.block_queries)
     return _chosen(why_not)
 
 
-def backward_kernels(band: Band, q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool) -> KernelSet:
+def backward_kernels(
+    band: Band, q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool, one_tf32_product: bool = False
+) -> KernelSet:
     """Choose those of a backward pass, from how what it reads lies; repeatable: dq must be, bitwise."""
+    if q.dtype == torch.float32:
+        return _chosen(_why_not_in_parts(band, q, k, one_tf32_product))
     tiles = gluon_tiles.backward_tiles(q.shape[-1])
-    why_not = _why_not(band, q, k, tiles) or _why_not_read(q, k, v, do)
+    why_not = _why_not(band, q, k, tiles, gluon_tiles.SHORTEST) or _why_not_read(q, k, v, do)
     if why_not is None and tiles is not None:
         if repeatable and not tiles.query:
             why_not = "torch.use_deterministic_algorithms is on, and Gluon's sums of dq are in no fixed order"
@@ -110,20 +120,33 @@ def why_not_on(device: torch.device) -> str | None:
     return None
 
 
-def _why_not(band: Band, q: Traits, k: Traits, tiles: object | None) -> str | None:
+def _why_not(band: Band, q: Traits, k: Traits, tiles: object | None, shortest: Mapping[int, int]) -> str | None:
     """Say what of the machine or the inputs' shapes rules Gluon's kernels out; tiles: None where they have none."""
     if why_not := why_not_on(q.device):
         return why_not
-    if q.dtype == torch.float32:
-        return "fp32"
     if band not in (FULL, CAUSAL):
         return "a mask that is neither full nor causal from the top left"
-    if tiles is None or q.shape[-1] * q.dtype.itemsize % ALIGNMENT_BYTES:
+    if tiles is None or q.shape[-1] % ALIGNED_COLUMNS:
         return f"head_dim {q.shape[-1]}"
-    shortest = gluon_tiles.SHORTEST[tile_width(q.shape[-1])]
-    if min(q.shape[-2], k.shape[-2]) < shortest:
-        return f"fewer than {shortest} queries or keys"
+    least = shortest[tile_width(q.shape[-1])]
+    if min(q.shape[-2], k.shape[-2]) < least:
+        return f"fewer than {least} queries or keys"
     return None
+
+
+def _why_not_in_parts(band: Band, q: Traits, k: Traits, one_tf32_product: bool) -> str | None:
+    """Say what rules out the kernels that multiply fp32 in parts.
+
+    It is the same in both passes, for a weight must be made of the same score again: of another kernel's, rounded in
+    another way, weights of large scores do not sum to 1.
+    """
+    if one_tf32_product:
+        return "fp32 multiplied as one TF32 product"
+    forward, backward = (table.get(tile_width(q.shape[-1])) for table in (parts_tiles.FORWARD, parts_tiles.BACKWARD))
+    why_not = _why_not(band, q, k, forward, parts_tiles.SHORTEST)
+    if why_not is None and forward is not None and backward is not None:
+        why_not = _why_too_few(q, forward.block_queries) or _why_too_few(k, backward.block_keys)
+    return why_not
 
 
 def _why_not_read(*read: Traits) -> str | None:

@@ -50,8 +50,9 @@ class Choices:
     forward_tiles, backward_tiles: these tiles whatever the dtype, the width and the number of keys;
     min_length_for_tma: with fewer keys or queries to go through, a program ends before its tensor descriptors pay;
     longest_short_sequence: up to here the backward pass is one kernel: repeating some work costs less than launching
-    another; few_keys: a program of the forward pass that goes through fewer ends sooner with smaller tiles, loaded
-    further ahead; one_tile: one whose keys fill more than half a tile of so many, and no more than it, with that;
+    another; in fp32 up to longest_short_sequence_fp32, and only with at most short_programs_per_sm_fp32;
+    few_keys: a program of the forward pass that goes through fewer ends sooner with smaller tiles, loaded further
+    ahead; one_tile: one whose keys fill more than half a tile of so many, and no more than it, with that;
     few_chunks: as many are put together in two steps (`kernels.chunks`); many_keys: at head_dim 64 a third program fits
     on a multiprocessor with one stage less, which hides how programs begin and end: from so many keys a program on,
     that takes less than what the stage hides; long_sequence: from here on the larger tiles of the backward pass at
@@ -68,6 +69,8 @@ class Choices:
     backward_chunks_fp32: Chunking = Chunking(programs_per_sm=8, min_length=256, shortest=1024)
     min_length_for_tma: int = 1024
     longest_short_sequence: int = 1024
+    longest_short_sequence_fp32: int = 512
+    short_programs_per_sm_fp32: int = 4
     few_keys: int = 1024
     one_tile: int = 128
     few_chunks: int = 8
@@ -105,9 +108,14 @@ class Choices:
         exceptions = tables.backward_long if n_keys >= self.long_sequence else {}
         return exceptions.get(width, tables.backward[width])
 
-    def is_short(self, n_queries: int, n_keys: int) -> bool:
-        """Tell whether the backward pass is one kernel."""
-        return max(n_queries, n_keys) <= self.longest_short_sequence
+    def is_short(self, dtype: torch.dtype, n_queries: int, n_keys: int, programs_per_sm: float) -> bool:
+        """Tell whether the backward pass is one kernel; programs_per_sm: how many it then has a multiprocessor."""
+        longest = self.longest_short_sequence
+        if dtype == torch.float32:
+            longest = min(longest, self.longest_short_sequence_fp32)
+            if programs_per_sm > self.short_programs_per_sm_fp32:
+                return False
+        return max(n_queries, n_keys) <= longest
 
     def forward_gains_by_tma(self, n_keys: int) -> bool:
         """Tell whether the forward kernel gains by tensor descriptors where a program goes through so many keys."""

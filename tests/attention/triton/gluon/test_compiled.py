@@ -17,10 +17,22 @@ pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 COMPILE = """
 import dataclasses, json, sys
 from pipeline.attention.triton.gluon import launches
+from pipeline.attention.triton.gluon.parts import launches as parts
+from pipeline.attention.triton.gluon.parts import tiles as parts_tiles
 from pipeline.attention.triton.gluon.tiles import FORWARD, FORWARD_SHORT, backward_tiles
 from tools.tuning.compiled import compile_gluon_for_hopper
 
 def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
+    if dtype == "fp32":
+        tiles = {"forward": parts_tiles.FORWARD, "key_value": parts_tiles.BACKWARD, "query": parts_tiles.BACKWARD}
+        name = kernel.removeprefix("fp32_")
+        more = {"has_part_tile": has_part_tile} if name == "key_value" else {}
+        of = tiles[name][width].query if name == "query" else tiles[name][width]
+        constants = getattr(parts, f"{name}_constants")(of, is_causal, per_kv, head_dim, **more)
+        if more:
+            constants["dq_sum_ptr"] = None
+        kernel = getattr(parts, f"hopper_parts_{name}_kernel")
+        return compile_gluon_for_hopper(kernel, constants, launches.OPTIONS, dtype)
     backward = backward_tiles(head_dim)
     if kernel == "backward":
         in_pairs = is_causal and per_kv > 1
@@ -43,16 +55,17 @@ TABLES = {
     "forward_short": {width: (width, width // 2 + 8) for width in FORWARD_SHORT},
     "backward": {64: (64, 40), 80: (80, 72), 96: (96, 88), 128: (128, 104), 256: (256, 136)},
     "query": {256: (256, 136)},
+    **{f"fp32_{name}": {64: (64, 40), 128: (128, 72)} for name in ("forward", "key_value", "query")},
 }
 EVERY = [
     (kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile)
     for kernel, table in TABLES.items()
     for width, head_dims in table.items()
     for head_dim in head_dims
-    for dtype in ("bf16", "fp16")
+    for dtype in (("fp32",) if kernel.startswith("fp32") else ("bf16", "fp16"))
     for is_causal in (True, False)
     for per_kv in (1, 4)
-    for has_part_tile in ((True, False) if kernel == "backward" else (False,))
+    for has_part_tile in ((True, False) if kernel in ("backward", "fp32_key_value") else (False,))
 ]
 
 
@@ -72,5 +85,5 @@ def test_all_that_the_tables_can_give_fit_keep_the_tensor_cores_fed_and_spill_ne
         if kernel == "forward_short":
             assert report["programs_per_sm"] >= FORWARD_SHORT[words[1]].programs_per_sm, (words, report)
         # Scalars of two warpgroups, which each keep two sums, scores and their gradients in registers.
-        most = 3 * MOST_SPILLS if kernel in ("backward", "query") else 16
+        most = 3 * MOST_SPILLS if kernel in ("backward", "query", "fp32_key_value", "fp32_query") else 16
         assert report["spill_instructions"] <= most, (words, report)

@@ -2,17 +2,20 @@
 
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 
-from pipeline.attention import FlashAttentionTriton
+from pipeline.attention import FlashAttentionTriton, flash_attention
 from pipeline.attention.triton.autograd import planned_by
 from pipeline.attention.triton.gluon.tiles import backward_tiles
 from pipeline.attention.triton.kernel_sets import has_gluon, kernels_of
 from pipeline.attention.triton.tiles import PLAIN
 
 from ...reference import (
+    assert_as_exact_as_torchs_fp32_kernel,
+    assert_fp32_is_exact,
     assert_rounded_at_most,
     random_inputs,
     results,
@@ -116,9 +119,9 @@ def test_where_all_must_be_repeatable_so_is_dq(head_dim, kernels):
         torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_they_are_captured_into_a_graph_and_replayed(head_dim):
-    q, k, v, do = inputs_of(1040, 1040, head_dim)
+@pytest.mark.parametrize(("head_dim", "dtype"), [(64, torch.bfloat16), (128, torch.bfloat16), (128, torch.float32)])
+def test_they_are_captured_into_a_graph_and_replayed(head_dim, dtype):
+    q, k, v, do = inputs_of(1040, 1040, head_dim, dtype)
     expected = named_results(q, k, v, do, True)
     inputs = [torch.zeros_like(tensor).requires_grad_() for tensor in (q, k, v)]
     graph = torch.cuda.CUDAGraph()
@@ -148,3 +151,42 @@ def test_streams_side_by_side_do_not_disturb_each_other():
         torch.cuda.synchronize()
         for a, b in zip(found, expected, strict=True):
             assert all(torch.equal(a[name], b[name]) for name in ("o", "lse", "dk", "dv"))
+
+
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128])
+def test_fp32_is_as_exact_as_its_roundings_allow(head_dim):
+    for (n_queries, n_keys), is_causal in itertools.product(LENGTHS[:4], (False, True)):
+        inputs = inputs_of(n_queries, n_keys, head_dim, torch.float32)
+        poison_free_memory()
+        assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize("scale", [1.0, 5.0])
+@pytest.mark.parametrize("head_dim", [40, 64, 96, 128])
+def test_fp32_is_as_exact_as_torchs_own_kernel_also_with_large_logits(head_dim, scale):
+    for is_causal in (False, True):
+        q, k, v, do = inputs_of(1030, 1030, head_dim, torch.float32)
+        inputs = (scale * q, scale * k, v, do)
+        assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, is_causal)
+
+
+@pytest.mark.parametrize(("length", "head_dim"), [(1040, 64), (1040, 40), (1040, 128), (1040, 96), (300, 64)])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_fp32_is_bitwise_repeatable_dq_too(length, head_dim, is_causal):
+    inputs = inputs_of(length, length, head_dim, torch.float32, (4, 36))
+    first = named_results(*inputs, is_causal)
+    for _ in range(REPEATS):
+        again = named_results(*inputs, is_causal)
+        assert not {name for name in first if not torch.equal(first[name], again[name])}
+
+
+def test_in_fp32_query_heads_share_keys():
+    q, _, _, do = random_inputs((2, 32, 1030, 128), 1030, torch.float32, "cuda")
+    _, k, v, _ = random_inputs((2, 8, 1030, 128), 1035, torch.float32, "cuda")
+    shared = results(partial(flash_attention, is_causal=True, enable_gqa=True), q, k, v, do)
+    copied = results(FlashAttentionTriton.apply, q, *(x.repeat_interleave(4, 1) for x in (k, v)), do, True)
+    assert torch.equal(shared[0], copied[0])
+    assert torch.equal(shared[1], copied[1])
+    for found, of_copies in zip(shared[2:], copied[2:], strict=True):
+        expected = of_copies.unflatten(1, (8, 4)).sum(2)
+        assert (found - expected).norm() <= 1e-6 * expected.norm()

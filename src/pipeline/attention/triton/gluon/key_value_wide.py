@@ -163,7 +163,6 @@ def _differentiate_keys(
                 dp_coming = warpgroup_mma(v_tile, do.permute((1, 0)), no_scores, use_acc=False, is_async=True)
                 dp = warpgroup_mma_wait(0, deps=[dp_coming])
                 dp -= delta_rows.index(slot).load(S_LAYOUT)
-                mbarrier.arrive(do_free.index(slot), count=1)
                 mbarrier.wait(p_full.index(p_slot), p_phase)
                 ds = (p_tiles.index(p_slot).load(S_LAYOUT) * dp).to(DTYPE)
                 mbarrier.arrive(p_free.index(p_slot), count=1)
@@ -172,6 +171,8 @@ def _differentiate_keys(
                 mbarrier.wait(q_full.index(slot), phase)
                 dk_coming = warpgroup_mma(operand, q_tiles.index(slot), dk, is_async=True)
                 dk, operand = warpgroup_mma_wait(0, deps=[dk_coming, operand])
+                # Only now: a warp's loads of δ may be under way when others tell that the slot is free.
+                mbarrier.arrive(do_free.index(slot), count=1)
                 mbarrier.arrive(q_free.index(slot), count=1)
                 slot, phase = next_slot(slot, phase, STAGES)
         _leave(dk_matrices, matrix, tile * KEYS, v_tile, (dk * scale).to(DTYPE), kv_free)

@@ -1,7 +1,7 @@
 """The Gluon kernels with their arguments, ready to be launched; what imports this needs Gluon."""
 
 import math
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -37,14 +37,26 @@ OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels say how many t
 WORK_OF_ENDS = 1
 
 
+class Blocks(Protocol):
+    """Tiles of any kernel here."""
+
+    @property
+    def block_queries(self) -> int:
+        """Count the queries of a tile or block."""
+
+    @property
+    def block_keys(self) -> int:
+        """Count the keys of a tile or block."""
+
+
 def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -> Launch:
     """Return what launches the forward kernel of these tiles with q, k, v, output and log-sum-exp."""
     q, k, v, is_causal = problem.q, problem.k, problem.v, problem.band == CAUSAL
-    work = _work_by_queries(q, k, is_causal, tiles)
+    work = work_by_queries(q, k, is_causal, tiles)
     programs = gpu_of(q.device).multiprocessors
     if isinstance(tiles, NarrowForwardTiles):
         programs *= tiles.programs_per_sm
-    n_programs, sizes = _programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, programs)
+    n_programs, sizes = programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, programs)
     return compile_launch(
         forward_kernel(tiles),
         n_programs,
@@ -65,13 +77,9 @@ def backward_launch(
     """
     is_causal = problem.band == CAUSAL
     number, dq_sum = (torch.float32, None) if tiles.query else (torch.bfloat16, torch.float32)
-    first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
-    queries_seen = np.full(len(first_keys), q.shape[-2])
-    if is_causal:
-        queries_seen = np.maximum(queries_seen - first_keys, 0)
-    work = -(-queries_seen // tiles.block_queries) * heads_per_kv(q, k) + WORK_OF_ENDS
+    work = work_by_keys(q, k, is_causal, tiles)
     programs, matrices = gpu_of(q.device).multiprocessors, math.prod(k.shape[:-2])
-    n_programs, sizes = _programs_and_sizes(q, k, matrices, work, programs)
+    n_programs, sizes = programs_and_sizes(q, k, matrices, work, programs)
     in_pairs = is_causal and heads_per_kv(q, k) > 1 and is_level_in_pairs(matrices, work, programs)
     return compile_launch(
         backward_kernel(tiles),
@@ -88,8 +96,8 @@ def backward_launch(
 def query_launch(problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: QueryTiles) -> Launch:
     """Return what launches the kernel for dq alone, with q, k, v, do, lse_log2, delta and dq."""
     is_causal = problem.band == CAUSAL
-    work = _work_by_queries(q, k, is_causal, tiles)
-    n_programs, sizes = _programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, gpu_of(q.device).multiprocessors)
+    work = work_by_queries(q, k, is_causal, tiles)
+    n_programs, sizes = programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, gpu_of(q.device).multiprocessors)
     return compile_launch(
         hopper_wide_query_kernel,
         n_programs,
@@ -100,9 +108,16 @@ def query_launch(problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, 
     )
 
 
-def _work_by_queries(
-    q: Traits, k: Traits, is_causal: bool, tiles: ForwardTiles | NarrowForwardTiles | QueryTiles
-) -> np.ndarray:
+def work_by_keys(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.ndarray:
+    """Return how many blocks of queries each tile of keys goes through, most first, and what its ends take."""
+    first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
+    queries_seen = np.full(len(first_keys), q.shape[-2])
+    if is_causal:
+        queries_seen = np.maximum(queries_seen - first_keys, 0)
+    return -(-queries_seen // tiles.block_queries) * heads_per_kv(q, k) + WORK_OF_ENDS
+
+
+def work_by_queries(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.ndarray:
     """Return how many blocks of keys each tile of queries goes through, most first, and what its ends take."""
     first_queries = np.arange(0, q.shape[-2], tiles.block_queries)
     keys_seen = np.full(len(first_queries), k.shape[-2])
@@ -111,7 +126,7 @@ def _work_by_queries(
     return -(-keys_seen // tiles.block_keys) + WORK_OF_ENDS
 
 
-def _programs_and_sizes(
+def programs_and_sizes(
     q: Traits, k: Traits, matrices: int, work: np.ndarray, programs: int
 ) -> tuple[int, tuple[int, ...]]:
     """Return how many programs there are, at most as many as fit, and the kernels' numbers of what they go through.

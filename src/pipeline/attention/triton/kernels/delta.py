@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from pipeline.attention.triton.kernels.blocks import columns, load_row, load_rows, matrix_at, within
+from pipeline.attention.triton.kernels.parts import PARTS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 # Rows of what `delta_kernel` writes begin at multiples of 16 bytes, so that blocks of them can be loaded through tensor
@@ -11,7 +12,6 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 ROW_ALIGNMENT = tl.constexpr(4)
 # Or each is three bf16 numbers whose sum is it, about as exactly as fp32 is, in rows of as many as are copied at least:
 # so a product with ones subtracts it, not a load and a subtraction for every element of a tile.
-PARTS = tl.constexpr(3)
 PARTS_ROW = tl.constexpr(8)
 
 

@@ -1,0 +1,1 @@
+"""Kernels for Hopper that multiply fp32 as sums of products of bf16 parts."""

@@ -1,0 +1,105 @@
+"""The kernels that multiply fp32 in parts with their arguments, ready to be launched; they need Gluon."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.direct_launch import Launch, compile_launch, heads_per_kv
+from pipeline.attention.triton.gluon.launches import OPTIONS, programs_and_sizes, work_by_keys, work_by_queries
+from pipeline.attention.triton.gluon.parts.forward import hopper_parts_forward_kernel
+from pipeline.attention.triton.gluon.parts.key_value import hopper_parts_key_value_kernel
+from pipeline.attention.triton.gluon.parts.query import hopper_parts_query_kernel
+from pipeline.attention.triton.gluon.parts.tiles import PartsForwardTiles, PartsKeyValueTiles, PartsQueryTiles
+from pipeline.attention.triton.gpu import gpu_of
+from pipeline.attention.triton.mask import CAUSAL
+from pipeline.attention.triton.problem import Problem
+from pipeline.attention.triton.tiles import tile_width
+
+FP32, PART = torch.float32, torch.bfloat16
+
+
+def forward_launch(problem: Problem, tiles: PartsForwardTiles) -> Launch:
+    """Return what launches the forward kernel with the parts of q, k and v, output and log-sum-exp."""
+    return _launch(
+        hopper_parts_forward_kernel,
+        problem,
+        problem.q,
+        work_by_queries(problem.q, problem.k, problem.band == CAUSAL, tiles),
+        [*[PART] * 3, *[FP32] * 2],
+        [problem.scale_log2],
+        forward_constants(tiles, problem.band == CAUSAL, heads_per_kv(problem.q, problem.k), problem.q.shape[-1]),
+    )
+
+
+def key_value_launch(problem: Problem, tiles: PartsKeyValueTiles) -> Launch:
+    """Return what launches the kernel for dk and dv: parts of q, k, v and do, lse_log2, delta, None, dk and dv."""
+    q, k = problem.q, problem.k
+    has_part_tile = k.shape[-2] % tiles.block_keys != 0
+    return _launch(
+        hopper_parts_key_value_kernel,
+        problem,
+        k,
+        work_by_keys(q, k, problem.band == CAUSAL, tiles),
+        [*[PART] * 4, *[FP32] * 2, None, *[FP32] * 2],
+        [problem.scale, problem.scale_log2],
+        key_value_constants(tiles, problem.band == CAUSAL, heads_per_kv(q, k), q.shape[-1], has_part_tile),
+    )
+
+
+def query_launch(problem: Problem, tiles: PartsQueryTiles) -> Launch:
+    """Return what launches the kernel for dq with the parts of q, k, v and do, lse_log2, delta and dq."""
+    return _launch(
+        hopper_parts_query_kernel,
+        problem,
+        problem.q,
+        work_by_queries(problem.q, problem.k, problem.band == CAUSAL, tiles),
+        [*[PART] * 4, *[FP32] * 3],
+        [problem.scale, problem.scale_log2],
+        query_constants(tiles, problem.band == CAUSAL, heads_per_kv(problem.q, problem.k), problem.q.shape[-1]),
+    )
+
+
+def _launch(
+    kernel: Any,
+    problem: Problem,
+    cut: Traits,
+    work: np.ndarray,
+    dtypes: list[torch.dtype | None],
+    scales: list[float],
+    constants: dict[str, int | bool],
+) -> Launch:
+    """Prepare a kernel; cut: what is cut into tiles, of which there are as many as there is work of."""
+    programs, sizes = gpu_of(cut.device).multiprocessors, math.prod(cut.shape[:-2])
+    n_programs, (_heads, *numbers) = programs_and_sizes(problem.q, problem.k, sizes, work, programs)
+    return compile_launch(kernel, n_programs, dtypes, [*numbers, *scales], constants, OPTIONS)
+
+
+def forward_constants(tiles: PartsForwardTiles, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
+    """Return the compile-time arguments of the forward kernel; per_kv: query heads that share keys."""
+    return {**_shared(tiles.registers, is_causal, per_kv, head_dim), "BLOCK_KEYS": tiles.block_keys}
+
+
+def key_value_constants(
+    tiles: PartsKeyValueTiles, is_causal: bool, per_kv: int, head_dim: int, has_part_tile: bool
+) -> dict[str, int | bool]:
+    """Return the compile-time arguments of the kernel for dk and dv; has_part_tile: the last tile is not full."""
+    added = {"MASK_KEYS": has_part_tile, "BLOCK_QUERIES": tiles.block_queries}
+    return _shared(tiles.registers, is_causal, per_kv, head_dim) | added
+
+
+def query_constants(tiles: PartsQueryTiles, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
+    """Return the compile-time arguments of the kernel for dq."""
+    return {**_shared(tiles.registers, is_causal, per_kv, head_dim), "BLOCK_KEYS": tiles.block_keys}
+
+
+def _shared(registers: int, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
+    return {
+        "CAUSAL": is_causal,
+        "HEADS_PER_KV": per_kv,
+        "HEAD_DIM": head_dim,
+        "WIDTH": tile_width(head_dim),
+        "REGISTERS": registers,
+    }

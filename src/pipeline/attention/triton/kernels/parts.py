@@ -1,0 +1,27 @@
+"""fp32 matrices as three bf16 ones that add up to them, for the products of `gluon.parts`."""
+
+import triton
+import triton.language as tl
+
+from pipeline.attention.triton.kernels.blocks import columns, load_rows, matrix_at, within
+
+PARTS = tl.constexpr(3)
+
+
+@triton.jit
+def parts_kernel(
+    x_ptr, parts_ptr, stride_batch, stride_head, stride, heads, n_matrices, n_rows,
+    HEAD_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+):  # fmt: skip
+    """Write the parts of (batch, heads, rows, head_dim), as its strides say, as (3, matrices, rows, head_dim)."""
+    blocks = tl.cdiv(n_rows, BLOCK_ROWS)
+    matrix, row = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_ROWS
+    x_matrix = matrix_at(x_ptr, matrix, heads, stride_batch, stride_head)
+    x = load_rows(x_matrix, row, n_rows, stride, BLOCK_ROWS, HEAD_DIM, False, True)
+    rows = row + tl.arange(0, BLOCK_ROWS)
+    exists = within(rows < n_rows, HEAD_DIM)
+    offsets = (matrix.to(tl.int64) * n_rows + rows)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    for part in tl.static_range(PARTS):
+        nearest = x.to(tl.bfloat16)
+        tl.store(parts_ptr + part * n_matrices.to(tl.int64) * n_rows * HEAD_DIM + offsets, nearest, mask=exists)
+        x -= nearest.to(tl.float32)
