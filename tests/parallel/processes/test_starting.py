@@ -83,7 +83,7 @@ def is_helper(process):
 
 def describe(context):
     """Return where the rank is, the sum over all ranks of 10 to the power of each, and a variable."""
-    total = torch.tensor([10**context.rank])
+    total = torch.tensor([10**context.rank], device=context.device)
     dist.all_reduce(total)
     return context, dist.get_backend(), torch.get_num_threads(), total.item(), os.environ.get("GREETING")
 

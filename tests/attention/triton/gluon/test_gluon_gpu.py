@@ -161,6 +161,11 @@ def test_fp32_is_as_exact_as_its_roundings_allow(head_dim):
         assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, is_causal)
 
 
+def test_fp32_of_one_long_head_is_as_exact():
+    inputs = inputs_of(12800, 12800, 64, torch.float32, (1, 1))
+    assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, True)
+
+
 @pytest.mark.parametrize("scale", [1.0, 5.0])
 @pytest.mark.parametrize("head_dim", [40, 64, 96, 128])
 def test_fp32_is_as_exact_as_torchs_own_kernel_also_with_large_logits(head_dim, scale):

@@ -21,7 +21,8 @@ def parts_kernel(
     rows = row + tl.arange(0, BLOCK_ROWS)
     exists = within(rows < n_rows, HEAD_DIM)
     offsets = (matrix.to(tl.int64) * n_rows + rows)[:, None] * HEAD_DIM + columns(HEAD_DIM)
+    numbers = tl.cast(n_matrices, tl.int64) * n_rows * HEAD_DIM  # cast: of one matrix it is no tensor
     for part in tl.static_range(PARTS):
         nearest = x.to(tl.bfloat16)
-        tl.store(parts_ptr + part * n_matrices.to(tl.int64) * n_rows * HEAD_DIM + offsets, nearest, mask=exists)
+        tl.store(parts_ptr + part * numbers + offsets, nearest, mask=exists)
         x -= nearest.to(tl.float32)
