@@ -80,8 +80,8 @@ class ImplementationTime(TriedRow):
 def _peak(reading: Reading) -> dict[str, Any]:
     """Return the peak rate at the cell's precision.
 
-    For fp32 on tensor cores that is a third of the TF32 peak, because a product takes three TF32 products; or the peak
-    without tensor cores if that is higher.
+    For fp32 on tensor cores that is a third of the TF32 peak, because a product takes three TF32 products, or six of
+    bf16, which come to the same; or the peak without tensor cores if that is higher.
     """
     row, dtype = reading.row, reading.cell.dtype
     measured = {"peak_source": "measured"} if row.get("measured_peak_tflops_per_s") else {"peak_source": "datasheet"}
