@@ -16,6 +16,7 @@ from pipeline.attention.triton import autograd
 from pipeline.attention.triton.backward_plan import backward_plan
 from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
+from pipeline.tf32 import float32_products
 
 from ..layouts import OFFSETS, PLACES, laid_out
 from ..reference import (
@@ -154,6 +155,26 @@ def test_fp32_is_one_tf32_product_where_torchs_switch_allows_it_whichever_api_se
     assert problem_of(q, k, v, True).one_tf32_product == tf32_switch.allows_tf32
     assert not problem_of(q.half(), k.half(), v.half(), True).one_tf32_product
     assert_fp32_is_exact(FlashAttentionTriton.apply, q, k, v, do, True)  # the interpreter knows no TF32
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+@pytest.mark.parametrize("allowed", [False, True])
+def test_the_backward_pass_multiplies_fp32_as_the_forward_pass_did(allowed, is_compiled, monkeypatch):
+    found = []
+    backward = autograd._backward
+    monkeypatch.setattr(
+        autograd, "_backward", lambda problem, *saved: found.append(problem) or backward(problem, *saved)
+    )
+    q, k, v, do = random_inputs((1, 12, 16), 12, torch.float32)
+    attend = FlashAttentionTriton.apply
+    torch.compiler.reset()
+    compiled = torch.compile(lambda *given: attend(*given, True), fullgraph=True, backend="aot_eager")
+    inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
+    with float32_products(tf32=allowed):
+        output = compiled(*inputs) if is_compiled else attend(*inputs, True)
+    with float32_products(tf32=not allowed):
+        torch.autograd.grad(output, inputs, do)
+    assert [problem.one_tf32_product for problem in found] == [allowed]
 
 
 def test_what_was_worked_out_in_inference_mode_serves_training():

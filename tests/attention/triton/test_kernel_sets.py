@@ -9,6 +9,7 @@ from pipeline.attention.triton.problem import Problem
 from tools.tuning.every_gpu import GPUS
 
 GPU = torch.device("cuda", 0)
+IS_PLAIN_ASKED = kernel_sets.is_plain_asked
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +17,7 @@ def hopper(monkeypatch):
     monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
     for module in (kernel_sets, direct_launch):
         monkeypatch.setattr(module, "gpu_of", lambda _device: GPUS["sm_90"])
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setattr(kernel_sets, "is_plain_asked", lambda: False)
 
 
 def traits(shape=(4, 16, 4096, 128), dtype=torch.bfloat16, stride=None, device=GPU):
@@ -98,8 +99,18 @@ def test_so_do_other_gpus_other_tritons_and_those_who_ask(monkeypatch):
         patch.setattr(kernel_sets, "has_gluon", lambda: False)
         assert all("has no Gluon" in reason for reason in reasons())
     with monkeypatch.context() as patch:
-        patch.setenv(VARIABLE, "tl")
+        patch.setattr(kernel_sets, "is_plain_asked", lambda: True)
         assert reasons() == {"PIPELINE_ATTENTION=tl"}
+
+
+def test_the_environment_asks_for_plain_kernels_for_as_long_as_the_process_lives(monkeypatch):
+    for asked in ("tl", "gluon"):
+        monkeypatch.setenv(VARIABLE, asked)
+        IS_PLAIN_ASKED.cache_clear()
+        assert IS_PLAIN_ASKED() == (asked == "tl")
+        monkeypatch.delenv(VARIABLE)
+        assert IS_PLAIN_ASKED() == (asked == "tl")
+    IS_PLAIN_ASKED.cache_clear()
 
 
 def test_whoever_has_the_inputs_may_ask():

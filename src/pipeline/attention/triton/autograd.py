@@ -23,6 +23,7 @@ from pipeline.attention.triton.mask import Causal
 from pipeline.attention.triton.problem import Problem, check_kinds, problem_of
 from pipeline.attention.triton.tiles import Choices
 from pipeline.compat.torch_private import are_functorch_transforms_active, is_in_torch_dispatch_mode
+from pipeline.tf32 import allows_tf32
 
 
 @overload
@@ -87,12 +88,12 @@ class FlashAttentionTriton(torch.autograd.Function):
     and the log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
 
     fp32 is multiplied on a GPU as three TF32 products, or with enough of it on Hopper (`kernel_sets`) as six products
-    of bf16 parts, which take half as much memory again as what they are parts of. Either keeps the errors' L2 norm
-    within 1.1 times that of torch's own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`. Where torch's own switch allows
-    it, which is `torch.backends.cuda.matmul.fp32_precision` or the older `torch.set_float32_matmul_precision`, it is
-    one TF32 product; on AMD's GPUs fp32 is multiplied as it is. Of an infinite fp32 key or value such products are NaN,
-    so NaN comes where torch has an infinity or a number. Everything but dq is bitwise repeatable; dq is where it has a
-    kernel of its own, else it is summed in fp32 in no fixed order (`tiles`).
+    of bf16 parts, which take 1.5 times the memory of what they are parts of, beside it. Either keeps the errors' L2
+    norm within 1.1 times that of torch's own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION`. It is one TF32 product
+    where torch's own switch allows that at the forward pass: `torch.backends.cuda.matmul.fp32_precision`, or the older
+    `torch.set_float32_matmul_precision`. AMD's GPUs multiply fp32 as it is. Of an infinite fp32 key or value such
+    products are NaN, so NaN comes where torch has an infinity or a number. Everything but dq is bitwise repeatable; dq
+    is where it has a kernel of its own, else it is summed in fp32 in no fixed order (`tiles`).
 
     Raises ValueError for a shape, dtype or device that it cannot do, an old GPU among them (`gpu`). Source: Dao 2023,
     FlashAttention-2.
@@ -127,7 +128,9 @@ class FlashAttentionTriton(torch.autograd.Function):
         if is_compiling() or is_in_torch_dispatch_mode():
             check_kinds(is_causal, scale, window)  # whose kinds an operator's arguments would hide
             ctx.problem = None
-            ctx.arguments = bool(is_causal), is_causal == "bottom_right", scale, enable_gqa, window
+            # As torch's switch is now: by the backward pass it may have been changed, and scores must round alike.
+            is_one_product = q.dtype == torch.float32 and _allows_tf32()
+            ctx.arguments = bool(is_causal), is_causal == "bottom_right", scale, enable_gqa, window, is_one_product
             o, lse = _forward_operator(q, k, v, *ctx.arguments)
         else:
             ctx.problem = problem = problem_of(q, k, v, is_causal, scale, enable_gqa, window)
@@ -163,6 +166,8 @@ def _gradients(ctx: Any, do: Tensor, *saved: *Saved) -> tuple[Tensor | None, ...
 
 
 _gradients_once = once_differentiable(_gradients)
+# Which Dynamo cannot trace; it compiles again where the switch has changed.
+_allows_tf32 = torch.compiler.assume_constant_result(allows_tf32)
 
 
 def planned_by(choices: Choices) -> type[FlashAttentionTriton]:
@@ -275,8 +280,10 @@ def _forward_operator(
     scale: float | None = None,
     enable_gqa: bool = False,
     window: int | None = None,
+    one_tf32_product: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    return _forward(problem_of(q, k, v, _mask(is_causal, bottom_right), scale, enable_gqa, window), q, k, v)
+    mask = _mask(is_causal, bottom_right)
+    return _forward(problem_of(q, k, v, mask, scale, enable_gqa, window, one_tf32_product), q, k, v)
 
 
 @_forward_operator.register_fake
@@ -297,8 +304,9 @@ def _backward_operator(
     scale: float | None = None,
     enable_gqa: bool = False,
     window: int | None = None,
+    one_tf32_product: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    problem = problem_of(q, k, v, _mask(is_causal, bottom_right), scale, enable_gqa, window)
+    problem = problem_of(q, k, v, _mask(is_causal, bottom_right), scale, enable_gqa, window, one_tf32_product)
     with torch.cuda.device_of(q):
         dq, dk, dv = _backward(problem, q, k, v, o, lse, do)
     # Results of an operator must not share memory, and those of a long sequence are two halves of one tensor.

@@ -178,7 +178,7 @@ def _in_gluon(
             delta_shape=(*q.shape[:-1], PARTS_ROW.value),
             delta_dtype=torch.bfloat16,
             dq_sum_shape=(*q.shape[:-2], rows, width),
-            delta=_delta(problem, q, do, dq_rows=rows, dq_width=width, in_parts=True),
+            delta=_delta(problem, q, do, dq_rows=rows, dq_width=width, numbers_in_parts=True),
             key_value=key_value,
             query=None,
             scaled=_unpacked(q, rows, width, problem.scale),
@@ -231,8 +231,10 @@ def _short(tiles: TileConfig, common: _Common) -> Launch:
     )
 
 
-def _delta(problem: Problem, q: Traits, do: Traits, dq_rows: int, dq_width: int, in_parts: bool = False) -> Launch:
-    number = torch.bfloat16 if in_parts else torch.float32
+def _delta(
+    problem: Problem, q: Traits, do: Traits, dq_rows: int, dq_width: int, numbers_in_parts: bool = False
+) -> Launch:
+    number = torch.bfloat16 if numbers_in_parts else torch.float32
     return prepare_launch(
         delta_kernel,
         math.prod(q.shape[:-2]) * triton.cdiv(dq_rows, ELEMENTWISE.block_queries),
@@ -242,7 +244,7 @@ def _delta(problem: Problem, q: Traits, do: Traits, dq_rows: int, dq_width: int,
             "HEAD_DIM": q.shape[-1],
             "BLOCK_QUERIES": ELEMENTWISE.block_queries,
             "DQ_WIDTH": dq_width,
-            "IN_PARTS": in_parts,
+            "IN_PARTS": numbers_in_parts,
         },
         ELEMENTWISE,
     )

@@ -27,7 +27,7 @@ from pipeline.attention.triton.problem import Problem, problem_of
 from pipeline.attention.triton.tiles import tile_width
 from pipeline.compat.triton_private import is_interpreted
 
-VARIABLE = "PIPELINE_ATTENTION"  # "tl" has every problem get the plain kernels
+VARIABLE = "PIPELINE_ATTENTION"  # "tl" has every problem of a process get the plain kernels
 ALIGNED_COLUMNS = ALIGNMENT_BYTES // torch.bfloat16.itemsize  # of rows that the copy engine reads
 FIRST_TRITON = (3, 6)  # before, Gluon's kernels had other names for what is used here
 
@@ -108,7 +108,7 @@ def _chosen(why_not: str | None) -> KernelSet:
 
 def why_not_on(device: torch.device) -> str | None:
     """Say what rules Gluon's kernels out on a device, whatever the problem; None where nothing does."""
-    if os.environ.get(VARIABLE) == "tl":
+    if is_plain_asked():
         return f"{VARIABLE}=tl"
     if device.type != "cuda" or is_interpreted():
         return "no GPU"
@@ -167,6 +167,12 @@ def _why_too_few(side: Traits, block: int) -> str | None:
     tiles = math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
     sms = gpu_of(side.device).multiprocessors
     return f"{tiles} tiles for {sms} multiprocessors" if tiles < gluon_tiles.LEAST_TILES_PER_SM * sms else None
+
+
+@functools.cache
+def is_plain_asked() -> bool:
+    """Tell whether the environment asks for the plain kernels; read once, for plans are kept and passes must agree."""
+    return os.environ.get(VARIABLE) == "tl"
 
 
 @functools.cache

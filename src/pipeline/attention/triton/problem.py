@@ -50,8 +50,12 @@ def problem_of(
     scale: float | None = None,
     enable_gqa: bool = False,
     window: int | None = None,
+    one_tf32_product: bool | None = None,
 ) -> Problem:
-    """Return the problem of these inputs; raises ValueError for what no kernel can do."""
+    """Return the problem of these inputs; raises ValueError for what no kernel can do.
+
+    one_tf32_product: whether one is enough for fp32; None: as torch's own switch says now.
+    """
     # The strides alone where all addresses are aligned, which one test tells.
     layouts: tuple[Layout, ...] = q.stride(), k.stride(), v.stride()
     at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
@@ -67,7 +71,7 @@ def problem_of(
         scale,
         enable_gqa,
         window,
-        q.dtype == torch.float32 and allows_tf32(),
+        q.dtype == torch.float32 and (allows_tf32() if one_tf32_product is None else one_tf32_product),
     )
     if not (at_q and at_k and at_v) and q.device.type != "meta":
         kinds = ", ".join(f"{name} is a {type(tensor).__name__}" for name, tensor in {"q": q, "k": k, "v": v}.items())

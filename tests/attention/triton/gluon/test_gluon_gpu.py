@@ -178,11 +178,27 @@ def test_fp32_is_as_exact_as_torchs_own_kernel_also_with_large_logits(head_dim, 
 @pytest.mark.parametrize(("length", "head_dim"), [(1040, 64), (1040, 40), (1040, 128), (1040, 96), (300, 64)])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_fp32_is_bitwise_repeatable_dq_too(length, head_dim, is_causal):
-    inputs = inputs_of(length, length, head_dim, torch.float32, (4, 36))
+    assert_repeatable(inputs_of(length, length, head_dim, torch.float32, (4, 36)), is_causal)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("n_queries", "n_keys"), [(520, 777), (777, 520)])
+def test_so_it_is_where_tiles_have_one_block_or_none(n_queries, n_keys, head_dim):
+    assert_repeatable(inputs_of(n_queries, n_keys, head_dim, torch.float32), True)
+
+
+def assert_repeatable(inputs, is_causal):
     first = named_results(*inputs, is_causal)
     for _ in range(REPEATS):
         again = named_results(*inputs, is_causal)
         assert not {name for name in first if not torch.equal(first[name], again[name])}
+
+
+def test_in_fp32_three_dimensions_are_four_with_one_head():
+    inputs = inputs_of(1030, 1035, 128, torch.float32, matrices=(72, 1))
+    four = results(FlashAttentionTriton.apply, *inputs, True)
+    three = results(FlashAttentionTriton.apply, *(tensor[:, 0] for tensor in inputs), True)
+    assert all(torch.equal(a, b[:, 0]) for a, b in zip(three, four, strict=True))
 
 
 def test_in_fp32_query_heads_share_keys():

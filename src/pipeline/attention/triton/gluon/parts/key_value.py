@@ -118,6 +118,7 @@ def _differentiate_values(
                 s = start_scores(k_tiles, 0, q_tiles, slot * PARTS, no_scores, True)
                 s = warpgroup_mma_wait(0, deps=[s])
                 p = gl.exp2(s * scale_log2 - lse_rows.index(slot).load(S_LAYOUT))
+                # Before the loads of LSE are complete: the slot is free only once dk has had these weights, too.
                 mbarrier.arrive(q_free.index(slot), count=1)
                 if CAUSAL:
                     queries = block * BLOCK_QUERIES + gl.arange(0, BLOCK_QUERIES, gl.SliceLayout(0, S_LAYOUT))

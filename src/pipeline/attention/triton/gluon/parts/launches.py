@@ -71,9 +71,9 @@ def _launch(
     scales: list[float],
     constants: dict[str, int | bool],
 ) -> Launch:
-    """Prepare a kernel; cut: what is cut into tiles, of which there are as many as there is work of."""
-    programs, sizes = gpu_of(cut.device).multiprocessors, math.prod(cut.shape[:-2])
-    n_programs, (_heads, *numbers) = programs_and_sizes(problem.q, problem.k, sizes, work, programs)
+    """Prepare a kernel; cut: q or k, whichever is cut into tiles; work: of each tile of one of its matrices."""
+    programs, matrices = gpu_of(cut.device).multiprocessors, math.prod(cut.shape[:-2])
+    n_programs, (_heads, *numbers) = programs_and_sizes(problem.q, problem.k, matrices, work, programs)
     return compile_launch(kernel, n_programs, dtypes, [*numbers, *scales], constants, OPTIONS)
 
 

@@ -34,7 +34,7 @@ SPLIT = gl.constexpr("""{
     sub.f32 b, b, d;
     cvt.rn.bf16x2.f32 $2, b, a;
 }""")
-# Which parts of q, of weights or of their gradients are multiplied, and which of the others, in this order.
+# Product i is of part OF_LEFT[i] of q, do, weights or dS, and part OF_RIGHT[i] of the other factor.
 OF_LEFT, OF_RIGHT = (2, 0, 1, 1, 0, 0), (0, 2, 1, 0, 1, 0)
 
 
@@ -52,7 +52,7 @@ def _right(i, mirrored):
 def start_scores(a_tiles, a_at, b_tiles, b_at, no_scores, MIRRORED: gl.constexpr):
     """Start a bᵀ of two blocks, whose parts begin at tiles `a_at` and `b_at` of shared memory.
 
-    MIRRORED: as bᵀ and a would be multiplied, so that the sums are those of b aᵀ to the last bit.
+    MIRRORED: in the order in which b aᵀ is summed, so that this is its transpose to the last bit.
     """
     scores = no_scores
     a_at, b_at = opaque(a_at), opaque(b_at)
