@@ -38,14 +38,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         client.end_by(signal.SIGINT)
 
 
-def run(words: Sequence[str], process: str, issued_at: float) -> int:
+def run(words: Sequence[str], process: str, issued_at: float, waited_s: float = 0.0) -> int:
     """Run one command in this process; return its exit code: 2 for bad input, 3 for a full disk, 4 if `compare` fails.
 
     process: how this process was started, "ordinary" or by the "worker"; issued_at: when the command was issued, in
-    seconds since the epoch.
+    seconds since the epoch; waited_s: how long it then waited for another cell to start the worker.
     """
     arguments = _parsed(words)
-    arguments.process, arguments.issued_at = process, issued_at
+    arguments.process, arguments.issued_at, arguments.waited_s = process, issued_at, waited_s
     try:
         return arguments.run(arguments) or 0
     except UserError as error:

@@ -44,7 +44,7 @@ def measure(arguments: argparse.Namespace) -> None:
         files = _files_folder(arguments, out.path)
         subjects = _subjects(arguments)
         command = _command(arguments, cell, settings, naming.words(subjects), out.path, files)
-        start = ProcessStart(arguments.process, arguments.issued_at, command)
+        start = ProcessStart(arguments.process, arguments.issued_at, command, arguments.waited_s)
         with naming_the_full_disk():
             record = run_cell(
                 stage(arguments.stage), cell, settings, arguments.gpus, start, files, arguments.force, subjects

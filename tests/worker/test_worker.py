@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -18,8 +19,8 @@ from ..processes import assert_ended, has_ended, wait_until
 
 PACKAGE = Path(__file__).parents[2] / "src/pipeline"
 CLI = """
-def run(argv, process, issued_at):
-    scope = {"process": process, "argv": argv}
+def run(argv, process, issued_at, waited_s):
+    scope = {"process": process, "argv": argv, "waited_s": waited_s}
     exec(argv[0], scope)
     return scope.get("code", 0)
 """
@@ -321,6 +322,17 @@ def test_what_a_run_started_ends_with_it_wherever_it_went_and_so_do_its_cells_bu
     assert_ended([*started, *ending.processes])
     assert not has_ended(cell_of_other)
     other.kill()
+
+
+def test_who_comes_while_another_starts_the_worker_has_waited_and_who_comes_later_has_not(own_run, tmp_path):
+    go = tmp_path / "go"
+    # The first to come is who looks whether the worker's socket is there.
+    run = own_run(f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)")
+    early = [run.start("print(waited_s)") for _ in range(2)]
+    time.sleep(0.5)
+    go.touch()
+    assert all(float(each.communicate(timeout=PATIENCE_S)[0]) > 0 for each in early)
+    assert float(run.call("print(waited_s)")[1]) == 0
 
 
 def test_torch_and_its_compiler_are_there_before_the_cell_and_neither_cuda_nor_threads_nor_the_projects_code(tmp_path):

@@ -32,11 +32,15 @@ Rows = list[dict[str, Any]]
 
 @dataclass(frozen=True)
 class ProcessStart:
-    """How this process came to be: "ordinary" or by the "worker", when its command was issued, and that command."""
+    """How this process came to be: "ordinary" or by the "worker", when its command was issued, and that command.
+
+    waited_s: how long the command waited while another started the worker, which counts once.
+    """
 
     process: str
     issued_at: float
     command: str
+    waited_s: float = 0.0
 
 
 def run_cell(
@@ -83,7 +87,7 @@ def run_cell(
         host.watch(own_cores.keep_to_those_of(claim.device_ids, at_most=threads))
     _start_torch(threads, with_cuda=gpus == 1)
     host.settle()
-    waited_s = host.waited_s + claim.waited_s
+    waited_s = start.waited_s + host.waited_s + claim.waited_s
     started_at, stopwatch = time.time(), Stopwatch()
     rows = outcome_rows(cell, "skipped", str(lack)) if lack else _rows(measure, cell, settings, stopwatch)
     stage.row_types.check(asdict(cell), rows)

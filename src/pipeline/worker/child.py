@@ -43,7 +43,9 @@ def run(request: dict[str, Any]) -> int:
     """Run the caller's command as if in a process that it started; return the exit code, negative for a signal."""
     try:
         _take_over(request)
-        return importlib.import_module("pipeline.cli").run(request["argv"], "worker", request["issued_at"])
+        return importlib.import_module("pipeline.cli").run(
+            request["argv"], "worker", request["issued_at"], request["waited_s"]
+        )
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except KeyboardInterrupt:

@@ -59,26 +59,32 @@ def _end_with(parent: int) -> None:
 
 
 def _serve(listener: socket.socket) -> NoReturn:
-    """Fork a watcher for each caller."""
+    """Fork a watcher for each caller; those that come while the first has packages imported wait for that."""
     listener.listen()
+    ready_at = 0.0
     while True:
         caller, _ = listener.accept()
         with caller:
             if not is_own(caller):
                 continue
             preload()
+            free_at, ready_at = ready_at, ready_at or time.time()
             if os.fork() == 0:
                 try:
                     listener.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    _watch(caller)
+                    _watch(caller, free_at)
                 finally:
                     os._exit(1)
 
 
-def _watch(caller: socket.socket) -> None:
-    """Fork the cell of a caller and tell it how that ends; kill the cell if the caller goes first."""
+def _watch(caller: socket.socket, free_at: float) -> None:
+    """Fork the cell of a caller and tell it how that ends; kill the cell if the caller goes first.
+
+    free_at: until when callers waited for another one's imports, in seconds since the epoch.
+    """
     request, streams = _receive(caller)
+    request["waited_s"] = max(0.0, free_at - request["issued_at"])
     # A caller sends nothing after its request: whatever there is to read is the end.
     if select.select([caller.fileno()], [], [], 0)[0]:  # it went while packages were imported
         return
