@@ -102,6 +102,17 @@ def test_a_stage_whose_times_are_mostly_unstable_shows_where_they_are_and_no_tab
     assert "(../results/levers/medium.csv)" in section
 
 
+@pytest.mark.parametrize(
+    ("in_clone", "program", "where"),
+    [(True, "snakemake", " in a clone at commit "), (False, "python -m pipeline run", ", with the package of commit ")],
+)
+def test_where_there_is_no_clone_the_page_names_the_command_that_finds_the_workflow(tmp_path, in_clone, program, where):
+    missing = [{"stage": "levers", "cell": {}}]
+    text = writeup(tmp_path, levers_record(*ROWS), scale="smoke", missing=missing, in_clone=in_clone)
+    assert f"`{program} --cores 1 reports/writeup.md`{where}" in text
+    assert f"`{program} results/STAGE/cells.csv` measures those of a stage." in text
+
+
 def test_what_is_asked_is_read_as_written_and_keeps_its_time_where_it_is_the_same(tmp_path):
     asked = Asked(["a.json"], "paper", [{"stage": "x", "cell": {}}], ["d"], ["scale=paper"])
     path = tmp_path / "asked.json"

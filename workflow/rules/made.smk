@@ -44,6 +44,7 @@ def to_show():
         [missing for stage in STAGES.values() for missing in stage.missing()] if has_scale else [],
         or_exit(outdated),
         config_words(config, PLAN) if PLAN.measure else [],
+        in_clone=ROOT == Path.cwd(),
     )
 
 

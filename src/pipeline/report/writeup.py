@@ -31,7 +31,8 @@ MOST_UNSTABLE = 0.5
 def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown:
     """Return the write-up as Markdown; what its template shows is escaped unless it is Markdown already."""
     by_stage = facts.by_stage(cells, {each.stage.name: each.rows for each in told})
-    words = ["snakemake", "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
+    program = ["snakemake"] if asked.in_clone else ["python", "-m", "pipeline", "run"]
+    words = [*program, "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
     loader, escape = FileSystemLoader(Path(__file__).parent), Markdown.escape
     pages = Environment(loader=loader, undefined=StrictUndefined, finalize=escape, trim_blocks=True, lstrip_blocks=True)
     pages.filters["count"] = count
@@ -62,6 +63,8 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         missing=facts.missing(asked.missing),
         changed_since=facts.changed_since(cells, asked.outdated),
         command=code(shlex.join(words)),
+        measures_a_stage=code(shlex.join([*program, "results/STAGE/cells.csv"])),
+        in_clone=asked.in_clone,
         commits=list(cells.sort_values("started_at")["commit"].dropna().astype(str).unique()),
         mixed=facts.of_several_commits(cells),
         dirty=int(cells["commit"].astype(str).str.endswith("+dirty").sum()),
