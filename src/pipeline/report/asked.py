@@ -16,8 +16,8 @@ class Asked:
 
     scale: which cells were asked for; empty where what is there is written up. missing: cells of the scale that have no
     record: `stage` and `cell`. outdated: digests of code that has changed since it measured. config: the words after
-    Snakemake's `--config` that ask for the same run. in_clone: whether it was asked for in a clone of the project, where
-    `snakemake` alone finds the workflow.
+    Snakemake's `--config` that ask for the same run. in_clone: whether this is a clone of the project, where
+    `snakemake` finds the workflow.
     """
 
     records: Sequence[str]

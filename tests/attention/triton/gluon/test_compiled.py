@@ -26,11 +26,12 @@ def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
     if dtype == "fp32":
         tiles = {"forward": parts_tiles.FORWARD, "key_value": parts_tiles.BACKWARD, "query": parts_tiles.BACKWARD}
         name = kernel.removeprefix("fp32_")
-        more = {"has_part_tile": has_part_tile} if name == "key_value" else {}
         of = tiles[name][width].query if name == "query" else tiles[name][width]
-        constants = getattr(parts, f"{name}_constants")(of, is_causal, per_kv, head_dim, **more)
-        if more:
+        if name == "key_value":
+            constants = parts.key_value_constants(of, is_causal, per_kv, head_dim, has_part_tile)
             constants["dq_sum_ptr"] = None
+        else:
+            constants = parts.constants_by_queries(of, is_causal, per_kv, head_dim)
         kernel = getattr(parts, f"hopper_parts_{name}_kernel")
         return compile_gluon_for_hopper(kernel, constants, launches.OPTIONS, dtype)
     backward = backward_tiles(head_dim)

@@ -1,6 +1,7 @@
 """The kernels that multiply fp32 in parts with their arguments, ready to be launched; they need Gluon."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,15 +24,7 @@ FP32, PART = torch.float32, torch.bfloat16
 
 def forward_launch(problem: Problem, tiles: PartsForwardTiles) -> Launch:
     """Return what launches the forward kernel with the parts of q, k and v, output and log-sum-exp."""
-    return _launch(
-        hopper_parts_forward_kernel,
-        problem,
-        problem.q,
-        work_by_queries(problem.q, problem.k, problem.band == CAUSAL, tiles),
-        [*[PART] * 3, *[FP32] * 2],
-        [problem.scale_log2],
-        forward_constants(tiles, problem.band == CAUSAL, heads_per_kv(problem.q, problem.k), problem.q.shape[-1]),
-    )
+    return _by_queries(hopper_parts_forward_kernel, problem, tiles, [*[PART] * 3, *[FP32] * 2], [problem.scale_log2])
 
 
 def key_value_launch(problem: Problem, tiles: PartsKeyValueTiles) -> Launch:
@@ -51,15 +44,21 @@ def key_value_launch(problem: Problem, tiles: PartsKeyValueTiles) -> Launch:
 
 def query_launch(problem: Problem, tiles: PartsQueryTiles) -> Launch:
     """Return what launches the kernel for dq with the parts of q, k, v and do, lse_log2, delta and dq."""
-    return _launch(
-        hopper_parts_query_kernel,
-        problem,
-        problem.q,
-        work_by_queries(problem.q, problem.k, problem.band == CAUSAL, tiles),
-        [*[PART] * 4, *[FP32] * 3],
-        [problem.scale, problem.scale_log2],
-        query_constants(tiles, problem.band == CAUSAL, heads_per_kv(problem.q, problem.k), problem.q.shape[-1]),
-    )
+    dtypes = [*[PART] * 4, *[FP32] * 3]
+    return _by_queries(hopper_parts_query_kernel, problem, tiles, dtypes, [problem.scale, problem.scale_log2])
+
+
+def _by_queries(
+    kernel: Any,
+    problem: Problem,
+    tiles: PartsForwardTiles | PartsQueryTiles,
+    dtypes: Sequence[torch.dtype | None],
+    scales: list[float],
+) -> Launch:
+    """Prepare a kernel of which an item is a tile of queries."""
+    q, k, is_causal = problem.q, problem.k, problem.band == CAUSAL
+    constants = constants_by_queries(tiles, is_causal, heads_per_kv(q, k), q.shape[-1])
+    return _launch(kernel, problem, q, work_by_queries(q, k, is_causal, tiles), dtypes, scales, constants)
 
 
 def _launch(
@@ -67,7 +66,7 @@ def _launch(
     problem: Problem,
     cut: Traits,
     work: np.ndarray,
-    dtypes: list[torch.dtype | None],
+    dtypes: Sequence[torch.dtype | None],
     scales: list[float],
     constants: dict[str, int | bool],
 ) -> Launch:
@@ -77,8 +76,10 @@ def _launch(
     return compile_launch(kernel, n_programs, dtypes, [*numbers, *scales], constants, OPTIONS)
 
 
-def forward_constants(tiles: PartsForwardTiles, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
-    """Return the compile-time arguments of the forward kernel; per_kv: query heads that share keys."""
+def constants_by_queries(
+    tiles: PartsForwardTiles | PartsQueryTiles, is_causal: bool, per_kv: int, head_dim: int
+) -> dict[str, int | bool]:
+    """Return the compile-time arguments of the forward kernel or that for dq; per_kv: query heads that share keys."""
     return {**_shared(tiles.registers, is_causal, per_kv, head_dim), "BLOCK_KEYS": tiles.block_keys}
 
 
@@ -88,11 +89,6 @@ def key_value_constants(
     """Return the compile-time arguments of the kernel for dk and dv; has_part_tile: the last tile is not full."""
     added = {"MASK_KEYS": has_part_tile, "BLOCK_QUERIES": tiles.block_queries}
     return _shared(tiles.registers, is_causal, per_kv, head_dim) | added
-
-
-def query_constants(tiles: PartsQueryTiles, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
-    """Return the compile-time arguments of the kernel for dq."""
-    return {**_shared(tiles.registers, is_causal, per_kv, head_dim), "BLOCK_KEYS": tiles.block_keys}
 
 
 def _shared(registers: int, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
