@@ -10,10 +10,10 @@ import torch
 import triton.testing
 from torch import Tensor
 
-from pipeline.attention.triton import autograd
 from pipeline.attention.triton.backward_plan import backward_plan
 from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
+from pipeline.attention.triton.running import run_chunked, run_forward
 from pipeline.attention.triton.tiles import PLAIN, TileConfig
 from tools.tuning.candidates import KERNELS, Candidate, promising
 from tools.tuning.command_line import DTYPES, parsed
@@ -55,7 +55,7 @@ def _prepare(
     if kernel == "forward":
         problem = problem_of(q, k, v, True)
         planner = partial(forward_plan, choices=dataclasses.replace(PLAIN, forward_tiles=tiles))
-        return lambda: [autograd._forward(problem, q, k, v, planner)[0]]
+        return lambda: [run_forward(problem, q, k, v, planner)[0]]
     return _prepare_backward(kernel, q, k, v, do, tiles)
 
 
@@ -63,7 +63,7 @@ def _prepare_backward(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
 ) -> Callable[[], list[Tensor]]:
     problem = problem_of(q, k, v, True)
-    o, lse = autograd._forward(problem, q, k, v)
+    o, lse = run_forward(problem, q, k, v)
     used = PLAIN.backward(q.dtype, q.shape[-1], k.shape[-2])
     other = used.query or used.key_value
     config = {
@@ -81,9 +81,9 @@ def _prepare_backward(
 
     def run() -> list[Tensor]:
         if kernel == "query":
-            autograd._compute(plan.query, (q, k, v, do, lse_log2, delta), dq)
+            run_chunked(plan.query, (q, k, v, do, lse_log2, delta), dq)
             return [dq]
-        autograd._compute(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
+        run_chunked(plan.key_value, (q, k, v, do, lse_log2, delta, dq_sum), dk, dv)
         return [dk, dv]
 
     return run

@@ -161,7 +161,7 @@ def test_fp32_is_one_tf32_product_where_torchs_switch_allows_it_whichever_api_se
 @pytest.mark.parametrize("allowed", [False, True])
 def test_the_backward_pass_multiplies_fp32_as_the_forward_pass_did(allowed, is_compiled, monkeypatch):
     found = []
-    backward = autograd._backward
+    backward = autograd.run_backward
     monkeypatch.setattr(
         autograd, "_backward", lambda problem, *saved: found.append(problem) or backward(problem, *saved)
     )
@@ -212,19 +212,19 @@ def test_kernels_are_loaded_on_the_device_of_their_inputs(current, gpu):
 
     there = SimpleNamespace(get_device=lambda: gpu)
     with pytest.raises(InterruptedError, match=str(gpu)):
-        autograd._forward(SimpleNamespace(gpu=gpu), there, there, there, plan)
+        autograd.run_forward(SimpleNamespace(gpu=gpu), there, there, there, plan)
     assert current == [0]
 
 
 def test_those_of_a_backward_pass_too_where_autograd_does_not_see_to_it(current, monkeypatch):
     """For its own calls autograd makes the device current, as the tests on two GPUs show; not for an operator's."""
-    planned_on, backward = [], autograd._backward
+    planned_on, backward = [], autograd.run_backward
 
     def planner(*given):
         planned_on.append(current[-1])
         return backward_plan(*given)
 
-    monkeypatch.setattr(autograd, "_backward", partial(backward, planner=planner))
+    monkeypatch.setattr(autograd, "run_backward", partial(backward, planner=planner))
     q, k, v, do = random_inputs((1, 1, 20, 16), 20, torch.float32)
     o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, True)
     torch.ops.llm_systems_pipeline.flash_attention_backward(q, k, v, o, lse, do, True)

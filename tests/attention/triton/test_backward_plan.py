@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton import backward_plan, direct_launch, in_parts, kernel_sets
+from pipeline.attention.triton import backward_ends, backward_plan, direct_launch, in_parts, kernel_sets
 from pipeline.attention.triton.kernel_sets import has_gluon
 from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import Problem
@@ -28,7 +28,7 @@ def planned(monkeypatch):
     monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
     for module in (launches, parts_launches):
         monkeypatch.setattr(module, "compile_launch", launch)
-    for module in (backward_plan, in_parts):
+    for module in (backward_plan, backward_ends, in_parts):
         monkeypatch.setattr(module, "prepare_launch", launch)
     monkeypatch.setattr(backward_plan, "like", lambda *_: None)
     monkeypatch.setattr(kernel_sets, "is_plain_asked", lambda: False)

@@ -5,22 +5,20 @@ On small inputs the GPU is done before Python has launched the next kernel. So w
 `backward_plan`.
 """
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
-from torch.accelerator import current_device_index
 from torch.autograd.function import once_differentiable
 from torch.compiler import is_compiling, is_dynamo_compiling
 
 from pipeline.attention.inputs import under_autocast
-from pipeline.attention.triton.backward_plan import BackwardPlan, ChunkedLaunch, ShortBackwardPlan, backward_plan
-from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
-from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, dense, layouts_of, ready
+from pipeline.attention.triton.backward_plan import backward_plan
+from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.mask import Causal
-from pipeline.attention.triton.problem import Problem, check_kinds, problem_of
+from pipeline.attention.triton.problem import check_kinds, problem_of
+from pipeline.attention.triton.running import run_backward, run_forward
 from pipeline.attention.triton.tiles import Choices
 from pipeline.compat.torch_private import are_functorch_transforms_active, is_in_torch_dispatch_mode
 from pipeline.tf32 import allows_tf32
@@ -134,7 +132,7 @@ class FlashAttentionTriton(torch.autograd.Function):
             o, lse = _forward_operator(q, k, v, *ctx.arguments)
         else:
             ctx.problem = problem = problem_of(q, k, v, is_causal, scale, enable_gqa, window)
-            o, lse = _forward(problem, q, k, v)
+            o, lse = run_forward(problem, q, k, v)
         ctx.save_for_backward(q, k, v, o, lse)
         if not return_lse:
             return o
@@ -162,7 +160,7 @@ def _gradients(ctx: Any, do: Tensor, *saved: *Saved) -> tuple[Tensor | None, ...
     # With all that the gradients depend on as arguments: of a loss that is linear in the output, `do` has no graph.
     if ctx.problem is None:
         return (*_backward_operator(*saved, do, *ctx.arguments), *NO_GRADIENTS)
-    return (*_backward(ctx.problem, *saved, do), *NO_GRADIENTS)
+    return (*run_backward(ctx.problem, *saved, do), *NO_GRADIENTS)
 
 
 _gradients_once = once_differentiable(_gradients)
@@ -180,7 +178,7 @@ def planned_by(choices: Choices) -> type[FlashAttentionTriton]:
         def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, *arguments: Any) -> Tensor:
             ctx.problem = problem = problem_of(q, k, v, *arguments)
             ctx.arguments = arguments
-            o, lse = _forward(problem, q, k, v, forward_planner)
+            o, lse = run_forward(problem, q, k, v, forward_planner)
             ctx.save_for_backward(q, k, v, o, lse)
             return o
 
@@ -188,86 +186,10 @@ def planned_by(choices: Choices) -> type[FlashAttentionTriton]:
         @once_differentiable
         def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # of one output
             saved: Saved = ctx.saved_tensors
-            gradients = _backward(ctx.problem, *saved, do, backward_planner)
+            gradients = run_backward(ctx.problem, *saved, do, backward_planner)
             return (*gradients, *(None for _ in ctx.arguments))
 
     return Planned
-
-
-def _forward(
-    problem: Problem, q: Tensor, k: Tensor, v: Tensor, planner: Callable[..., ForwardPlan] = forward_plan
-) -> tuple[Tensor, Tensor]:
-    if problem.gpu is not None and problem.gpu != current_device_index():
-        with torch.cuda.device_of(q):  # on which a new plan loads its kernels
-            return _forward(problem, q, k, v, planner)
-    plan = planner(problem)
-    if problem.copies:
-        q, k, v = ready(problem.copies, q, k, v)
-    if plan.in_parts:
-        q, k, v = plan.in_parts(q, k, v)
-    o, lse = torch.empty_like(plan.like_o), torch.empty_like(plan.like_lse)
-    if plan.combine is None:
-        plan.attend(q, k, v, o, lse)
-    else:
-        chunk_o, chunk_lse = map(torch.empty_like, plan.like_parts)
-        plan.attend(q, k, v, chunk_o, chunk_lse)
-        plan.combine(chunk_o, chunk_lse, o, lse)
-    return o, lse
-
-
-def _backward(
-    problem: Problem,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    do: Tensor,
-    planner: Callable[..., BackwardPlan | ShortBackwardPlan] = backward_plan,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients on the device that is now current, which autograd makes that of the forward pass."""
-    layouts: tuple[Layout, ...] = q.stride(), k.stride(), v.stride(), do.stride()
-    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr() | o.data_ptr() | lse.data_ptr()
-    if addresses % ALIGNMENT_BYTES or not (o.is_contiguous() and lse.is_contiguous()):
-        layouts = layouts_of(q, k, v, do)
-        o, lse = dense(o, lse)  # what keeps tensors for autograd may have laid out these too
-    if torch.are_deterministic_algorithms_enabled():
-        plan = planner(problem, *layouts, repeatable=True)
-    else:
-        plan = planner(problem, *layouts)
-    if plan.copies:
-        q, k, v, do = ready(plan.copies, q, k, v, do)
-    if isinstance(plan, ShortBackwardPlan):
-        dq, dk, dv = torch.empty_like(plan.like_q), torch.empty_like(plan.like_k), torch.empty_like(plan.like_k)
-        plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
-        return dq, dk, dv
-    delta, lse_read = torch.empty((2, *plan.delta_shape), dtype=plan.delta_dtype, device=q.device).unbind()
-    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
-    dq_sum = None
-    if plan.query is None:
-        is_sum = dq.dtype == torch.float32
-        dq_sum = dq if is_sum else torch.empty(plan.dq_sum_shape, dtype=torch.float32, device=q.device)
-    plan.delta(o, do, lse, delta, lse_read, dq_sum)
-    dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
-    if plan.in_parts:
-        q, k, v, do = plan.in_parts(q, k, v, do)
-    _compute(plan.key_value, (q, k, v, do, lse_read, delta, dq_sum), dk, dv)
-    if plan.query is None:
-        plan.scaled(dq_sum, dq)  # type: ignore[misc]  # None only where `query` is not
-    else:
-        _compute(plan.query, (q, k, v, do, lse_read, delta), dq)
-    return dq, dk, dv
-
-
-def _compute(launch: ChunkedLaunch, inputs: tuple[Tensor | None, ...], *gradients: Tensor) -> None:
-    """Fill gradients of one shape, that lie side by side, at once or by way of the chunks that are summed to them."""
-    if launch.add_up is None:
-        launch.compute(*inputs, *gradients)
-        return
-    shape = (len(gradients), launch.chunks, *gradients[0].shape)
-    parts = torch.empty(shape, dtype=torch.float32, device=gradients[0].device)
-    launch.compute(*inputs, *parts)
-    launch.add_up(parts, gradients[0])
 
 
 @torch.library.custom_op("llm_systems_pipeline::flash_attention_forward", mutates_args=())
@@ -283,7 +205,7 @@ def _forward_operator(
     one_tf32_product: bool = False,
 ) -> tuple[Tensor, Tensor]:
     mask = _mask(is_causal, bottom_right)
-    return _forward(problem_of(q, k, v, mask, scale, enable_gqa, window, one_tf32_product), q, k, v)
+    return run_forward(problem_of(q, k, v, mask, scale, enable_gqa, window, one_tf32_product), q, k, v)
 
 
 @_forward_operator.register_fake
@@ -308,7 +230,7 @@ def _backward_operator(
 ) -> tuple[Tensor, Tensor, Tensor]:
     problem = problem_of(q, k, v, _mask(is_causal, bottom_right), scale, enable_gqa, window, one_tf32_product)
     with torch.cuda.device_of(q):
-        dq, dk, dv = _backward(problem, q, k, v, o, lse, do)
+        dq, dk, dv = run_backward(problem, q, k, v, o, lse, do)
     # Results of an operator must not share memory, and those of a long sequence are two halves of one tensor.
     return dq, dk, dv.clone() if dv.storage_offset() else dv
 

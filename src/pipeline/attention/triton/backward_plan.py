@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.backward_ends import delta_launch, delta_shape, scaled_launch, unpacked_launch
 from pipeline.attention.triton.direct_launch import (
     ELEMENTWISE,
     Launch,
@@ -30,16 +31,9 @@ from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.in_parts import InParts, in_parts_of
 from pipeline.attention.triton.kernel_sets import backward_kernels
 from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
-from pipeline.attention.triton.kernels.delta import PARTS_ROW, ROW_ALIGNMENT, delta_kernel
+from pipeline.attention.triton.kernels.delta import PARTS_ROW
 from pipeline.attention.triton.kernels.key_value import key_value_kernel
 from pipeline.attention.triton.kernels.query import query_kernel
-from pipeline.attention.triton.kernels.scaled import (
-    COLUMNS_UNPACKED,
-    ELEMENTS_SCALED,
-    ROWS_UNPACKED,
-    scaled_kernel,
-    unpacked_kernel,
-)
 from pipeline.attention.triton.kernels.short_backward import short_kernel
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, copies_of, strides_read
 from pipeline.attention.triton.mask import Band
@@ -151,13 +145,13 @@ def backward_plan(
         return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
     return BackwardPlan(
         copies_of(layouts_now),
-        delta_shape=_delta_shape(q),
+        delta_shape=delta_shape(q),
         delta_dtype=torch.float32,
         dq_sum_shape=q.shape,
-        delta=_delta(problem, q, do, dq_rows=q.shape[-2], dq_width=0 if config.query else q.shape[-1]),
+        delta=delta_launch(problem, q, do, dq_rows=q.shape[-2], dq_width=0 if config.query else q.shape[-1]),
         key_value=_key_value(config, common),
         query=None if config.query is None else _query(config.query, common),
-        scaled=_scaled(q, problem.scale) if config.query is None else None,
+        scaled=scaled_launch(q, problem.scale) if config.query is None else None,
     )
 
 
@@ -169,7 +163,7 @@ def _in_gluon(
 
     tiles = backward_tiles(q.shape[-1])
     assert tiles is not None
-    key_value = ChunkedLaunch(backward_launch(problem, q, k, v, do, tiles), 1, None)
+    key_value = backward_launch(problem, q, k, v, do, tiles)
     if isinstance(tiles, BackwardTiles):
         rows = triton.cdiv(q.shape[-2], tiles.block_queries) * tiles.block_queries
         width = tiles.width + tiles.tail
@@ -178,21 +172,12 @@ def _in_gluon(
             delta_shape=(*q.shape[:-1], PARTS_ROW.value),
             delta_dtype=torch.bfloat16,
             dq_sum_shape=(*q.shape[:-2], rows, width),
-            delta=_delta(problem, q, do, dq_rows=rows, dq_width=width, numbers_in_parts=True),
-            key_value=key_value,
+            delta=delta_launch(problem, q, do, dq_rows=rows, dq_width=width, numbers_in_parts=True),
+            key_value=ChunkedLaunch(key_value, 1, None),
             query=None,
-            scaled=_unpacked(q, rows, width, problem.scale),
+            scaled=unpacked_launch(q, rows, width, problem.scale),
         )
-    return BackwardPlan(
-        copies,
-        delta_shape=_delta_shape(q),
-        delta_dtype=torch.float32,
-        dq_sum_shape=q.shape,
-        delta=_delta(problem, q, do, dq_rows=q.shape[-2], dq_width=0),
-        key_value=key_value,
-        query=ChunkedLaunch(query_launch(problem, q, k, v, do, tiles.query), 1, None),
-        scaled=None,
-    )
+    return _with_dq_apart(copies, problem, q, do, key_value, query_launch(problem, q, k, v, do, tiles.query))
 
 
 def _from_parts(
@@ -202,21 +187,31 @@ def _from_parts(
     from pipeline.attention.triton.gluon.parts import launches
 
     tiles = parts_tiles.BACKWARD[tile_width(q.shape[-1])]
+    key_value, query = launches.key_value_launch(problem, tiles), launches.query_launch(problem, tiles.query)
+    return _with_dq_apart(copies, problem, q, do, key_value, query, in_parts_of(q, k, v, do))
+
+
+def _with_dq_apart(
+    copies: tuple[bool, ...] | None,
+    problem: Problem,
+    q: Traits,
+    do: Traits,
+    key_value: Launch,
+    query: Launch,
+    in_parts: InParts | None = None,
+) -> BackwardPlan:
+    """Plan it with a kernel for dk and dv and one for dq, none of which works on chunks."""
     return BackwardPlan(
         copies,
-        delta_shape=_delta_shape(q),
+        delta_shape=delta_shape(q),
         delta_dtype=torch.float32,
         dq_sum_shape=q.shape,
-        delta=_delta(problem, q, do, dq_rows=q.shape[-2], dq_width=0),
-        key_value=ChunkedLaunch(launches.key_value_launch(problem, tiles), 1, None),
-        query=ChunkedLaunch(launches.query_launch(problem, tiles.query), 1, None),
+        delta=delta_launch(problem, q, do, dq_rows=q.shape[-2], dq_width=0),
+        key_value=ChunkedLaunch(key_value, 1, None),
+        query=ChunkedLaunch(query, 1, None),
         scaled=None,
-        in_parts=in_parts_of(q, k, v, do),
+        in_parts=in_parts,
     )
-
-
-def _delta_shape(q: Traits) -> tuple[int, ...]:
-    return (*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value)
 
 
 def _short(tiles: TileConfig, common: _Common) -> Launch:
@@ -228,48 +223,6 @@ def _short(tiles: TileConfig, common: _Common) -> Launch:
         [*common.scalars, query_programs],
         {**common.constants, **block_sizes(tiles)},
         tiles,
-    )
-
-
-def _delta(
-    problem: Problem, q: Traits, do: Traits, dq_rows: int, dq_width: int, numbers_in_parts: bool = False
-) -> Launch:
-    number = torch.bfloat16 if numbers_in_parts else torch.float32
-    return prepare_launch(
-        delta_kernel,
-        math.prod(q.shape[:-2]) * triton.cdiv(dq_rows, ELEMENTWISE.block_queries),
-        [q.dtype, q.dtype, torch.float32, number, number, torch.float32 if dq_width else None],
-        [*strides(do), heads(q), q.shape[-2], dq_rows, problem.scale],
-        {
-            "HEAD_DIM": q.shape[-1],
-            "BLOCK_QUERIES": ELEMENTWISE.block_queries,
-            "DQ_WIDTH": dq_width,
-            "IN_PARTS": numbers_in_parts,
-        },
-        ELEMENTWISE,
-    )
-
-
-def _unpacked(q: Traits, rows: int, width: int, scale: float) -> Launch:
-    return prepare_launch(
-        unpacked_kernel,
-        math.prod(q.shape[:-2]) * (rows // ROWS_UNPACKED.value) * triton.cdiv(q.shape[-1], COLUMNS_UNPACKED.value),
-        [torch.float32, q.dtype],
-        [q.shape[-2], rows, scale],
-        {"HEAD_DIM": q.shape[-1], "DQ_WIDTH": width},
-        ELEMENTWISE,
-    )
-
-
-def _scaled(q: Traits, scale: float) -> Launch:
-    elements = math.prod(q.shape)
-    return prepare_launch(
-        scaled_kernel,
-        triton.cdiv(elements, ELEMENTS_SCALED),
-        [torch.float32, q.dtype],
-        [elements, scale],
-        {"BLOCK": ELEMENTS_SCALED},
-        ELEMENTWISE,
     )
 
 

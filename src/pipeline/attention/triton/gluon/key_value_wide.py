@@ -50,16 +50,19 @@ def _leave(matrices, matrix, first_key, tile, gradient, kv_free):
 
 
 @gluon.jit
-def _weights(
+def hand_over_weights(
     s, block, slot, p_slot, p_phase, keys, n_keys, scale_log2, lse_rows, p_tiles, q_free, p_ring, CAUSAL: gl.constexpr,
     MASK_KEYS: gl.constexpr,
 ):  # fmt: skip
-    """Make weights of a block's scores and hand them to the other warpgroup."""
+    """Make weights of a block's scores, (keys, queries), and hand them to the other warpgroup."""
+    LAYOUT: gl.constexpr = s.type.layout
+    QUERIES: gl.constexpr = s.shape[1]
     p_full, p_free = p_ring
-    p = gl.exp2(s * scale_log2 - lse_rows.index(slot).load(S_LAYOUT))
+    p = gl.exp2(s * scale_log2 - lse_rows.index(slot).load(LAYOUT))
+    # Before the loads of LSE are complete: the slot is free only once dk has had these weights, too.
     mbarrier.arrive(q_free.index(slot), count=1)
     if CAUSAL:
-        queries = block * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, S_LAYOUT))
+        queries = block * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, LAYOUT))
         p = gl.where(keys <= queries[None, :], p, 0.0)
     if MASK_KEYS:
         # A score of 0 may tower above every real one, its weight be infinite, and that times 0 no number.
@@ -101,7 +104,7 @@ def _differentiate_values(
             q = q_tiles.index(slot)
             s_coming = warpgroup_mma(k_tile, q.permute((1, 0)), no_scores, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s_coming])
-            p, p_slot, p_phase = _weights(
+            p, p_slot, p_phase = hand_over_weights(
                 s, block, slot, p_slot, p_phase, keys, n_keys, scale_log2, lse_rows, p_tiles, q_free, p_ring, CAUSAL,
                 MASK_KEYS,
             )  # fmt: skip
@@ -115,7 +118,7 @@ def _differentiate_values(
                 mbarrier.wait(do_full.index(slot), phase)
                 dv_coming = warpgroup_mma(weights, do_tiles.index(slot), dv, is_async=True)
                 s = warpgroup_mma_wait(1, deps=[s_coming])
-                p, p_slot, p_phase = _weights(
+                p, p_slot, p_phase = hand_over_weights(
                     s, block, slot_after, p_slot, p_phase, keys, n_keys, scale_log2, lse_rows, p_tiles, q_free, p_ring,
                     CAUSAL, MASK_KEYS,
                 )  # fmt: skip

@@ -8,6 +8,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
 
+from pipeline.attention.triton.gluon.key_value_wide import P_TILES, hand_over_weights
 from pipeline.attention.triton.gluon.moving import (
     GROUPS,
     KEYS,
@@ -35,7 +36,6 @@ from pipeline.attention.triton.gluon.pieces import (
 from pipeline.attention.triton.kernels.parts import PARTS
 
 STAGES = gl.constexpr(2)
-P_TILES = gl.constexpr(2)  # one is read while the next is written
 
 
 @gluon.jit
@@ -100,7 +100,6 @@ def _differentiate_values(
     n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     q_tiles, k_tiles, v_tiles, do_tiles = tiles
     kv_full, kv_free, q_full, q_free, do_full, do_free = ring
-    p_full, p_free = p_ring
     no_scores = gl.zeros([KEYS, BLOCK_QUERIES], gl.float32, S_LAYOUT)
     no_sum = gl.zeros([KEYS, WIDTH], gl.float32, G_LAYOUT)
     slot, phase, p_slot, p_phase = 0, 0, 0, 1
@@ -117,19 +116,10 @@ def _differentiate_values(
                 mbarrier.wait(q_full.index(slot), phase)
                 s = start_scores(k_tiles, 0, q_tiles, slot * PARTS, no_scores, True)
                 s = warpgroup_mma_wait(0, deps=[s])
-                p = gl.exp2(s * scale_log2 - lse_rows.index(slot).load(S_LAYOUT))
-                # Before the loads of LSE are complete: the slot is free only once dk has had these weights, too.
-                mbarrier.arrive(q_free.index(slot), count=1)
-                if CAUSAL:
-                    queries = block * BLOCK_QUERIES + gl.arange(0, BLOCK_QUERIES, gl.SliceLayout(0, S_LAYOUT))
-                    p = gl.where(keys <= queries[None, :], p, 0.0)
-                if MASK_KEYS:
-                    # A score of 0 may tower above every real one, its weight be infinite, and that times 0 no number.
-                    p = gl.where(keys < n_keys, p, 0.0)
-                mbarrier.wait(p_free.index(p_slot), p_phase)
-                p_tiles.index(p_slot).store(p)
-                mbarrier.arrive(p_full.index(p_slot), count=1)
-                p_slot, p_phase = next_slot(p_slot, p_phase, P_TILES)
+                p, p_slot, p_phase = hand_over_weights(
+                    s, block, slot, p_slot, p_phase, keys, n_keys, scale_log2, lse_rows, p_tiles, q_free, p_ring,
+                    CAUSAL, MASK_KEYS,
+                )  # fmt: skip
                 parts = in_parts(p, A_LAYOUT)
                 mbarrier.wait(do_full.index(slot), phase)
                 of_block = start_product(parts, do_tiles, slot * PARTS, no_sum)

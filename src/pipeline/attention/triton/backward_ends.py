@@ -1,0 +1,68 @@
+"""The kernels that begin and end a backward pass, ready to be launched: δ before it, and dq from its sums after it."""
+
+import math
+
+import torch
+import triton
+
+from pipeline.attention.inputs import Traits
+from pipeline.attention.triton.direct_launch import ELEMENTWISE, Launch, heads, prepare_launch, strides
+from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
+from pipeline.attention.triton.kernels.scaled import (
+    COLUMNS_UNPACKED,
+    ELEMENTS_SCALED,
+    ROWS_UNPACKED,
+    scaled_kernel,
+    unpacked_kernel,
+)
+from pipeline.attention.triton.problem import Problem
+
+
+def delta_shape(q: Traits) -> tuple[int, ...]:
+    """Return the shape of δ and of the log-sum-exp as fp32 numbers, in aligned rows."""
+    return (*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value)
+
+
+def delta_launch(
+    problem: Problem, q: Traits, do: Traits, dq_rows: int, dq_width: int, numbers_in_parts: bool = False
+) -> Launch:
+    """Return what launches δ and the log-sum-exp, and zeros to add dq to if dq_width is not 0; see `delta_kernel`."""
+    number = torch.bfloat16 if numbers_in_parts else torch.float32
+    return prepare_launch(
+        delta_kernel,
+        math.prod(q.shape[:-2]) * triton.cdiv(dq_rows, ELEMENTWISE.block_queries),
+        [q.dtype, q.dtype, torch.float32, number, number, torch.float32 if dq_width else None],
+        [*strides(do), heads(q), q.shape[-2], dq_rows, problem.scale],
+        {
+            "HEAD_DIM": q.shape[-1],
+            "BLOCK_QUERIES": ELEMENTWISE.block_queries,
+            "DQ_WIDTH": dq_width,
+            "IN_PARTS": numbers_in_parts,
+        },
+        ELEMENTWISE,
+    )
+
+
+def unpacked_launch(q: Traits, rows: int, width: int, scale: float) -> Launch:
+    """Return what launches dq from sums in the order in which threads have them, of so many rows and columns."""
+    return prepare_launch(
+        unpacked_kernel,
+        math.prod(q.shape[:-2]) * (rows // ROWS_UNPACKED.value) * triton.cdiv(q.shape[-1], COLUMNS_UNPACKED.value),
+        [torch.float32, q.dtype],
+        [q.shape[-2], rows, scale],
+        {"HEAD_DIM": q.shape[-1], "DQ_WIDTH": width},
+        ELEMENTWISE,
+    )
+
+
+def scaled_launch(q: Traits, scale: float) -> Launch:
+    """Return what launches dq from sums that are in its own order."""
+    elements = math.prod(q.shape)
+    return prepare_launch(
+        scaled_kernel,
+        triton.cdiv(elements, ELEMENTS_SCALED),
+        [torch.float32, q.dtype],
+        [elements, scale],
+        {"BLOCK": ELEMENTS_SCALED},
+        ELEMENTWISE,
+    )

@@ -1,0 +1,89 @@
+"""Run the plans of the Triton attention: allocate, and launch the kernels."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.accelerator import current_device_index
+
+from pipeline.attention.triton.backward_plan import BackwardPlan, ChunkedLaunch, ShortBackwardPlan, backward_plan
+from pipeline.attention.triton.forward_plan import ForwardPlan, forward_plan
+from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, dense, layouts_of, ready
+from pipeline.attention.triton.problem import Problem
+
+
+def run_forward(
+    problem: Problem, q: Tensor, k: Tensor, v: Tensor, planner: Callable[..., ForwardPlan] = forward_plan
+) -> tuple[Tensor, Tensor]:
+    """Compute output and log-sum-exp on the device of the inputs."""
+    if problem.gpu is not None and problem.gpu != current_device_index():
+        with torch.cuda.device_of(q):  # on which a new plan loads its kernels
+            return run_forward(problem, q, k, v, planner)
+    plan = planner(problem)
+    if problem.copies:
+        q, k, v = ready(problem.copies, q, k, v)
+    if plan.in_parts:
+        q, k, v = plan.in_parts(q, k, v)
+    o, lse = torch.empty_like(plan.like_o), torch.empty_like(plan.like_lse)
+    if plan.combine is None:
+        plan.attend(q, k, v, o, lse)
+    else:
+        chunk_o, chunk_lse = map(torch.empty_like, plan.like_parts)
+        plan.attend(q, k, v, chunk_o, chunk_lse)
+        plan.combine(chunk_o, chunk_lse, o, lse)
+    return o, lse
+
+
+def run_backward(
+    problem: Problem,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    lse: Tensor,
+    do: Tensor,
+    planner: Callable[..., BackwardPlan | ShortBackwardPlan] = backward_plan,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the gradients on the device that is now current, which autograd makes that of the forward pass."""
+    layouts: tuple[Layout, ...] = q.stride(), k.stride(), v.stride(), do.stride()
+    addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr() | o.data_ptr() | lse.data_ptr()
+    if addresses % ALIGNMENT_BYTES or not (o.is_contiguous() and lse.is_contiguous()):
+        layouts = layouts_of(q, k, v, do)
+        o, lse = dense(o, lse)  # what keeps tensors for autograd may have laid out these too
+    if torch.are_deterministic_algorithms_enabled():
+        plan = planner(problem, *layouts, repeatable=True)
+    else:
+        plan = planner(problem, *layouts)
+    if plan.copies:
+        q, k, v, do = ready(plan.copies, q, k, v, do)
+    if isinstance(plan, ShortBackwardPlan):
+        dq, dk, dv = torch.empty_like(plan.like_q), torch.empty_like(plan.like_k), torch.empty_like(plan.like_k)
+        plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
+        return dq, dk, dv
+    delta, lse_read = torch.empty((2, *plan.delta_shape), dtype=plan.delta_dtype, device=q.device).unbind()
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
+    dq_sum = None
+    if plan.query is None:
+        is_sum = dq.dtype == torch.float32
+        dq_sum = dq if is_sum else torch.empty(plan.dq_sum_shape, dtype=torch.float32, device=q.device)
+    plan.delta(o, do, lse, delta, lse_read, dq_sum)
+    dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
+    if plan.in_parts:
+        q, k, v, do = plan.in_parts(q, k, v, do)
+    run_chunked(plan.key_value, (q, k, v, do, lse_read, delta, dq_sum), dk, dv)
+    if plan.query is None:
+        plan.scaled(dq_sum, dq)  # type: ignore[misc]  # None only where `query` is not
+    else:
+        run_chunked(plan.query, (q, k, v, do, lse_read, delta), dq)
+    return dq, dk, dv
+
+
+def run_chunked(launch: ChunkedLaunch, inputs: tuple[Tensor | None, ...], *gradients: Tensor) -> None:
+    """Fill gradients of one shape, that lie side by side, at once or by way of the chunks that are summed to them."""
+    if launch.add_up is None:
+        launch.compute(*inputs, *gradients)
+        return
+    shape = (len(gradients), launch.chunks, *gradients[0].shape)
+    parts = torch.empty(shape, dtype=torch.float32, device=gradients[0].device)
+    launch.compute(*inputs, *parts)
+    launch.add_up(parts, gradients[0])
