@@ -20,7 +20,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton import backward_plan, direct_launch, forward_plan
+from pipeline.attention.triton import backward_ends, backward_plan, direct_launch, forward_plan
 from pipeline.attention.triton.gpu import KIB, Gpu
 from pipeline.attention.triton.mask import CAUSAL, FULL, Band
 from pipeline.attention.triton.problem import Problem
@@ -136,7 +136,7 @@ def _pretend(name: str, asked_for: list[Asked]) -> None:
             get_current_stream=lambda _device: 0,
         )
     )
-    planning: tuple[Any, ...] = (forward_plan, backward_plan)
+    planning: tuple[Any, ...] = (forward_plan, backward_plan, backward_ends)
     for module in (direct_launch, *planning):
         module.gpu_of = lambda _device: made_up
     for module in planning:

@@ -12,7 +12,7 @@ import torch
 
 from pipeline.attention import FlashAttentionTriton
 from pipeline.attention.reference import exact_attention
-from pipeline.attention.triton import autograd
+from pipeline.attention.triton import autograd, running
 from pipeline.attention.triton.backward_plan import backward_plan
 from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
@@ -163,7 +163,7 @@ def test_the_backward_pass_multiplies_fp32_as_the_forward_pass_did(allowed, is_c
     found = []
     backward = autograd.run_backward
     monkeypatch.setattr(
-        autograd, "_backward", lambda problem, *saved: found.append(problem) or backward(problem, *saved)
+        autograd, "run_backward", lambda problem, *saved: found.append(problem) or backward(problem, *saved)
     )
     q, k, v, do = random_inputs((1, 12, 16), 12, torch.float32)
     attend = FlashAttentionTriton.apply
@@ -198,7 +198,7 @@ def current(monkeypatch):
         finally:
             gpus.pop()
 
-    monkeypatch.setattr(autograd, "current_device_index", lambda: gpus[-1])
+    monkeypatch.setattr(running, "current_device_index", lambda: gpus[-1])
     monkeypatch.setattr(torch.cuda, "device_of", device_of)
     return gpus
 
