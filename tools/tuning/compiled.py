@@ -20,6 +20,8 @@ HOPPER = GPUTarget("cuda", 90, 32)
 REGISTERS_PER_SM, REGISTER_GRANULE = 65536, 8
 SHARED_BYTES_PER_SM, SHARED_BYTES_RESERVED_PER_PROGRAM = 228 * 1024, 1024
 # Arguments by the beginnings and ends of their names, as all kernels here spell them.
+# Where a warpgroup or all threads wait, as only Triton's own code has them.
+OWN_BARRIER = re.compile(r"\bBAR\.SYNC\S* (0x\w+)(?:, 0x80)? ;")
 FLOAT32_POINTERS = re.compile(r"(lse|delta|dq_sum|chunk)\w*_ptr$")
 
 
@@ -27,7 +29,8 @@ FLOAT32_POINTERS = re.compile(r"(lse|delta|dq_sum|chunk)\w*_ptr$")
 class KernelReport:
     """A compiled kernel: what it takes of a multiprocessor, and instructions that tell how well it runs.
 
-    touched_early: instructions that race with a wgmma, as `running_wgmma` tells.
+    touched_early: instructions that race with a wgmma, as `running_wgmma` tells; barriers: the first number of a named
+    barrier that Triton leaves to the kernel.
     """
 
     registers: int
@@ -38,6 +41,7 @@ class KernelReport:
     mma_sync: int
     programs_per_sm: int
     touched_early: int
+    barriers: int
 
     @property
     def is_serialised(self) -> bool:
@@ -83,6 +87,7 @@ def _report(compiled: Any, num_warps: int) -> KernelReport:
         mma_sync=code.count("HMMA"),
         programs_per_sm=_programs_per_sm(code.registers, shared_bytes, num_warps),
         touched_early=len(touched_early(code.text)),
+        barriers=1 + max((int(number, 16) for number in OWN_BARRIER.findall(code.text)), default=-1),
     )
 
 

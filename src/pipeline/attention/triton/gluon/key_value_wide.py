@@ -51,10 +51,12 @@ def _leave(matrices, matrix, first_key, tile, gradient, kv_free):
 
 @gluon.jit
 def hand_over_weights(
-    s, block, slot, p_slot, p_phase, keys, n_keys, scale_log2, lse_rows, p_tiles, q_free, p_ring, CAUSAL: gl.constexpr,
-    MASK_KEYS: gl.constexpr,
+    s, block, slot, p_slot, p_phase, keys, scale_log2, lse_rows, p_tiles, q_free, p_ring, CAUSAL: gl.constexpr
 ):  # fmt: skip
-    """Make weights of a block's scores, (keys, queries), and hand them to the other warpgroup."""
+    """Make weights of a block's scores, (keys, queries), and hand them to the other warpgroup.
+
+    Those of keys beyond the last may be infinite: they reach rows of dk and dv alone that nobody stores.
+    """
     LAYOUT: gl.constexpr = s.type.layout
     QUERIES: gl.constexpr = s.shape[1]
     p_full, p_free = p_ring
@@ -64,9 +66,6 @@ def hand_over_weights(
     if CAUSAL:
         queries = block * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, LAYOUT))
         p = gl.where(keys <= queries[None, :], p, 0.0)
-    if MASK_KEYS:
-        # A score of 0 may tower above every real one, its weight be infinite, and that times 0 no number.
-        p = gl.where(keys < n_keys, p, 0.0)
     mbarrier.wait(p_free.index(p_slot), p_phase)
     p_tiles.index(p_slot).store(p)
     mbarrier.arrive(p_full.index(p_slot), count=1)
@@ -76,7 +75,7 @@ def hand_over_weights(
 
 @gluon.jit
 def _differentiate_values(
-    dv_ptr, sizes, scale_log2, tiles, lse_rows, p_tiles, ring, p_ring, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr,
+    dv_ptr, sizes, scale_log2, tiles, lse_rows, p_tiles, ring, p_ring, CAUSAL: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights and dv of every tile: the weights of one block while dv of the one before is multiplied."""
@@ -105,8 +104,7 @@ def _differentiate_values(
             s_coming = warpgroup_mma(k_tile, q.permute((1, 0)), no_scores, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s_coming])
             p, p_slot, p_phase = hand_over_weights(
-                s, block, slot, p_slot, p_phase, keys, n_keys, scale_log2, lse_rows, p_tiles, q_free, p_ring, CAUSAL,
-                MASK_KEYS,
+                s, block, slot, p_slot, p_phase, keys, scale_log2, lse_rows, p_tiles, q_free, p_ring, CAUSAL,
             )  # fmt: skip
             weights = gl.convert_layout(p.to(DTYPE), A_LAYOUT)
             for _ in range(1, HEADS_PER_KV * (blocks - first)):
@@ -119,8 +117,8 @@ def _differentiate_values(
                 dv_coming = warpgroup_mma(weights, do_tiles.index(slot), dv, is_async=True)
                 s = warpgroup_mma_wait(1, deps=[s_coming])
                 p, p_slot, p_phase = hand_over_weights(
-                    s, block, slot_after, p_slot, p_phase, keys, n_keys, scale_log2, lse_rows, p_tiles, q_free, p_ring,
-                    CAUSAL, MASK_KEYS,
+                    s, block, slot_after, p_slot, p_phase, keys, scale_log2, lse_rows, p_tiles, q_free, p_ring,
+                    CAUSAL,
                 )  # fmt: skip
                 dv, weights, p = warpgroup_mma_wait(0, deps=[dv_coming, weights, p])
                 mbarrier.arrive(do_free.index(slot), count=1)
@@ -189,8 +187,8 @@ def hopper_wide_key_value_kernel(
     stride_qb, stride_qh, stride_q, stride_kb, stride_kh, stride_k, stride_vb, stride_vh, stride_v,
     stride_dob, stride_doh, stride_do, heads, n_matrices, n_queries, n_keys, n_tiles, heads_together,
     scale, scale_log2,
-    CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
-    WIDTH: gl.constexpr, STAGES: gl.constexpr, REGISTERS: gl.constexpr,
+    CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
+    STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv from every tile of 64 keys and the queries that see it; shapes as of `hopper_backward_kernel`.
 
@@ -215,7 +213,7 @@ def hopper_wide_key_value_kernel(
     gl.warp_specialize(
         [
             (_differentiate_values, (dv_ptr, sizes, scale_log2, tiles, lse_rows, p_tiles, ring, p_ring, CAUSAL,
-                                     MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, STAGES)),
+                                     HEADS_PER_KV, HEAD_DIM, WIDTH, STAGES)),
             (_differentiate_keys, (dk_ptr, sizes, scale, tiles, delta_rows, p_tiles, ring, p_ring, CAUSAL,
                                    HEADS_PER_KV, HEAD_DIM, WIDTH, STAGES)),
             (load_keys, (k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, (), kv_full, kv_free,

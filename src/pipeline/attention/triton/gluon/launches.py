@@ -185,11 +185,11 @@ def backward_constants(
 ) -> dict[str, int | bool]:
     """Return the backward kernel's compile-time arguments.
 
-    has_part_tile: the last tile has keys beyond the last; in_pairs: see `pieces.item_of`.
+    has_part_tile: the last tile has keys beyond the last, which a kernel that sums dq must mask; in_pairs: see
+    `pieces.item_of`.
     """
     shared = {
         "CAUSAL": is_causal,
-        "MASK_KEYS": has_part_tile,
         "HEADS_PER_KV": per_kv,
         "HEAD_DIM": head_dim,
         "REGISTERS": tiles.registers,

@@ -22,11 +22,12 @@ GROUPS = gl.constexpr(2)
 BLOCK_KEYS = gl.constexpr(128)
 LOADING_REGISTERS = gl.constexpr(24)  # the fewest there are
 PLAIN_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2))
-# Named barriers of `hopper_backward_kernel`: where its warpgroups meet; of each, where its part of dq is full and free;
-# and of each slot of queries, and of their gradients, where it is free.
-MEETING = gl.constexpr(FIRST_NAMED_BARRIER)
-DQ_FULL, DQ_FREE = gl.constexpr(MEETING + 1), gl.constexpr(MEETING + 3)
-Q_FREE, DO_FREE = gl.constexpr(MEETING + 5), gl.constexpr(MEETING + 7)
+# Named barriers of `hopper_backward_kernel`: where each of its warpgroups waits for the other's dS, of even and of odd
+# steps; of each, where its part of dq is full and free; and of each slot of queries, and of their gradients, where it
+# is free.
+DS_FULL = gl.constexpr(FIRST_NAMED_BARRIER)
+DQ_FULL, DQ_FREE = gl.constexpr(DS_FULL + 4), gl.constexpr(DS_FULL + 6)
+Q_FREE, DO_FREE = gl.constexpr(DS_FULL + 8), gl.constexpr(DS_FULL + 10)
 ALL_THREADS = gl.constexpr(256)  # of both warpgroups
 FREE_THREADS = gl.constexpr(288)  # and of a warp that loads
 DQ_THREADS = gl.constexpr(160)  # of one, and of the warp that adds

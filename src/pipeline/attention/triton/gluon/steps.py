@@ -20,10 +20,10 @@ from pipeline.attention.triton.gluon.moving import (
     DQ_FREE,
     DQ_FULL,
     DQ_THREADS,
+    DS_FULL,
     FREE_THREADS,
     GROUPS,
     KEYS,
-    MEETING,
     PARTS_WIDTH,
     Q_FREE,
     by_thread,
@@ -135,17 +135,25 @@ def step_of_one(
     buffer = step % 2
     ds_tiles.index(buffer * GROUPS + GROUP).store(ds)
     fence_async_shared()
-    meet(MEETING, ALL_THREADS)
+    # Where warpgroups drift apart, each multiplies its own dS before it waits for the other's. One that need not wait
+    # may be a step ahead: hence barriers of even and of odd steps.
+    DRIFT: gl.constexpr = 1 if CAUSAL or TAIL else 0
+    if DRIFT:
+        arrive(DS_FULL + (1 - GROUP) * 2 + buffer, ALL_THREADS)
+    else:
+        meet(DS_FULL, ALL_THREADS)
     dq_coming = gl.zeros([KEYS, DQ_WIDTH], gl.float32, DQ_LAYOUT)
-    for group in gl.static_range(GROUPS):
-        ds_of = ds_tiles.index(buffer * GROUPS + group).permute((1, 0))
+    for turn in gl.static_range(GROUPS):
+        if DRIFT and turn == 1:
+            meet(DS_FULL + GROUP * 2 + buffer, ALL_THREADS)
+        ds_of = ds_tiles.index(buffer * GROUPS + (GROUP * DRIFT + turn) % GROUPS).permute((1, 0))
         if not TAIL:
-            k_of = k_tiles.index(group).slice(GROUP * DQ_WIDTH, DQ_WIDTH, 1)
+            k_of = k_tiles.index((GROUP * DRIFT + turn) % GROUPS).slice(GROUP * DQ_WIDTH, DQ_WIDTH, 1)
         elif GROUP == 1:
-            k_of = tails[0].index(group)
+            k_of = tails[0].index((GROUP * DRIFT + turn) % GROUPS)
         else:
-            k_of = k_tiles.index(group)
-        dq_coming = warpgroup_mma(ds_of, k_of, dq_coming, use_acc=group > 0, is_async=True)
+            k_of = k_tiles.index((GROUP * DRIFT + turn) % GROUPS)
+        dq_coming = warpgroup_mma(ds_of, k_of, dq_coming, use_acc=turn > 0, is_async=True)
     if TAIL:
         dv, dv_tail, weights, tail_weights = warpgroup_mma_wait(
             GROUPS, deps=[dv_coming, dv_tail_coming, weights, tail_weights]
@@ -210,6 +218,9 @@ def step_of_halves(
     s1 = warpgroup_mma_wait(4, deps=[s1])
     p1 = _weights(s1, first_query + KEYS, first_key, n_keys, scale_log2, MASKED, CAUSAL, MASK_KEYS)
     weights1 = gl.convert_layout(p1.to(DTYPE), A_LAYOUT)
+    if GROUP == 1:  # of the first half of queries: the other warpgroup computes their dq
+        fence_async_shared()
+        arrive(DS_FULL, ALL_THREADS)
     dp1 = warpgroup_mma_wait(2, deps=[dp1])
     ds1 = (p1 * dp1).to(DTYPE)
     dv = warpgroup_mma(weights1, do1, dv, is_async=True)
@@ -217,7 +228,9 @@ def step_of_halves(
     dk = warpgroup_mma(operand1, q1, dk, is_async=True)
     ds_tiles.index((buffer * GROUPS + GROUP) * 2 + 1).store(ds1)
     fence_async_shared()
-    meet(MEETING, ALL_THREADS)
+    meet(DS_FULL + GROUP, ALL_THREADS)
+    if GROUP == 0:  # only now: the other may not arrive a second time before all have met
+        arrive(DS_FULL + 1, ALL_THREADS)
     dq_coming = gl.zeros([KEYS, WIDTH], gl.float32, G_LAYOUT)
     for group in gl.static_range(GROUPS):
         ds_of = ds_tiles.index((buffer * GROUPS + group) * 2 + GROUP).permute((1, 0))

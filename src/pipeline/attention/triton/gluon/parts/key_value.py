@@ -90,7 +90,7 @@ def _load_queries(
 
 @gluon.jit
 def _differentiate_values(
-    dv_ptr, sizes, scale_log2, tiles, lse_rows, p_tiles, ring, p_ring, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr,
+    dv_ptr, sizes, scale_log2, tiles, lse_rows, p_tiles, ring, p_ring, CAUSAL: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, BLOCK_QUERIES: gl.constexpr,
 ):  # fmt: skip
     """Compute the weights and dv of every tile."""
@@ -117,8 +117,7 @@ def _differentiate_values(
                 s = start_scores(k_tiles, 0, q_tiles, slot * PARTS, no_scores, True)
                 s = warpgroup_mma_wait(0, deps=[s])
                 p, p_slot, p_phase = hand_over_weights(
-                    s, block, slot, p_slot, p_phase, keys, n_keys, scale_log2, lse_rows, p_tiles, q_free, p_ring,
-                    CAUSAL, MASK_KEYS,
+                    s, block, slot, p_slot, p_phase, keys, scale_log2, lse_rows, p_tiles, q_free, p_ring, CAUSAL,
                 )  # fmt: skip
                 parts = in_parts(p, A_LAYOUT)
                 mbarrier.wait(do_full.index(slot), phase)
@@ -185,14 +184,14 @@ def _differentiate_keys(
 def hopper_parts_key_value_kernel(
     q_parts_ptr, k_parts_ptr, v_parts_ptr, do_parts_ptr, lse_log2_ptr, delta_ptr, dq_sum_ptr, dk_ptr, dv_ptr,
     n_matrices, n_queries, n_keys, n_tiles, heads_together, scale, scale_log2,
-    CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
-    WIDTH: gl.constexpr, BLOCK_QUERIES: gl.constexpr, REGISTERS: gl.constexpr,
+    CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
+    BLOCK_QUERIES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv from every tile of 64 keys and the queries that see it.
 
     Shapes: q, k, v and do as `parts_kernel` writes them, (3, matrices, rows, head_dim) bf16; lse_log2 and delta as
     `delta_kernel` does; dk and dv (n_matrices, n_keys, head_dim), where n_matrices are batch · heads of keys, each seen
-    by HEADS_PER_KV heads of queries in a row. dq_sum_ptr: None. MASK_KEYS: the last tile of keys is not full.
+    by HEADS_PER_KV heads of queries in a row. dq_sum_ptr: None.
     """
     q_tiles = tiles_of(STAGES * PARTS, BLOCK_QUERIES, WIDTH, gl.bfloat16)
     do_tiles = tiles_of(STAGES * PARTS, BLOCK_QUERIES, WIDTH, gl.bfloat16)
@@ -211,7 +210,7 @@ def hopper_parts_key_value_kernel(
     gl.warp_specialize(
         [
             (_differentiate_values, (dv_ptr, sizes, scale_log2, tiles, lse_rows, p_tiles, ring, p_ring, CAUSAL,
-                                     MASK_KEYS, HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_QUERIES)),
+                                     HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_QUERIES)),
             (_differentiate_keys, (dk_ptr, sizes, scale, tiles, delta_rows, p_tiles, ring, p_ring, CAUSAL,
                                    HEADS_PER_KV, HEAD_DIM, WIDTH, BLOCK_QUERIES)),
             (_load_keys, (k_parts_ptr, v_parts_ptr, sizes, k_tiles, v_tiles, kv_full, kv_free, HEAD_DIM, WIDTH)),

@@ -30,7 +30,6 @@ def forward_launch(problem: Problem, tiles: PartsForwardTiles) -> Launch:
 def key_value_launch(problem: Problem, tiles: PartsKeyValueTiles) -> Launch:
     """Return what launches the kernel for dk and dv: parts of q, k, v and do, lse_log2, delta, None, dk and dv."""
     q, k = problem.q, problem.k
-    has_part_tile = k.shape[-2] % tiles.block_keys != 0
     return _launch(
         hopper_parts_key_value_kernel,
         problem,
@@ -38,7 +37,7 @@ def key_value_launch(problem: Problem, tiles: PartsKeyValueTiles) -> Launch:
         work_by_keys(q, k, problem.band == CAUSAL, tiles),
         [*[PART] * 4, *[FP32] * 2, None, *[FP32] * 2],
         [problem.scale, problem.scale_log2],
-        key_value_constants(tiles, problem.band == CAUSAL, heads_per_kv(q, k), q.shape[-1], has_part_tile),
+        key_value_constants(tiles, problem.band == CAUSAL, heads_per_kv(q, k), q.shape[-1]),
     )
 
 
@@ -84,11 +83,10 @@ def constants_by_queries(
 
 
 def key_value_constants(
-    tiles: PartsKeyValueTiles, is_causal: bool, per_kv: int, head_dim: int, has_part_tile: bool
+    tiles: PartsKeyValueTiles, is_causal: bool, per_kv: int, head_dim: int
 ) -> dict[str, int | bool]:
-    """Return the compile-time arguments of the kernel for dk and dv; has_part_tile: the last tile is not full."""
-    added = {"MASK_KEYS": has_part_tile, "BLOCK_QUERIES": tiles.block_queries}
-    return _shared(tiles.registers, is_causal, per_kv, head_dim) | added
+    """Return the compile-time arguments of the kernel for dk and dv."""
+    return {**_shared(tiles.registers, is_causal, per_kv, head_dim), "BLOCK_QUERIES": tiles.block_queries}
 
 
 def _shared(registers: int, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
