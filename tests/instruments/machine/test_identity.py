@@ -186,8 +186,9 @@ def checkout(tmp_path, monkeypatch):
     package = tmp_path / "package"
     package.mkdir()
     (package / "module.py").write_text("one")
+    (tmp_path / "page.md").write_text("one")
     git(tmp_path, "init", "-q")
-    git(tmp_path, "add", "package")
+    git(tmp_path, "add", "package", "page.md")
     git(tmp_path, "-c", "user.name=n", "-c", "user.email=e", "commit", "-qm", "first")
     return tmp_path
 
@@ -196,9 +197,10 @@ def git(folder, *arguments):
     return subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_commit_is_dirty_when_tracked_files_differ_and_only_then(checkout):
+def test_the_commit_is_dirty_when_tracked_files_of_the_package_differ_and_only_then(checkout):
     commit = git(checkout, "rev-parse", "--short", "HEAD")
-    (checkout / "untracked").write_text("x")
+    (checkout / "package" / "untracked").write_text("x")
+    (checkout / "page.md").write_text("two")
     assert identity.git_commit(checkout / "package") == commit
     (checkout / "package" / "module.py").write_text("two")
     assert identity.git_commit(checkout / "package" / "module.py") == commit + "+dirty"

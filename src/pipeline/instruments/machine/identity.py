@@ -98,7 +98,7 @@ def machine_without_torch() -> dict[str, Any]:
 
 
 def git_commit(path: Path) -> str:
-    """Name the commit of the checkout that `path` is part of, with "+dirty" when tracked files differ.
+    """Name the commit of the checkout that `path` is part of, with "+dirty" when tracked files beside it differ.
 
     "unknown" where `path` is not a tracked part of a checkout: a package installed under some project's `.venv`
     has not that project's commit.
@@ -107,7 +107,7 @@ def git_commit(path: Path) -> str:
     commit = _git(folder, "rev-parse", "--short", "HEAD")
     if not commit or not _git(folder, "ls-files", "."):
         return "unknown"
-    return commit + ("+dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no") else "")
+    return commit + ("+dirty" if _git(folder, "status", "--porcelain", "--untracked-files=no", ".") else "")
 
 
 def _git(folder: Path, *arguments: str) -> str:
