@@ -32,6 +32,22 @@ def few_others(monkeypatch):
     monkeypatch.setattr(implementations, "names", lambda *_args: ["eager", "sdpa"])
 
 
+@pytest.fixture
+def in_this_process(monkeypatch):
+    """Check and measure in this process, and put back what imports leave."""
+    here = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
+    monkeypatch.setattr(Processes, "run", lambda _self, function, *args: function(here, *args))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def measured_if_passed(in_this_process, monkeypatch):
+    """Measure in this process what passes any check."""
+    monkeypatch.setattr(measuring, "verdict", lambda *_args: Verdict("ok", way="folded"))
+    return lambda file, *names: measure(CELL, SETTINGS, Stopwatch(), subjects(*names, file=file))
+
+
 def subjects(*names, file="attention"):
     return [Subject("attention", name.lower(), f"{KERNELS}/{file}.py:{name}") for name in names]
 
@@ -56,6 +72,7 @@ def test_what_is_far_off_at_the_cells_own_length_only_is_wrong_and_costs_its_own
         assert rows[name][0]["reason"].startswith(reason)
 
 
+@pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_one_row_of_many_that_is_wrong_beyond_the_lengths_of_the_check_is_wrong(dtype):
     rows = measured("right_at_any_length", "one_row_left_out", cell=replace(CELL, dtype=dtype, seq_len=700))
@@ -63,6 +80,7 @@ def test_one_row_of_many_that_is_wrong_beyond_the_lengths_of_the_check_is_wrong(
     assert {row["status"] for row in rows["one_row_left_out"]} == {"wrong"}
 
 
+@pytest.mark.usefixtures("in_this_process")
 def test_where_queries_share_keys_it_gets_fewer_heads_of_keys_or_copies_and_its_rows_say_so():
     reasons = {"right": COPIES, "shares_keys": None, "shares_when_asked": None}
     cell = replace(CELL, num_heads=4, query_heads_per_kv_head=2)
@@ -74,33 +92,22 @@ def test_where_queries_share_keys_it_gets_fewer_heads_of_keys_or_copies_and_its_
             assert rows[name][0].get("reason") == reason
 
 
-@pytest.fixture
-def in_this_process(monkeypatch):
-    """Measure in this process, what passes any check, and put back what imports of it leave."""
-    here = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
-    monkeypatch.setattr(measuring, "verdict", lambda *_args: Verdict("ok", way="folded"))
-    monkeypatch.setattr(Processes, "run", lambda _self, function, *args: function(here, *args))
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    return lambda file, *names: measure(CELL, SETTINGS, Stopwatch(), subjects(*names, file=file))
-
-
-def test_what_is_right_in_its_first_calls_alone_is_wrong_and_has_no_times(in_this_process):
+def test_what_is_right_in_its_first_calls_alone_is_wrong_and_has_no_times(measured_if_passed):
     names = ("of_pointers_at_length_32", "first_calls_alone", "adds_to_dq_at_length_32")
-    rows = [row for row in in_this_process("lasting", *names) if row["impl"] in names]
+    rows = [row for row in measured_if_passed("lasting", *names) if row["impl"] in names]
     assert {(row["impl"], row["phase"]) for row in rows} == set(product(names, PHASES))
     for row in rows:
         assert (row["status"], row.get("samples_ms")) == ("wrong", None)
         assert row["reason"].startswith("right at first, but not when it is called after the timing ")
 
 
-def test_one_that_changes_clocks_and_torchs_state_changes_no_times_and_its_rows_say_so(in_this_process):
+def test_one_that_changes_clocks_and_torchs_state_changes_no_times_and_its_rows_say_so(measured_if_passed):
     clock, threads = time.perf_counter, torch.get_num_threads()
     for file, name, said in (
         ("clock", "with_a_clock_of_its_own", "time.perf_counter from perf_counter to "),
         ("state", "with_a_state_of_its_own", f"num_threads from {threads} to {threads + 1}"),
     ):
-        rows = in_this_process(file, name)
+        rows = measured_if_passed(file, name)
         assert all(max(row["samples_ms"]) < 900 for row in rows)  # the clock of its own tells whole seconds
         assert (time.perf_counter, torch.get_num_threads()) == (clock, threads)
         for row in rows:
