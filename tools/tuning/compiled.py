@@ -19,9 +19,9 @@ from tools.tuning.running_wgmma import touched_early
 HOPPER = GPUTarget("cuda", 90, 32)
 REGISTERS_PER_SM, REGISTER_GRANULE = 65536, 8
 SHARED_BYTES_PER_SM, SHARED_BYTES_RESERVED_PER_PROGRAM = 228 * 1024, 1024
+# Of a warp, two, a warpgroup or all threads, as only Triton's own code has them.
+TRITONS_BARRIER = re.compile(r"\bBAR\.(?:SYNC|RED|ARV)\S* (0x\w+)(?:, 0x(?:20|40|80))? ;")
 # Arguments by the beginnings and ends of their names, as all kernels here spell them.
-# Where a warpgroup or all threads wait, as only Triton's own code has them.
-OWN_BARRIER = re.compile(r"\bBAR\.SYNC\S* (0x\w+)(?:, 0x80)? ;")
 FLOAT32_POINTERS = re.compile(r"(lse|delta|dq_sum|chunk)\w*_ptr$")
 
 
@@ -87,7 +87,7 @@ def _report(compiled: Any, num_warps: int) -> KernelReport:
         mma_sync=code.count("HMMA"),
         programs_per_sm=_programs_per_sm(code.registers, shared_bytes, num_warps),
         touched_early=len(touched_early(code.text)),
-        barriers=1 + max((int(number, 16) for number in OWN_BARRIER.findall(code.text)), default=-1),
+        barriers=1 + max((int(number, 16) for number in TRITONS_BARRIER.findall(code.text)), default=-1),
     )
 
 

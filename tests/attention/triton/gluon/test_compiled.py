@@ -86,7 +86,8 @@ def test_all_that_the_tables_can_give_fit_keep_the_tensor_cores_fed_and_spill_ne
         assert report["wgmma"] > 3 * report["wgmma_waits"] > 0, (words, report)
         assert report["mma_sync"] == 0, (words, report)
         assert report["touched_early"] == 0, (words, report)
-        assert report["barriers"] <= first_own_barrier, (words, report)
+        if kernel == "backward":  # which has named barriers of its own
+            assert report["barriers"] <= first_own_barrier, (words, report)
         if kernel == "forward_short":
             assert report["programs_per_sm"] >= FORWARD_SHORT[words[1]].programs_per_sm, (words, report)
         # Scalars of two warpgroups, which each keep two sums, scores and their gradients in registers.

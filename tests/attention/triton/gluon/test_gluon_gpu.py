@@ -175,6 +175,14 @@ def test_fp32_is_as_exact_as_torchs_own_kernel_also_with_large_logits(head_dim, 
         assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, is_causal, factor)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_fp32_keys_beyond_the_last_reach_no_gradient(head_dim):
+    q, k, v, do = inputs_of(1030, 1030, head_dim, torch.float32)
+    # Their score of 0 towers above every one of these.
+    for tensor in results(FlashAttentionTriton.apply, 5 * q.abs(), -5 * k.abs(), v, do, False):
+        assert tensor.isfinite().all()
+
+
 @pytest.mark.parametrize(("length", "head_dim"), [(1040, 64), (1040, 40), (1040, 128), (1040, 96), (300, 64)])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_fp32_is_bitwise_repeatable_dq_too(length, head_dim, is_causal):

@@ -1,8 +1,8 @@
 """The backward pass for Hopper up to head_dim 128: dk and dv, and dq summed in memory by the copy engine.
 
 Two warpgroups have 64 keys each of a tile of 128 and go through the queries; what they need is moved by four warps
-(`moving`); programs stay. Both need each other's half of dS for dq, of which each computes half: so they meet once a
-step (`steps`). Source: Shah et al. 2024, FlashAttention-3; Dao 2023, FlashAttention-2, algorithm 2.
+(`moving`); programs stay. Both need each other's half of dS for dq, of which each computes half: so each waits for the
+other once a step (`steps`). Source: Shah et al. 2024, FlashAttention-3; Dao 2023, FlashAttention-2, algorithm 2.
 """
 
 from triton.experimental import gluon

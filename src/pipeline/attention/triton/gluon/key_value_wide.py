@@ -55,7 +55,7 @@ def hand_over_weights(
 ):  # fmt: skip
     """Make weights of a block's scores, (keys, queries), and hand them to the other warpgroup.
 
-    Those of keys beyond the last may be infinite: they reach rows of dk and dv alone that nobody stores.
+    Weights of keys past the end may be infinite. They reach only rows of dk and dv that are not stored.
     """
     LAYOUT: gl.constexpr = s.type.layout
     QUERIES: gl.constexpr = s.shape[1]

@@ -185,7 +185,7 @@ def backward_constants(
 ) -> dict[str, int | bool]:
     """Return the backward kernel's compile-time arguments.
 
-    has_part_tile: the last tile has keys beyond the last, which a kernel that sums dq must mask; in_pairs: see
+    has_part_tile: the last tile has keys past the end; a kernel that sums dq must mask them; in_pairs: see
     `pieces.item_of`.
     """
     shared = {
