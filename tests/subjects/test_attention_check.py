@@ -113,6 +113,8 @@ LASTING = "kernels/lasting.py"
         ("sees_the_past_alone", r".*; no query sees its own key: the causal mask is off by one" + re.escape(WHERE)),
         ("raises_at_length_64", r"raised RuntimeError at length 64: my kernel is not ready \(attention.py:\d+\)"),
         ("without_mask", r".*; that is what attention without the causal mask gives \(.*"),
+        ("without_scale", r".*; the scores are not divided by √head_dim \(.*"),
+        ("with_the_scale_twice", r".*; the scores are divided by head_dim, not its root \(.*"),
         ("without_scale_in_backward", r"dq is off by .*"),  # behind a right output
         (attention("of_pointers", LASTING), ".*; that is the result of the call before, which had other numbers in .*"),
         (attention("AddsToDq", LASTING), r".*; that is the sum with the call before: is a buffer not cleared\? .*"),

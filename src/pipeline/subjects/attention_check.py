@@ -29,9 +29,12 @@ GIVEN = ("q", "k", "v", "the output's gradient")
 QUANTITIES = ("output", "dq", "dk", "dv")
 # What is said of a result that is right for attention without the mask.
 IGNORES_MASK = "that is what attention without the causal mask gives"
+# By which power of head_dim scores may be multiplied in place of -1/2.
+OTHER_SCALES = {0: "the scores are not divided by √head_dim", -1: "the scores are divided by head_dim, not its root"}
 # By how many keys a causal mask may end too late.
 OTHER_DIAGONALS = {1: "each query sees one key after its own", -1: "no query sees its own key"}
-# How far an output may lie from that of another mask to be taken for it: bf16 rounds to less, a key makes far more.
+# How far an output may lie from that of another mask or scale to be taken for it: bf16 rounds to less, a key makes far
+# more.
 ABOUT = 0.03
 # What a GPU says after which it does nothing more for this process.
 POISON = re.compile(r"CUDA.*(illegal|misaligned|unspecified launch failure|device-side assert)", re.DOTALL)
@@ -221,17 +224,27 @@ def _mistakes(
     before, either = wanted.flip(0), bound + bound.flip(0)
     yield "that is the result of the call before, which had other numbers in the same tensors", before, either
     yield "that is the sum with the call before: is a buffer not cleared?", before + wanted, either
+    for power, words in OTHER_SCALES.items() if name == "output" else ():
+        scaled = _attended(inputs, inputs[0].shape[-1] ** power, 1 if is_causal else None)
+        yield words, scaled, ABOUT + ABOUT * scaled.abs()
     if not is_causal:
         return
     for diagonal, words in OTHER_DIAGONALS.items() if name == "output" else ():
-        q, k, v = (tensor.double() for tensor in _with_copies(inputs)[:3])
-        hidden = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1 + diagonal)
-        shifted = (q @ k.mT / math.sqrt(q.shape[-1])).masked_fill(hidden, -math.inf).softmax(-1) @ v
+        shifted = _attended(inputs, inputs[0].shape[-1] ** -0.5, 1 + diagonal)
         shifted[..., 0, :] = result[..., 0, :]  # the first query may see no key, and then gives anything
         yield f"{words}: the causal mask is off by one", shifted, ABOUT + ABOUT * shifted.abs()
     q, k, v, do = inputs
     unmasked = getattr(exact_attention(q, k, v, do, is_causal=False), name)
     yield IGNORES_MASK, unmasked, _allowed(inputs, False)[QUANTITIES.index(name)]
+
+
+def _attended(inputs: tuple[Tensor, ...], scale: float, first_hidden: int | None) -> Tensor:
+    """Attend with another scale or mask; first_hidden: the first key that query 0 does not see, None without a mask."""
+    q, k, v = (tensor.double() for tensor in _with_copies(inputs)[:3])
+    scores = scale * (q @ k.mT)
+    if first_hidden is not None:
+        scores.masked_fill_(torch.ones_like(scores, dtype=torch.bool).triu(first_hidden), -math.inf)
+    return scores.softmax(-1) @ v
 
 
 def _told_off(name: str, result: Tensor, off: Tensor, over: Tensor, worst: int) -> str:

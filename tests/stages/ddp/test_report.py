@@ -83,6 +83,9 @@ def test_the_answer_does_not_rest_on_an_unstable_step_and_is_whole_where_torchs_
     for status, fastest in (("ok", "overlap"), ("unstable", "bucketed 1 MiB")):
         rows = [row | {"status": status} if row["impl"] == "overlap" else row for row in steps()]
         assert f", {fastest}, and " in section(rows).answer
+    of_others = [row | {"status": "unstable"} if row["impl"] not in ("torch", "none") else row for row in steps()]
+    rows = [row | {"status": "unstable"} if row.get("bucket_size_mb") == 25 else row for row in of_others]
+    assert f"torch's, {TORCH}: " in section(rows).answer  # torch's stable one is slower: both by the same rule
     slower = section(steps(torch_ms=90.0)).answer
     assert (f", {TORCH}: ours is 0.8" in slower, "(slower)" in slower) == (True, True)
     assert "variants with results" in section([row for row in steps() if row["impl"] != "torch"]).answer

@@ -76,12 +76,13 @@ def _fewer(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _answer(steps: pd.DataFrame) -> str:
-    """Say what the fastest of ours takes beside the fastest of torch's; an unstable one only where none is ok."""
-    way = with_values(steps).set_index("way", drop=False).sort_values(["status", "median_ms"])
-    ours, torchs = way[way["way"].isin(OURS)], way[way["way"].isin(OF_TORCH)]
+    """Say what the fastest of ours takes beside the fastest of torch's: of stable ones where both have any."""
+    way = with_values(steps).set_index("way", drop=False).sort_values("median_ms")
+    ours, torchs = (way[way["way"].isin(of)] for of in (OURS, OF_TORCH))
     if ours.empty or torchs.empty or NONE not in way.index:
         return ways.only(way)
-    best, torch = ours.iloc[0], torchs.iloc[0]
+    stable = [each[each["status"] == "ok"] for each in (ours, torchs)]
+    best, torch = (each.iloc[0] for each in (stable if all(map(len, stable)) else (ours, torchs)))
     return WORDS.say("answer", best=best, none=way.loc[NONE], torch=torch, than=judge(torch, best))
 
 

@@ -22,9 +22,9 @@ GROUPS = gl.constexpr(2)
 BLOCK_KEYS = gl.constexpr(128)
 LOADING_REGISTERS = gl.constexpr(24)  # the fewest there are
 PLAIN_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2))
-# Named barriers of `hopper_backward_kernel`: four where its warpgroups wait for each other's dS, in one of three ways of
-# `steps`; of each, where its part of dq is full and free; and of each slot of queries, and of their gradients, where it
-# is free.
+# Named barriers of `hopper_backward_kernel`: four where its warpgroups wait for each other's dS, in one of three ways
+# (`steps`); of each, where its part of dq is full and free; and of each slot of queries, and of their gradients, where
+# it is free.
 DS_FULL = gl.constexpr(FIRST_NAMED_BARRIER)
 DQ_FULL, DQ_FREE = gl.constexpr(DS_FULL + 4), gl.constexpr(DS_FULL + 6)
 Q_FREE, DO_FREE = gl.constexpr(DS_FULL + 8), gl.constexpr(DS_FULL + 10)

@@ -17,8 +17,8 @@ SIZES = (
 
 
 # Named barriers: the hardware has 16, and Triton uses the first of them, one for all threads and one of each warpgroup;
-# kernels with barriers of their own have two warpgroups. Warps alone need none. No thread but those that `meet` waits at
-# one, where every arrival at an mbarrier has its warpgroup wait for all of its threads.
+# kernels with barriers of their own have two warpgroups. Warps alone need none. No thread but those that `meet` waits
+# at one, where every arrival at an mbarrier has its warpgroup wait for all of its threads.
 FIRST_NAMED_BARRIER = gl.constexpr(3)
 
 

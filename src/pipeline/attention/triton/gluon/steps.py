@@ -135,9 +135,9 @@ def step_of_one(
     buffer = step % 2
     ds_tiles.index(buffer * GROUPS + GROUP).store(ds)
     fence_async_shared()
-    # With a causal mask or a tail, where warpgroups were seen to drift apart, each multiplies its own dS (Triton has its
-    # warps wait for each other's part) before it waits for the other's. It may be a step ahead: hence barriers of even
-    # and of odd steps.
+    # With a causal mask or a tail, where warpgroups were seen to drift apart, each multiplies its own dS (Triton has
+    # its warps wait for each other's part) before it waits for the other's. It may be a step ahead: hence barriers of
+    # even and of odd steps.
     DRIFT: gl.constexpr = 1 if CAUSAL or TAIL else 0
     if DRIFT:
         arrive(DS_FULL + (1 - GROUP) * 2 + buffer, ALL_THREADS)
