@@ -51,6 +51,11 @@ def test_a_price_makes_a_cost_per_token_and_picks_the_cheapest_of_those_that_hav
     found = cells(table)
     assert (found["medium", "tuned", "cheapest"], found["xl", "tuned", "cheapest"]) == ("h100", "–")
     assert len(found["medium", "tuned", "h100"].split(" / ")) == 4
+    noisy = make_run("noisy", SLOW)
+    for record in noisy.records:
+        record["rows"] = [row | {"status": "unstable"} for row in record["rows"]]
+    unsure = cells(models([both[0], noisy], {"h200": 3.6, "noisy": 1.2}))
+    assert unsure["medium", "tuned", "cheapest"] == "undecided"
     without = models(both, {})
     assert not [head for head, _, _ in without.columns if "USD" in head or head == "cheapest"]
 

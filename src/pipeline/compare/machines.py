@@ -59,9 +59,11 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
     shown = _by_run(lines, runs, ["run", "usd", "tokens_per_s", *keys])
     sizes = list(dict.fromkeys(shown["model"]))
     shown = shown.sort_values("model", key=lambda names: names.map(sizes.index), kind="stable", ignore_index=True)
-    priced = shown.dropna(subset="usd").groupby(keys)["usd"]
-    best = shown.loc[priced.idxmin()[priced.size() > 1]]
-    shown = shown.merge(best[[*keys, "run"]].rename(columns={"run": "cheapest"}), "left", keys)
+    priced = shown.dropna(subset="usd").groupby(keys)
+    best = shown.loc[priced["usd"].idxmin()[priced.size() > 1], [*keys, "run"]].set_index(keys)["run"].astype(str)
+    is_unstable = priced["status"].agg(lambda each: each.eq("unstable").any()).reindex(best.index)
+    cheapest = best.mask(is_unstable.astype(bool), "undecided")
+    shown = shown.join(cheapest.rename("cheapest"), on=keys)
     names = "model way precision shape cheapest run tokens_per_s:count mfu_pct peak_bytes:gb usd:number"
     table = WORDS.table("models", shown, names, across="run", only_filled=True)
     rates = " / ".join(head for head, name, _ in table.columns if name not in (*keys, "cheapest", "run"))
