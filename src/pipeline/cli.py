@@ -138,7 +138,9 @@ def _add_cell(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
     command.add_argument("--force", action="store_true", help="measure even if the cell should not fit into memory")
-    command.add_argument("--out", required=True, metavar="RECORD.json", help="where to write the record")
+    command.add_argument(
+        "--out", metavar="RECORD.json", help="where to write the record; needed"
+    )  # told after the cell
     command.add_argument("--files", metavar="FOLDER", help="where to keep captures (default: RECORD.files)")
 
 

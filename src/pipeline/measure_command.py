@@ -29,6 +29,8 @@ def check(arguments: argparse.Namespace) -> None:
         raise UserError("the working directory has been deleted: change to one that exists") from None
     _cell_and_settings(arguments)
     _subjects(arguments)
+    if arguments.out is None:
+        raise UserError("--out must be given: the path of the record, as in --out cell.json")
     record_place(arguments.out).close()
 
 

@@ -84,13 +84,14 @@ class LogHandler(LogHandlerBase):
         if not self.common_settings.quiet:
             for line in (
                 *self.outcomes.summary(),
+                *([] if self.common_settings.dryrun else messages.left_over(self.progress)),
                 *([f"the report: {Path(self.report).absolute()}"] if self.report else []),
             ):
                 self._write(line)
         self.outcomes, self.report = type(self.outcomes)(), ""
         if self.common_settings.dryrun and self.progress.totals:
             self._write(messages.table(self.progress, 0.0))
-            self.progress.totals.clear()
+        self.progress.totals.clear()
         super().close()
 
     def _follow(self, record: Any, now: float) -> None:

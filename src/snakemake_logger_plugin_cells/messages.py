@@ -41,6 +41,13 @@ def to_do(progress: Progress, now: float) -> str:
     return f"To do: {', '.join(parts) or 'nothing'}, about {span(progress.left_s(now))}"
 
 
+def left_over(progress: Progress) -> list[str]:
+    """Say how many cells a run that has ended, by itself or by Ctrl-C, leaves to the next one; nothing where none."""
+    planned = _count(progress.totals, is_cell)
+    left = planned - _jobs(progress.done, is_cell)
+    return [f"not measured: {left} of {planned} cells; the same command goes on with them"] if left > 0 else []
+
+
 def table(progress: Progress, now: float) -> str:
     """Return a table of cells and expected time by stage, with the total in the last line."""
     cells = [(rule, count) for rule, count in progress.totals.items() if is_cell(rule)]

@@ -68,7 +68,7 @@ class Outcomes:
             return
         why = f"of {record['stage']} {found['status']}: {found['reason']}"
         if why not in self._without_values:
-            yield f"[nothing measured: {found['reason']}]"
+            yield f"[{record['stage']}: nothing measured: {found['reason']}]"
         self._without_values[why] += 1
 
     def _wrong_of(self, record: Mapping[str, Any]) -> Iterator[str]:

@@ -77,6 +77,7 @@ def test_a_run_is_a_line_of_what_to_do_and_a_line_a_job_with_why_a_cell_is_measu
         "To do: 2 cells, 1 write-up, about 45 s",
         f"[0 of 2 cells done, 0 s so far, about 45 s left] timing size=tiny{why}",
         "[1 of 2 cells done, 0 s so far, about 19 s left] write-up",
+        "not measured: 1 of 2 cells; the same command goes on with them",
     ]
 
 
@@ -172,7 +173,7 @@ KILLED = {**RECORD, "rows": [failed_row("failed", "ended by SIGKILL")], "log": "
         (
             [SKIPPED, RECORD, SKIPPED],
             [
-                *("[nothing measured: takes 27.6 GB or more]", "measured 3 cells: 1 ok, 2 skipped"),
+                *("[timing: nothing measured: takes 27.6 GB or more]", "measured 3 cells: 1 ok, 2 skipped"),
                 "2 cells of timing skipped: takes 27.6 GB or more",
             ],
         ),
