@@ -40,7 +40,8 @@ def with_streams(streams, *words):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        ("measure timings --out cell.json", "unknown stage 'timings': must be one of ceilings, health, timing, "),
+        ("measure timings", "unknown stage 'timings': must be one of ceilings, health, timing, "),
+        ("measure timing", "--out must be given: the path of the record, as in --out cell.json"),
         ("measure timing sizes=xl --out cell.json", "timing cell: unknown key 'sizes'"),
         ("measure timing --set steps=-3 --out cell.json", "timing settings: steps must be at least 5, got -3"),
         ("measure timing --gpus -1 --out cell.json", "--gpus must be at least 0, got -1"),

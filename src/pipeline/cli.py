@@ -126,8 +126,11 @@ def _doctor(_arguments: argparse.Namespace) -> None:
     _print(report())
 
 
-def _add_cell(command: argparse.ArgumentParser) -> None:
-    """Add the words that name a cell, what it is measured with, and where its record goes."""
+def _add_cell(command: argparse.ArgumentParser, needs_out: bool) -> None:
+    """Add the words that name a cell, what it is measured with, and where its record goes.
+
+    needs_out: refuse to go on without; else the command says so, once the cell's own words are right.
+    """
     command.add_argument("stage")
     command.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
     command.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE", help="a setting")
@@ -138,9 +141,7 @@ def _add_cell(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
     command.add_argument("--force", action="store_true", help="measure even if the cell should not fit into memory")
-    command.add_argument(
-        "--out", metavar="RECORD.json", help="where to write the record; needed"
-    )  # told after the cell
+    command.add_argument("--out", required=needs_out, metavar="RECORD.json", help="where to write the record; needed")
     command.add_argument("--files", metavar="FOLDER", help="where to keep captures (default: RECORD.files)")
 
 
@@ -174,8 +175,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     of_failed.add_argument("code", type=int, help="exit code of `measure`")
     of_failed.add_argument("--log", type=Path, required=True, metavar="LOG", help="output of `measure`")
     of_failed.set_defaults(run=failed)
-    for command in (one_cell, of_failed):
-        _add_cell(command)
+    _add_cell(one_cell, needs_out=False)
+    _add_cell(of_failed, needs_out=True)
 
     right = commands.add_parser("check", help="check your own implementations without measuring them")
     right.add_argument("subjects", metavar="YAML", help="'{kind: {name: module:attribute}}', or a file of adapters")
