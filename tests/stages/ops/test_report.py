@@ -34,6 +34,12 @@ def operations():
     return [row(impl, ms, op) for op in ("swiglu", "linear_cross_entropy") for impl, ms in TIMES_MS.items()]
 
 
+@pytest.mark.parametrize(("source", "label"), [("datasheet", "the data sheet's"), ("measured", "measured here")])
+def test_the_limit_says_where_its_bandwidth_comes_from(source, label):
+    rows = [each | {"bandwidth_source": source} for each in operations()]
+    assert [limit.label for limit in shown(section(*rows))["floors"].limits] == [label]
+
+
 def test_a_time_is_predicted_of_bytes_and_the_heads_of_its_products_and_without_ceilings_not_at_all():
     table = shown(section(*operations()))["times"]
     rows = table.rows.set_index(["op", "impl"])

@@ -101,10 +101,11 @@ def _predicted(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mappi
 
 
 def _floors(whole: pd.DataFrame) -> Chart:
-    rates = pd.Series(written(whole, "{gb_per_s:,.0f} GB/s"), whole.index)
-    of_head = pd.Series(written(whole, "{work_tflops_per_s:,.0f} TFLOP/s"), whole.index)
+    rates = pd.Series(written(whole, "{gb_per_s:number} GB/s"), whole.index)
+    of_head = pd.Series(written(whole, "{work_tflops_per_s:number} TFLOP/s"), whole.index)
     shown = with_values(whole.assign(rate=rates.mask(whole["op"] == HEAD, of_head)))
-    axes, limits = ("floor_share_pct", "what"), [Limit(100.0, "the data sheet's")]
+    promised = whole["bandwidth_source"].eq("datasheet").any()
+    axes, limits = ("floor_share_pct", "what"), [Limit(100.0, "the data sheet's" if promised else "measured here")]
     return WORDS.chart(
         "floors", shown, "bar", *axes, "who", label="rate", panel="model", limits=limits, hover="median_ms"
     )

@@ -126,7 +126,8 @@ def _forward_times(rows: pd.DataFrame) -> Table:
     host, span, busy = (timed[timed["clock"] == clock] for clock in ("host", "span", "busy"))
     span, busy = (each[[*CELL, "median_ms", "status"]] for each in (span, busy))
     both = host.merge(span, "left", CELL, suffixes=("", "_span")).merge(busy, "left", CELL, suffixes=("", "_busy"))
-    both = both.assign(off_pct=100 * (both["median_ms_span"] / both["median_ms"] - 1))
+    off_pct = 100 * (both["median_ms_span"] / both["median_ms"] - 1)
+    both = both.assign(off_pct=off_pct.where(both["status"] == "ok"))  # of an unstable time it would say nothing
     names = "size precision captured_by context_length median_ms median_ms_span median_ms_busy off_pct"
     return WORDS.table("forward_times", both, names, across="context_length")
 
