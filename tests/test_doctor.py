@@ -51,7 +51,7 @@ def check(name):
 
 
 def test_without_a_gpu_nothing_about_gpus_is_to_be_fixed(laptop, capsys):
-    elsewhere = {"torch.compile", "snakemake", "peers"}
+    elsewhere = {"torch.compile", "snakemake"}
     lacking = {check.name: check for check in doctor.findings() if not check.ok and check.name not in elsewhere}
     assert lacking.keys() >= {"GPU timing", "Triton kernels", "nsys captures", "NCCL all-reduce"}
     assert {check.remedy for check in lacking.values()} == {""}

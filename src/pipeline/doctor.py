@@ -75,12 +75,14 @@ def findings() -> list[Check]:
         _check_nccl(gpus),
         _check_all_reduce("gloo", f"on {_cores()} logical cores"),
         _check_snakemake(),
-        _check_peers(),
+        _check_peers(gpus),
     ]
 
 
-def _check_peers() -> Check:
-    """Check that all peers are installed; without one the machine measures all else."""
+def _check_peers(gpus: list[Gpu]) -> Check:
+    """Check that all peers are installed; without one, or without a GPU to run them, the machine measures all else."""
+    if not gpus:
+        return Check("peers", False, f"{', '.join(PEERS.values())} need a GPU")
     found = {package: version_of(name) for name, package in PEERS.items()}
     listed = ", ".join(f"{package} {installed or 'not installed'}" for package, installed in found.items())
     return Check("peers", all(found.values()), listed, "" if all(found.values()) else f"{_PIP} install {EXTRA}")

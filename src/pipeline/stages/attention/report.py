@@ -114,7 +114,7 @@ def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:
     """Return tensor, its elements in symbols, and bytes; last the whole, and what FlashAttention keeps instead."""
     vector, matrix = shape.vectors * FP32_BYTES, shape.scores * FP32_BYTES
     temporaries = attention.SOFTMAX_BACKWARD_TEMPORARIES[device_type]
-    return [
+    parts = [
         ("q, k, v and the gradient of the output", "4·B·S·D", 4 * vector),
         ("the output, the scaled q, the gradient of v", "3·B·S·D", 3 * vector),
         ("softmax's output, saved for backward", "B·S²", matrix),
@@ -123,3 +123,4 @@ def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:
         ("all of them", "", attention.peak_bytes(shape, FP32_BYTES, device_type)),
         ("what FlashAttention keeps of the scores: the LSE", "B·S", attention.flash_saved_bytes(shape)),
     ]
+    return [part for part in parts if part[-1]]  # a CPU has no temporaries

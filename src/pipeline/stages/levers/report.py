@@ -124,7 +124,8 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
     at_most = " " + WORDS.say("at_most") if told["predicted"].notna().any() else ""
     shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes:gb mfu_pct repeats loss predicted:times"
     gpus = rows["cards"].str.findall(r"\b[0-9a-f]{8}\b").explode().nunique()
-    return WORDS.table("ladder", told, shown, only_filled=True, at_most=at_most, gpus=gpus)
+    ran_on = f"; {WORDS.say('ran_on', gpus=gpus)}" if gpus else ""
+    return WORDS.table("ladder", told, shown, only_filled=True, at_most=at_most, ran_on=ran_on)
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
