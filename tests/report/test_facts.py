@@ -1,5 +1,6 @@
 import math
 
+import pandas as pd
 import pytest
 
 from pipeline.cells.record import with_derived
@@ -28,6 +29,15 @@ def test_each_machine_and_version_is_named_once():
     assert found["software"].endswith(", torchao 0.18.0")
     assert found["machine"] == "NVIDIA H200"
     assert [uuid in found["GPUs used"] for uuid in ("12345678", "feedbeef")] == [True, True]
+
+
+def test_vocabularies_are_told_where_models_of_a_name_differ():
+    ten, one = (pd.DataFrame({"setting_vocab_size": [size]}) for size in (10_000, 1_000))
+    assert facts.vocabularies({"memory": one, "timing": ten, "levers": ten, "ceilings": pd.DataFrame()}) == {
+        10_000: ["timing", "levers"],
+        1_000: ["memory"],
+    }
+    assert facts.vocabularies({"timing": ten, "levers": ten}) == {}
 
 
 def test_a_stage_counts_cells_times_and_those_that_are_unstable():

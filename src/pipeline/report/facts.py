@@ -53,6 +53,15 @@ def of_several_commits(cells: pd.DataFrame) -> list[str]:
     return list(commits.index[commits > 1])
 
 
+def vocabularies(frames: Mapping[str, pd.DataFrame]) -> dict[int, list[str]]:
+    """Return the stages by the vocabulary of their models, where these are not all of one; most stages first."""
+    found: dict[int, list[str]] = {}
+    for stage, rows in frames.items():
+        for size in rows.get("setting_vocab_size", pd.Series(dtype=float)).dropna().unique():
+            found.setdefault(int(size), []).append(stage)
+    return dict(sorted(found.items(), key=lambda each: -len(each[1]))) if len(found) > 1 else {}
+
+
 def gpus(cells: pd.DataFrame) -> list[str]:
     """Return the GPUs that cells were measured on, by the first characters of their UUIDs."""
     return sorted({uuid[:12] for uuid in " ".join(having(cells, "gpus").get("gpus", [])).split()})

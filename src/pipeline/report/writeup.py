@@ -30,7 +30,8 @@ MOST_UNSTABLE = 0.5
 
 def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown:
     """Return the write-up as Markdown; what its template shows is escaped unless it is Markdown already."""
-    by_stage = facts.by_stage(cells, {each.stage.name: each.rows for each in told})
+    frames = {each.stage.name: each.rows for each in told}
+    by_stage = facts.by_stage(cells, frames)
     program = ["snakemake"] if asked.in_clone else ["python", "-m", "pipeline", "run"]
     words = [*program, "--cores", "1", "reports/writeup.md", *(["--config", *asked.config] if asked.config else [])]
     loader, escape = FileSystemLoader(Path(__file__).parent), Markdown.escape
@@ -58,6 +59,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
             by_stage[by_stage["most_repeats"] > 1],
             "stage most_repeats std_between_repeats:percent furthest_two:percent",
         ),
+        vocabularies=facts.vocabularies(frames),
         lacking=facts.without_values(cells).to_dict("records"),
         scale=asked.scale,
         missing=facts.missing(asked.missing),
