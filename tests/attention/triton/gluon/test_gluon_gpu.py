@@ -166,7 +166,7 @@ def test_fp32_of_one_long_head_is_as_exact():
     assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, True)
 
 
-@pytest.mark.parametrize(("scale", "factor"), [(1.0, 1.1), (5.0, 1.2)])
+@pytest.mark.parametrize(("scale", "factor"), [(1.0, 1.1), (5.0, 1.15)])
 @pytest.mark.parametrize("head_dim", [40, 64, 96, 128])
 def test_fp32_is_as_exact_as_torchs_own_kernel_also_with_large_logits(head_dim, scale, factor):
     for is_causal in (False, True):
