@@ -45,11 +45,12 @@ def test_what_is_installed_is_imported_when_it_is_asked_for_or_skipped_with_its_
         peers.load("torchao", "a_peer_that_fails")
 
 
-def test_doctor_lists_each_with_its_version_and_the_line_that_installs_what_is_missing(monkeypatch):
+def test_doctor_lists_each_with_its_version_and_with_a_gpu_the_line_that_installs_what_is_missing(monkeypatch):
     monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "torchao": "0.18", "flash-attn-4": "4"}.get)
     whole = doctor.Check("peers", True, "flash-attn-4 4, liger-kernel 9.9, torchao 0.18")
     assert whole in doctor.findings()
     monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "flash-attn-4": "4"}.get)
     (lacking,) = (check for check in doctor.findings() if check.name == "peers")
     assert (lacking.ok, lacking.detail) == (False, "flash-attn-4 4, liger-kernel 9.9, torchao not installed")
-    assert lacking.remedy.endswith("install -e '.[peers]'")
+    assert lacking.remedy == ""
+    assert doctor._check_peers([object()]).remedy.endswith("install -e '.[peers]'")
