@@ -1,9 +1,13 @@
+from pathlib import Path
+
 import pytest
 
 from pipeline.compare import page
 from pipeline.compare.machines import differences, models, prices
 from pipeline.compare.pair import compare
+from pipeline.compare.runs import Run
 from pipeline.errors import UserError
+from pipeline.registry import stages
 
 from ..report.runs import GPU
 
@@ -30,6 +34,11 @@ def test_each_model_stands_once_a_way_with_the_values_of_every_run(both, make_ru
     fast, slow = (float(found["medium", "tuned", run].split(" / ")[0].replace(",", "")) for run in ("h200", "h100"))
     assert fast == pytest.approx(2 * slow, rel=1e-4)
     assert [found[size, "tuned", "third"] == "–" for size in ("medium", "xl")] == [True, False]
+
+
+def test_runs_that_trained_no_model_have_no_table():
+    empty = [Run(name, Path(name), [], stages()) for name in ("a", "b")]
+    assert models(empty, {"a": 1.0, "b": 2.0}).is_empty
 
 
 def test_steps_in_another_precision_are_others(both, make_run):

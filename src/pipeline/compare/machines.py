@@ -56,7 +56,7 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
         if (step := model[way])
     ]
     keys = ["model", "way", "precision", "shape"]
-    shown = _by_run(lines, runs, ["run", "usd", "tokens_per_s", *keys])
+    shown = _by_run(lines, runs, ["run", "status", "usd", "tokens_per_s", *keys])
     sizes = list(dict.fromkeys(shown["model"]))
     shown = shown.sort_values("model", key=lambda names: names.map(sizes.index), kind="stable", ignore_index=True)
     priced = shown.dropna(subset="usd").groupby(keys)
