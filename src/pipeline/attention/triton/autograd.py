@@ -87,8 +87,8 @@ class FlashAttentionTriton(torch.autograd.Function):
 
     fp32 is multiplied on a GPU as three TF32 products, or with enough of it on Hopper (`kernel_sets`) as six products
     of bf16 parts, which take 1.5 times the memory of what they are parts of, beside it. Either keeps the errors' L2
-    norm within 1.1 times that of torch's own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION` (1.15 times where scores are
-    in the hundreds). It is one TF32 product where torch's own switch allows that at the forward pass:
+    norm within 1.1 times that of torch's own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION` (1.15 times at head_dim 128
+    where scores are in the hundreds). It is one TF32 product where torch's own switch allows that at the forward pass:
     `torch.backends.cuda.matmul.fp32_precision`, or the older `torch.set_float32_matmul_precision`. AMD's GPUs multiply
     fp32 as it is. Of an infinite fp32 key or value such products are NaN, so NaN comes where torch has an infinity or a
     number. Everything but dq is bitwise repeatable; dq is where it has a kernel of its own, else it is summed in fp32

@@ -166,9 +166,10 @@ def test_fp32_of_one_long_head_is_as_exact():
     assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, True)
 
 
-@pytest.mark.parametrize(("scale", "factor"), [(1.0, 1.1), (5.0, 1.15)])
+@pytest.mark.parametrize("scale", [1.0, 5.0])
 @pytest.mark.parametrize("head_dim", [40, 64, 96, 128])
-def test_fp32_is_as_exact_as_torchs_own_kernel_also_with_large_logits(head_dim, scale, factor):
+def test_fp32_is_as_exact_as_torchs_own_kernel_also_with_large_logits(head_dim, scale):
+    factor = 1.15 if (head_dim, scale) == (128, 5.0) else 1.1  # dv, causal: 1.102 on an H200
     for is_causal in (False, True):
         q, k, v, do = inputs_of(1030, 1030, head_dim, torch.float32)
         inputs = (scale * q, scale * k, v, do)
