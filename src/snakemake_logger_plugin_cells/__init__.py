@@ -35,6 +35,8 @@ CHATTER = (
     "Using shell:",
     "Select jobs to execute",
 )
+# How Snakemake begins its answer to Ctrl-C. What it then says of each job that this ends is no error.
+INTERRUPTED = "Terminating processes on user request"
 # A message about Snakemake's own metadata, which decides nothing here.
 ABOUT_METADATA = "provenance/metadata so that it in part"
 
@@ -58,6 +60,7 @@ class LogHandler(LogHandlerBase):
 
         self.outcomes = Outcomes()
         self.report = ""  # the page to open, once it is written
+        self.interrupted = False
         self.infos: dict[int, Any] = {}  # Snakemake's record of each job's start, which has its fields as attributes
         self.reminder: threading.Timer | None = None
 
@@ -112,6 +115,8 @@ class LogHandler(LogHandlerBase):
                 self.report = next((path for path in info.output if path.endswith(".html")), "")
         elif event == LogEvent.JOB_ERROR:
             self.progress.fail(record.jobid)
+        elif str(record.msg).startswith(INTERRUPTED):
+            self.interrupted = True
 
     def _text(self, record: Any, now: float) -> str | None:
         event, settings, plan = getattr(record, "event", None), self.common_settings, self.plan
@@ -123,6 +128,8 @@ class LogHandler(LogHandlerBase):
             return "\n".join(self.outcomes.add(info.output)) or None
         said = "" if event else str(record.msg)
         if event in LEFT_OUT or said.startswith(CHATTER) or ABOUT_METADATA in said:
+            return None
+        if self.interrupted and event in (LogEvent.ERROR, LogEvent.JOB_ERROR):
             return None
         if event == LogEvent.RUN_INFO and not settings.dryrun:
             return messages.to_do(self.progress, now)

@@ -100,7 +100,9 @@ def _csv(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
 
 def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
     """Return what a table of cells says of a record: its cell, what came of it, when and on what it was measured."""
-    machine, seconds = record["machine"], {f"{name}_s": value for name, value in record["seconds"].items()}
+    machine = record["machine"]
+    cores = machine.get("cores") or machine["cpu"]["logical_cores"]
+    seconds = {f"{name}_s": value for name, value in record["seconds"].items()}
     return {
         "stage": record["stage"],
         "cell": " ".join(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()),
@@ -113,7 +115,8 @@ def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
         **_machine(record),
         **{name: machine["software"].get(name) for name in LIBRARIES},
         "peers": ", ".join(_peers(record)) or None,
-        "cpu": f"{machine['cpu']['model']}, {machine.get('cores') or machine['cpu']['logical_cores']} cores",
+        "cpu": f"{machine['cpu']['model']}, {cores} cores",
+        "cores": cores,
         "memory_bytes": machine["memory_bytes"],
         "gpu_memory_bytes": (machine["gpus"] or [{}])[0].get("memory_bytes"),
         "gpus": " ".join(sorted(machine.get("gpus_taken", []))) or None,

@@ -128,4 +128,15 @@ def missing(asked: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> dict[str, int]:
     """Count, by stage, the cells that were measured by code that has changed since: its digests are `outdated`."""
-    return cells.loc[cells["digest"].isin(outdated), "stage"].value_counts(sort=False).to_dict()
+    return by_stages(cells, cells["digest"].isin(outdated))
+
+
+def side_by_side(cells: pd.DataFrame) -> int:
+    """Count the cells that kept to the cores of their GPUs, so that others could run on the host's other GPUs."""
+    on_gpus = having(cells, "gpus")
+    return int((on_gpus["host_cores"] < on_gpus["cores"]).sum()) if len(on_gpus) else 0
+
+
+def by_stages(cells: pd.DataFrame, is_told: pd.Series) -> dict[str, int]:
+    """Count some of the cells by stage."""
+    return cells.loc[is_told, "stage"].value_counts(sort=False).to_dict()

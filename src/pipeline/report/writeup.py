@@ -59,6 +59,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
             by_stage[by_stage["most_repeats"] > 1],
             "stage most_repeats std_between_repeats:percent furthest_two:percent",
         ),
+        side_by_side=facts.side_by_side(cells),
         vocabularies=facts.vocabularies(frames),
         lacking=facts.without_values(cells).to_dict("records"),
         scale=asked.scale,
@@ -69,7 +70,7 @@ def writeup(asked: Asked, cells: pd.DataFrame, told: Sequence[Told]) -> Markdown
         in_clone=asked.in_clone,
         commits=list(cells.sort_values("started_at")["commit"].dropna().astype(str).unique()),
         mixed=facts.of_several_commits(cells),
-        dirty=int(cells["commit"].astype(str).str.endswith("+dirty").sum()),
+        dirty=facts.by_stages(cells, cells["commit"].astype(str).str.endswith("+dirty")),
         machine=facts.machine(cells),
     )
     return Markdown(re.sub(r"\n{3,}", "\n\n", text).strip() + "\n")

@@ -113,8 +113,9 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
 def _more(fa4_s: pd.DataFrame, errors: pd.DataFrame) -> str:
     """Say of the first dtype how often FlashAttention-4 is faster, and how exact the output of ours is, if measured."""
     fa4_s = fa4_s[fa4_s["dtype"].isin(fa4_s["dtype"].head(1))]
-    slower, output = fa4_s["verdict"].eq(SLOWER).sum(), errors[errors["part"] == "output"]
-    fa4 = "" if fa4_s.empty else " " + WORDS.say("fa4", slower=slower, n=len(fa4_s))
+    output = errors[errors["part"] == "output"]
+    faster, slower = (fa4_s["verdict"].eq(verdict).sum() for verdict in (FASTER, SLOWER))
+    fa4 = "" if fa4_s.empty else " " + WORDS.say("fa4", faster=faster, slower=slower, n=len(fa4_s))
     beside = "" if output.empty or pd.isna(output["error_torch"].iloc[0]) else WORDS.say("torch", **output.iloc[0])
     return fa4 + ("" if output.empty else " " + WORDS.say("exact", beside=beside, **output.iloc[0]))
 

@@ -75,5 +75,6 @@ def _gpus(states: pd.DataFrame, rates: pd.DataFrame) -> Table:
     found = found.assign(all_errors=found["ecc_uncorrected"] + found["ecc_corrected"])
     found = found.assign(errors=written(found, "{ecc_uncorrected:.0f} / {all_errors:.0f}"))
     names = "name matmul_alone:number matmul_together:number copy_alone:number copy_together:number"
-    names += " mean_sm_clock_mhz:count mean_power_w:count max_temperature_c:count nvlinks_up:count errors"
+    names += " mean_sm_clock_mhz:count mean_power_w:count max_temperature_c:count nvlinks_up:count"
+    names += " nvlink_crc_errors:count errors"
     return WORDS.table("gpus", found, names, all_rows=False, only_filled=True)

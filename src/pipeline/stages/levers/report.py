@@ -55,6 +55,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         is_tuned=[_is_tuning(levers) for levers in rows["levers"]],
         predicted=predicted_ratios(rows, beside["ceilings"]) if "ceilings" in beside else None,
     ).sort_values("parameters", kind="stable", ignore_index=True)
+    rows = _unstable_where_it_drifts(rows)
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
     tuned = _fastest(duel[duel["is_tuned"]])
     precision = _main_precision(duel if len(duel) else rows)
@@ -70,6 +71,14 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         _changes(duel_here, tuned_here),
         _first_screen(rows, precision),
     )
+
+
+def _unstable_where_it_drifts(rows: pd.DataFrame) -> pd.DataFrame:
+    """Mark a step as written as unstable where it takes another time once more, by more than its cell allows."""
+    both = with_values(rows[rows["levers"].isin([EAGER, EAGER_AGAIN])])
+    times = both.groupby(ON)["median_ms"]
+    drifts = times.transform("max") > times.transform("min") * (1 + both["setting_unstable_rel_error"])
+    return rows.assign(status=rows["status"].mask(drifts.reindex(rows.index, fill_value=False), "unstable"))
 
 
 def _fastest(steps: pd.DataFrame) -> pd.DataFrame:
@@ -121,11 +130,12 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
     named = [EAGER, EAGER_AGAIN, *timed.nsmallest(1, "median_ms")["levers"], *tuned["levers"]]
     is_told = rows["is_alone"] | rows["levers"].isin([*named, *timed.dropna(subset="predicted")["levers"]])
     told = rows[is_told].join(duel.set_index("levers")[[*COLUMNS]], on="levers")
-    at_most = " " + WORDS.say("at_most") if told["predicted"].notna().any() else ""
+    by_formula = " " + WORDS.say("by_formula") if told["predicted"].notna().any() else ""
     shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes:gb mfu_pct repeats loss predicted:times"
     gpus = rows["cards"].str.findall(r"\b[0-9a-f]{8}\b").explode().nunique()
     ran_on = f"; {WORDS.say('ran_on', gpus=gpus)}" if gpus else ""
-    return WORDS.table("ladder", told, shown, only_filled=True, at_most=at_most, ran_on=ran_on)
+    more = " " + WORDS.say("more", n=len(rows) - len(told)) if len(told) < len(rows) else ""
+    return WORDS.table("ladder", told, shown, only_filled=True, by_formula=by_formula, ran_on=ran_on, more=more)
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
