@@ -12,6 +12,9 @@ from pipeline.report.section import Section
 from ..records import CPU, derived, stage_of
 from ..report.frames import samples
 
+# Of a value that is not there, written all the same.
+GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|\bNaT\b|<NA>")
+
 
 def timed(median_ms, spread=0.004, **columns):
     """Return a row with a time, its samples a share of it apart."""
@@ -65,4 +68,4 @@ def written(section: Section):
 
 def gaps(section: Section):
     """Return what a section writes of values that are not there."""
-    return re.findall(r"\bnan\b|\bNone\b|\binf\b", written(section))
+    return GAP.findall(written(section))

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import re
 
 import numpy as np
 import pytest
@@ -14,13 +13,12 @@ from pipeline.report.course import PLACE
 from pipeline.report.drawing import specification
 from pipeline.report.table import MOST_COLUMNS, Table
 
-from .published import SNAPSHOTS, frames, records
+from .frames import GAP
+from .published import SNAPSHOTS, frames
 
 # The stages of each published run, by its tables.
 MEASURED = [(name, run) for run in ("h200", "laptop") for name in NAMES if (SNAPSHOTS / run / "tables" / name).is_dir()]
 ON_GPUS = [name for name, run in MEASURED if run == "h200"]
-# Of a value that is not there, written all the same.
-GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|\bNaT\b|<NA>")
 MOST_PARTS = 4
 HOSTILE = "</td><script>alert(1)</script> | [x](http://e.com) `x` **x**"
 FREE_TEXT = ("reason", "machine", "kernel", "device_name", "location")
@@ -87,11 +85,3 @@ def test_its_page_is_short_and_its_parts_have_names_of_their_own(name):
     assert len(names) == len(set(names))
     course = stages()[name].folder / "course.md"
     assert set(PLACE.findall(course.read_text(encoding="utf-8") if course.is_file() else "")) <= set(names)
-
-
-@pytest.mark.parametrize(("name", "run"), MEASURED)
-def test_the_columns_of_rows_tell_the_rows_of_a_cell_apart(name, run):
-    keys = stages()[name].row_types.key_columns()
-    for record in records(run):
-        told = [tuple(row.get(key) for key in keys) for row in record["rows"] if record["stage"] == name]
-        assert len(told) == len(set(told))

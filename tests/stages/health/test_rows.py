@@ -5,14 +5,6 @@ from pipeline.stages.health.rows import FINDINGS
 from .conftest import UNTOLD, read, recorded, slow
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 8])
-def test_a_sound_machine_has_no_findings(rng, gpus):
-    rows = read(recorded(rng, gpus))
-    assert {str(row.get("findings")) for row in rows if row["kind"] == "gpu"} == {"[]"}
-    verdicts = {row["verdict"] for row in rows if "verdict" in row}
-    assert verdicts == ({"no other"} if gpus == 1 else {"sound"})
-
-
 @pytest.mark.parametrize(("gpus", "place", "factor"), [(8, 5, 1.1), (2, 1, 2.0)])
 def test_a_gpu_that_is_slower_is_named_and_no_other(rng, gpus, place, factor):
     rows = read(recorded(rng, gpus, {place: factor}))
