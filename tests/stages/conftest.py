@@ -13,3 +13,9 @@ _peak_tflops = functools.cache(peaks.measured_peak_tflops)
 def peaks_measured_once(monkeypatch):
     """Measure a CPU's peaks once in a process: what cells do with them is the same."""
     monkeypatch.setattr(peaks, "measured_peak_tflops", _peak_tflops)
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory):
+    """The folder of the files that the cells of a module keep."""
+    return tmp_path_factory.mktemp("kept")

@@ -5,23 +5,19 @@ from functools import partial
 
 import pandas as pd
 import pytest
-import torch.distributed as dist
 
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.weight_differences import TOLERANCE
 from pipeline.model.step import build_training_step
 from pipeline.stages.ddp.cell import CAPTURED, VARIANTS, Cell, Settings
 from pipeline.stages.ddp.measure import WAYS, measure
+from pipeline.ways.cell import PHASES
 
+from ...ranks import on_ranks
 from ...records import rows_on_gloo, rows_read
 
 TINY = Cell(size="tiny", batch_size_per_rank=1, context_length=16)
 SMOKE = Settings(vocab_size=300, warmup_steps=2, steps=5, rounds=1)
-
-
-@pytest.fixture(scope="module")
-def kept(tmp_path_factory):
-    return tmp_path_factory.mktemp("kept")
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +51,9 @@ def test_every_variant_has_a_value_the_weights_of_all_that_average_agree_and_the
 
 
 def test_phases_are_timed_apart_and_captured_steps_tell_what_is_hidden_and_are_kept_for_perfetto(rows, kept):
-    phases = {
-        impl: {row["phase"] for row in rows if row["impl"] == impl and row.get("median_ms", 0) > 0}
-        for impl in ("torch", "naive")
-    }
-    assert phases["torch"] == {"forward", "backward", "optimizer", "train_step"}
-    assert phases["naive"] == {*phases["torch"], "communication"}
+    timed = {(row["impl"], row["phase"]) for row in rows if row.get("median_ms", 0) > 0}
+    assert {phase for impl, phase in timed if impl == "torch"} == {"forward", "backward", "optimizer", "train_step"}
+    assert {phase for impl, phase in timed if impl == "naive"} == {*PHASES, "train_step"}
     captured = {row["impl"]: row for row in rows if row["phase"] == "captured_step"}
     assert set(captured) == set(CAPTURED)
     assert all(row["communication_ms"] > 0 and row["computation_ms"] > 0 for row in captured.values())
@@ -72,18 +65,13 @@ def test_phases_are_timed_apart_and_captured_steps_tell_what_is_hidden_and_are_k
         assert "aten::mm" in names
 
 
-def test_torchs_is_there_as_it_comes_and_as_ours_are(tmp_path):
+@on_ranks(1)
+def test_torchs_is_there_as_it_comes_and_as_ours_are(context):
     plain = {"vocab_size": 100, "context_length": 8, "batch_size": 1, "precision": "fp32", "device": "cpu"}
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        built = {
-            tuple(way.key.values()): way.build(build_training_step(SIZES["tiny"], **plain)).model
-            for way in WAYS
-            if way.name.startswith("torch")
-        }
-        options = {key: (each.broadcast_buffers, each.gradient_as_bucket_view) for key, each in built.items()}
-    finally:
-        dist.destroy_process_group()
+    options = {}
+    for way in (way for way in WAYS if way.name.startswith("torch")):
+        model = way.build(build_training_step(SIZES["tiny"], **plain)).model
+        options[tuple(way.key.values())] = (model.broadcast_buffers, model.gradient_as_bucket_view)
     assert options[("torch", 25)] == (True, False)
     assert options[("torch_tuned", 25)] == (False, True)
 

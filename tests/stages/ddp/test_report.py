@@ -19,21 +19,18 @@ def way(impl, median_ms, **columns):
 
 def steps(torch_ms=120.0, **columns):
     """Return the rows of a cell: four ways, bucketed by three sizes, torch's by two."""
+    by_size = [("bucketed", 1, 112.0), ("bucketed", 100, 118.0), ("bucketed", 1000, 119.0)]
+    by_size += [("torch", 25, torch_ms), ("torch", 100, 1.1 * torch_ms)]
     rows = [way(impl, ms, **columns) for impl, ms in STEPS_MS.items()]
-    rows += [way("bucketed", ms, bucket_size_mb=mb, **columns) for mb, ms in ((1, 112.0), (100, 118.0), (1000, 119.0))]
-    return [
-        *rows,
-        *(way("torch", torch_ms * (1 + 0.1 * (mb == 100)), bucket_size_mb=mb, **columns) for mb in (25, 100)),
-    ]
+    return rows + [way(impl, ms, bucket_size_mb=mb, **columns) for impl, mb, ms in by_size]
 
 
 def section(rows, collectives=True):
-    calls = [
-        timed(1e3 * (COST.latency_s + size / COST.bytes_per_s), size_bytes=size, world_size=2, nodes=1, impl="torch",
-              placement="in_place", clock="host", backend="nccl", timing="burst", collective="all_reduce", dtype="fp32")
-        for size in (1e6, 1e7, 1e8, 1e9)
-    ]  # fmt: skip
-    return build(frame_of("ddp", rows), {"collectives": frame_of("collectives", calls)} if collectives else {})
+    named = {"world_size": 2, "nodes": 1, "impl": "torch", "placement": "in_place", "clock": "host", "backend": "nccl"}
+    named |= {"timing": "burst", "collective": "all_reduce", "dtype": "fp32"}
+    ms = {size: 1e3 * (COST.latency_s + size / COST.bytes_per_s) for size in (1e6, 1e7, 1e8, 1e9)}
+    calls = frame_of("collectives", [timed(ms[size], size_bytes=size, **named) for size in ms])
+    return build(frame_of("ddp", rows), {"collectives": calls} if collectives else {})
 
 
 def test_the_formula_has_the_cost_of_this_machines_calls_and_the_fastest_stands_beside_the_nearest_size():
@@ -93,6 +90,6 @@ def test_the_answer_does_not_rest_on_an_unstable_step_and_is_whole_where_torchs_
 
 @pytest.mark.parametrize(("factor", "sizes"), [(0.8, ["100"]), (1.2, [])])
 def test_another_bucket_size_for_torch_is_a_change_where_it_is_faster(factor, sizes):
-    rows = [row | way("torch", factor * 120.0, bucket_size_mb=100) if row.get("bucket_size_mb") == 100
-            and row["impl"] == "torch" else row for row in steps()]  # fmt: skip
-    assert [change.what.rpartition("=")[2] for change in section(rows).changes] == sizes
+    rows = [row for row in steps() if (row["impl"], row.get("bucket_size_mb")) != ("torch", 100)]
+    found = section([*rows, way("torch", factor * 120.0, bucket_size_mb=100)])
+    assert [change.what.rpartition("=")[2] for change in found.changes] == sizes

@@ -1,6 +1,6 @@
 """Rows of machines with several GPUs, as a cell of health leaves them, from a model of their noise."""
 
-from itertools import accumulate
+from itertools import accumulate, permutations, product
 
 import numpy as np
 import pytest
@@ -12,25 +12,11 @@ from ...records import derived
 SETTINGS = Settings()
 MODEL = "NVIDIA H100 80GB HBM3"
 WORK_MS = {"matmul": 1.5, "copy": 0.8}
-SOUND = {
-    "utilization_before_pct": 0,
-    "ecc_corrected": 3,
-    "ecc_uncorrected": 0,
-    "failed_row_remaps": 0,
-    "max_pcie_generation": 5,
-    "max_pcie_width": 16,
-    "nvlinks": 18,
-    "nvlinks_up": 18,
-    "nvlink_recoveries": 0,
-    "sm_clocks_mhz": [1980.0, 1500.0],
-    "powers_w": [690.0, 700.0],
-    "temperatures_c": [60.0, 64.0],
-    "pcie_generations": [5, 5],
-    "pcie_widths": [16, 16],
-    "throttle_reasons": ["gpu_idle", "sw_power_cap"],
-    "absent": [],
-}
-UNTOLD = dict.fromkeys(name for name in SOUND if name != "absent")
+SOUND = {"utilization_before_pct": 0, "ecc_corrected": 3, "ecc_uncorrected": 0, "failed_row_remaps": 0}
+SOUND |= {"max_pcie_generation": 5, "max_pcie_width": 16, "nvlinks": 18, "nvlinks_up": 18, "nvlink_recoveries": 0}
+SOUND |= {"sm_clocks_mhz": [1980.0, 1500.0], "powers_w": [690.0, 700.0], "temperatures_c": [60.0, 64.0]}
+SOUND |= {"pcie_generations": [5, 5], "pcie_widths": [16, 16], "throttle_reasons": ["gpu_idle", "sw_power_cap"]}
+UNTOLD = dict.fromkeys(SOUND)
 
 
 def noise(rng, median_ms, count):
@@ -52,20 +38,16 @@ def recorded(rng, gpus, slower=None, links=True):
     """Return the rows of so many GPUs, of which cards differ by 0.7% as cards do; slower: a factor by GPU or pair."""
     slower = slower or {}
     cards = 1 + 0.007 * rng.standard_normal(gpus)
-    rows = [{"kind": "gpu", **key(index), "status": "ok", **SOUND} for index in range(gpus)]
+    rows = [{"kind": "gpu", **key(index), "status": "ok", **SOUND, "absent": []} for index in range(gpus)]
     rows += [
         {"kind": "rate", **key(index), "work": work, "load": load, "size": 8192}
         | timed(rng, WORK_MS[work] * cards[index] * slower.get(index, 1.0))
-        for work in WORKS
-        for load in LOADS
-        for index in range(gpus)
+        for work, load, index in product(WORKS, LOADS, range(gpus))
     ]
     rows += [
         {"kind": "link", **key(source), "peer_index": target, "path": "NVLink", "is_direct": True, "size": 2**28}
         | timed(rng, 0.7 * slower.get((source, target), 1.0), 20)
-        for source in range(gpus if links else 0)
-        for target in range(gpus)
-        if source != target
+        for source, target in permutations(range(gpus if links else 0), 2)
     ]
     return rows
 

@@ -59,10 +59,8 @@ def test_the_rates_of_a_step_follow_from_its_median_and_as_many_steps_are_run_as
 def test_levers_train_as_the_eager_model_does(measured):
     eager, _ = measured("eager")
     assert eager["first_loss"] - eager["loss"] > 0.01  # by step 8: enough to be held to
-    for levers in (
-        *("fused", "muon", "fused+muon", "sdpa", "sdpa+blocks+bf16_weights", "blocks", "bf16_moments", "checkpointing"),
-        "fused+sdpa+bf16_weights",
-    ):
+    alone = ("fused", "muon", "sdpa", "blocks", "bf16_moments", "checkpointing")
+    for levers in (*alone, "fused+muon", "sdpa+blocks+bf16_weights", "fused+sdpa+bf16_weights"):
         row, step = measured(levers, eager=(eager["first_loss"], eager["loss"]))
         assert row["status"] in ("ok", "unstable"), row
         assert row["first_loss"] == pytest.approx(eager["first_loss"], rel=0.001), levers
@@ -95,65 +93,64 @@ def test_mfu_is_of_the_peak_in_the_precision_of_the_step(monkeypatch, precision,
 
 
 @pytest.fixture
-def measured_but(monkeypatch):
+def rows_of_turns(monkeypatch):
+    """Measure a cell whose turns are what a function of their levers and of the eager losses returns or raises."""
 
-    def measured(failing, error, combinations="sdpa"):
-        def run(_function, _world_size, *, args, **_options):
-            if args[0] == failing:
-                raise error
-            return [{"status": "wrong", "reason": "no time", "first_loss": None, "loss": 4.6}]
-
-        monkeypatch.setattr(measure, "run_ranks", run)
+    def rows(turn, combinations="sdpa"):
+        monkeypatch.setattr(measure, "run_ranks", lambda *_, args, **_options: [turn(args[0], args[-1])])
         return measure.measure(replace(CELL, combinations=combinations), SETTINGS, Stopwatch())
 
-    return measured
+    return rows
 
 
-def test_a_lever_that_cannot_be_measured_costs_its_row_alone_but_an_eager_step_or_a_bug_the_cell(measured_but):
-    outcomes = {"skipped": Skipped("no GPU"), "oom": torch.OutOfMemoryError("CUDA out of memory")}
-    for status, error in outcomes.items():
-        rows = {row["levers"]: row for row in measured_but("sdpa", error, "fused:sdpa")}
+def test_a_lever_that_cannot_be_measured_costs_its_row_alone_but_an_eager_step_or_a_bug_the_cell(rows_of_turns):
+    def rows_where(failing, error, combinations="sdpa"):
+        def turn(levers, _eager):
+            if levers == failing:
+                raise error
+            return {"status": "wrong", "reason": "no time", "first_loss": None, "loss": 4.6}
+
+        return rows_of_turns(turn, combinations)
+
+    for status, error in {"skipped": Skipped("no GPU"), "oom": torch.OutOfMemoryError("CUDA out of memory")}.items():
+        rows = {row["levers"]: row for row in rows_where("sdpa", error, "fused:sdpa")}
         assert list(rows) == ["eager", "fused", "sdpa", "eager_again"]
         assert rows.pop("sdpa") == {"levers": "sdpa", "status": status, "reason": str(error)}
         assert {row["reason"] for row in rows.values()} == {"no time"}
     for failing, error in (("eager", Skipped("no")), ("sdpa", RuntimeError("a bug"))):
         with pytest.raises(type(error), match=str(error)):
-            measured_but(failing, error)
+            rows_where(failing, error)
 
 
-def test_where_the_eager_step_is_out_of_memory_losses_are_held_to_those_of_the_step_with_checkpoints(monkeypatch):
+def test_where_the_eager_step_is_out_of_memory_losses_are_held_to_those_of_the_step_with_checkpoints(rows_of_turns):
     held_to, out_of_memory = {}, torch.OutOfMemoryError("CUDA out of memory")
 
-    def run(_function, _world_size, *, args, **_options):
-        levers, *_, eager = args
+    def turn(levers, eager):
         held_to[levers] = eager
         if levers in too_large:
             raise out_of_memory
-        return [{"status": "ok", "first_loss": 4.7, "loss": 4.6}]
+        return {"status": "ok", "first_loss": 4.7, "loss": 4.6}
 
     def statuses(combinations):
         held_to.clear()
-        rows = measure.measure(replace(CELL, combinations=combinations), SETTINGS, Stopwatch())
+        rows = rows_of_turns(turn, combinations)
         assert rows[0]["reason"] == str(out_of_memory)
         return {row["levers"]: row["status"] for row in rows}
 
-    monkeypatch.setattr(measure, "run_ranks", run)
-    too_large = {"eager"}
-    assert statuses("sdpa") == {"eager": "oom", "sdpa": "ok", "eager_again": "skipped"}
-    assert held_to == {"eager": None, "checkpointing": None, "sdpa": (4.7, 4.6)}
     every = {"eager": "oom", "sdpa": "ok", "checkpointing": "ok", "eager_again": "skipped"}
-    assert statuses("sdpa:checkpointing") == every
-    assert held_to == {"eager": None, "checkpointing": None, "sdpa": (4.7, 4.6)}
-    # Without any there is nothing to hold the others to.
-    too_large = {"eager", "checkpointing"}
+    too_large = {"eager"}
+    for combinations in ("sdpa", "sdpa:checkpointing"):
+        asked = {"eager", "eager_again", *combinations.split(":")}
+        assert statuses(combinations) == {levers: status for levers, status in every.items() if levers in asked}
+        assert held_to == {"eager": None, "checkpointing": None, "sdpa": (4.7, 4.6)}
+    too_large = {"eager", "checkpointing"}  # there is nothing to hold the others to
     assert statuses("sdpa:checkpointing") == every | {"sdpa": "skipped", "checkpointing": "oom"}
     assert "sdpa" not in held_to
 
 
-def test_where_the_eager_loss_is_no_number_no_lever_is_right(monkeypatch):
-    held_to, found = [], [{"status": "wrong", "reason": "no number", "first_loss": 4.7, "loss": None}]
-    monkeypatch.setattr(measure, "run_ranks", lambda *_, args, **_options: held_to.append(args[-1]) or found)
-    measure.measure(replace(CELL, combinations="sdpa"), SETTINGS, Stopwatch())
+def test_where_the_eager_loss_is_no_number_no_lever_is_right(rows_of_turns):
+    held_to, found = [], {"status": "wrong", "reason": "no number", "first_loss": 4.7, "loss": None}
+    rows_of_turns(lambda _levers, eager: held_to.append(eager) or found)
     first, *others = held_to
     assert first is None
     assert [measure._why_wrong((4.7, 4.6), eager, "sdpa", SETTINGS) != "" for eager in others] == [True, True]
@@ -257,9 +254,8 @@ def test_each_kind_of_fp8_products_needs_a_gpu_that_has_them_and_torchao(monkeyp
     ],
 )
 def test_unknown_levers_are_refused_in_one_line(combinations):
-    with pytest.raises(
-        UserError, match=r"^combinations must be all or, joined by : and each once, .*: fused, "
-    ) as said:
+    refused = r"^combinations must be all or, joined by : and each once, .*: fused, "
+    with pytest.raises(UserError, match=refused) as said:
         Cell(combinations=combinations)
     assert ("; fp8 needs compile, without which" in str(said.value)) == (combinations in ("fp8", "fused+fp8"))
 
@@ -271,10 +267,8 @@ def test_what_multiplies_in_fewer_bits_than_fp32_is_refused_by_name_and_left_out
     assert "\n" not in str(said.value)
     assert levers in Cell(combinations=f"sdpa:{levers}").turns
     here, of_bf16 = (Cell(precision=each).turns for each in ("fp32", "bf16"))
-    assert of_bf16[1:-1] == list(OF_ALL)
-    assert [each for each in of_bf16 if each not in here] == [
-        each for each in OF_ALL if {*each.split("+")} & {*OF_FEWER_BITS}
-    ]
+    assert of_bf16 == ["eager", *OF_ALL, "eager_again"] == [key["levers"] for key in Cell().row_keys()]
+    assert {*of_bf16} - {*here} == {each for each in OF_ALL if {*each.split("+")} & {*OF_FEWER_BITS}}
     assert {"bf16_moments", "muon", "fused+sdpa+compile+graph"} <= {*here}
 
 
@@ -283,13 +277,6 @@ def test_bf16_is_expected_to_save_a_gpus_time_and_to_cost_a_cpus():
     fp32, bf16 = ([expected_s(cell, Settings(), on_gpu) for on_gpu in (True, False)] for cell in cells)
     assert fp32[0] > bf16[0]
     assert 5 * fp32[1] < bf16[1]
-
-
-def test_every_combination_that_is_measured_by_default_is_one_between_two_eager_turns():
-    turns = Cell().turns
-    assert len(turns) == len({*turns}) > 12
-    assert (turns[0], turns[-1]) == ("eager", "eager_again")
-    assert [key["levers"] for key in Cell().row_keys()] == turns
 
 
 @pytest.mark.gpu

@@ -1,15 +1,14 @@
 """Traces of a simulated GPU, and settings for quick cells."""
 
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 
 import pandas as pd
-import pytest
 
 from pipeline.instruments.profilers.trace import build_trace
 from pipeline.stages.profile.cell import Settings
 
 LAUNCH_US = 5.0
+QUICK = Settings(warmup_steps=1, steps=10, max_steps=10, budget_s=0.0, captured_rounds=2)
 COLUMNS = {
     "work": ["name", "stream", "start_us", "duration_us", "correlation"],
     "launches": ["correlation", "launch_us", "thread"],
@@ -49,8 +48,3 @@ class Simulator:
 
     def trace(self):
         return trace_of(self.work, self.launches, self.ranges)
-
-
-@pytest.fixture
-def quick():
-    return replace(Settings(), warmup_steps=1, steps=10, max_steps=10, budget_s=0.0, captured_rounds=2)

@@ -37,9 +37,8 @@ def test_the_kinds_of_a_bar_and_the_parts_of_attention_make_up_all_of_its_time(p
         of_pass = pair[(pair["kind"] == "attention") & (pair["precision"] == row["precision"])]
         of_pass = of_pass[of_pass["range"] == PASSES[0]]
         assert row[["matmul_ms", "mask_ms", "time_ms", "beside_ms"]].sum() == pytest.approx(of_pass["time_ms"].sum())
-        assert row["per_flop_times"] == pytest.approx(
-            (row["time_ms"] / row["flops_softmax"]) / (row["matmul_ms"] / row["flops"])
-        )
+        softmax, products = row["time_ms"] / row["flops_softmax"], row["matmul_ms"] / row["flops"]
+        assert row["per_flop_times"] == pytest.approx(softmax / products)
 
 
 def test_captures_of_a_forward_pass_alone_are_shown_as_such_and_those_of_two_profilers_not_mixed(pair):

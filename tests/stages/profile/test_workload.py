@@ -8,10 +8,12 @@ from pipeline.ranges import listening
 from pipeline.stages.profile import workload
 from pipeline.stages.profile.cell import PASSES, Cell
 
+from .conftest import QUICK
+
 
 @pytest.fixture
-def step(quick):
-    return workload.build(Cell(size="tiny", context_length=8), quick, torch.device("cpu"))
+def step():
+    return workload.build(Cell(size="tiny", context_length=8), QUICK, torch.device("cpu"))
 
 
 @pytest.fixture

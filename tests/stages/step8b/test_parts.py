@@ -1,21 +1,19 @@
-"""The correctness check, the budget and the ladder of fusions, each alone."""
-
 import math
 from dataclasses import replace
 
 import pandas as pd
 import pytest
 import torch
-import torch.distributed as dist
 
 from pipeline.errors import Skipped
 from pipeline.instruments.profilers.budget import budget
 from pipeline.model.fused.operations import in_torch, in_triton
 from pipeline.stages.step8b import correctness, keeping
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
-from pipeline.stages.step8b.correctness import check, check_rows
 from pipeline.stages.step8b.models import build
 from pipeline.stages.step8b.turn import ladder
+
+from ...ranks import on_ranks
 
 CPU = torch.device("cpu")
 SMALL = Cell(size="tiny", context_length=64, impls="torch_eager+ours+torch_eager+ours_fully_shard+torch_selective")
@@ -24,23 +22,19 @@ SMALL_SETTINGS = Settings(**FEW, steps=2)
 
 
 def test_the_fused_model_is_as_near_to_fp32_as_the_plain_one_in_bf16():
-    errors = check(SMALL, SMALL_SETTINGS, CPU)
-    assert {row["status"] for row in check_rows(errors, SMALL_SETTINGS)} == {"ok"}
+    errors = correctness.check(SMALL, SMALL_SETTINGS, CPU)
+    assert {row["status"] for row in correctness.check_rows(errors, SMALL_SETTINGS)} == {"ok"}
     assert 0 < errors["ours"]["gradient_error"] < 0.02
     assert errors["ours"]["worst_gradient_error"] >= errors["ours"]["gradient_error"]
 
 
+@on_ranks(1)
 @pytest.mark.parametrize("impl", ["torch_eager", "ours_fully_shard"])
-def test_tied_embeddings_stay_tied_where_torch_shards_them(impl, tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        cell = replace(SMALL, size="mine-d64-f96-l2-h4-kv2-v0-tied")
-        training = build(impl, cell, SMALL_SETTINGS, CPU, 0, ["gate_up"] * 2)
-        training.run()
-        matrices = [weight for weight in training.model.parameters() if weight.shape == (500, 64)]
-        assert len(matrices) == 1
-    finally:
-        dist.destroy_process_group()
+def test_tied_embeddings_stay_tied_where_torch_shards_them(context, impl):
+    cell = replace(SMALL, size="mine-d64-f96-l2-h4-kv2-v0-tied")
+    training = build(impl, cell, SMALL_SETTINGS, CPU, 0, ["gate_up"] * 2)
+    training.run()
+    assert [weight.shape for weight in training.model.parameters()].count((500, 64)) == 1
 
 
 def without_the_silu_s_slope(dh, gate, up, in_place=False):
@@ -59,20 +53,15 @@ def without_the_silu_s_slope(dh, gate, up, in_place=False):
 )
 def test_an_operation_that_is_wrong_is_found_out(monkeypatch, wrong):
     monkeypatch.setattr(correctness, "best_operations", lambda _device: replace(in_torch(), **wrong))
-    ours, plain = check_rows(check(SMALL, SMALL_SETTINGS, CPU), SMALL_SETTINGS)
+    ours, plain = correctness.check_rows(correctness.check(SMALL, SMALL_SETTINGS, CPU), SMALL_SETTINGS)
     assert (ours["status"], plain["status"]) == ("wrong", "ok")
 
 
 def test_the_budget_counts_what_overlaps_once_and_hidden_communication_not_at_all():
-    work = pd.DataFrame(
-        [
-            ("sm90_gemm", 0.0, 1000.0),
-            ("ncclDevKernel_AllGather", 500.0, 1000.0),  # half of it is hidden
-            ("hopper_forward_kernel", 2000.0, 3000.0),
-            ("hopper_forward_kernel", 4000.0, 2000.0),
-        ],
-        columns=["name", "start_us", "duration_us"],
-    )
+    hidden_by_half = ("ncclDevKernel_AllGather", 500.0, 1000.0)
+    kernels = [("sm90_gemm", 0.0, 1000.0), hidden_by_half]
+    kernels += [("hopper_forward_kernel", 2000.0, 3000.0), ("hopper_forward_kernel", 4000.0, 2000.0)]
+    work = pd.DataFrame(kernels, columns=["name", "start_us", "duration_us"])
     items = {item["category"]: (item["work_ms"], item["launches"]) for item in budget(work, wall_ms=7.0)}
     assert items == {"matmul": (1.0, 1), "attention": (4.0, 2), "communication": (0.5, 1), "idle": (1.5, 0)}
 
@@ -97,9 +86,6 @@ def test_beside_fusions_layers_keep_no_more_than_leaves_room_for_torch_s_operati
         return keeping.choose("ours", Cell(), Settings(), torch.device("cuda"))
 
     large, small, smallest = map(chosen, (146, 81, 71.5))
-    assert {*large.levels} == {"qkv", "gate_up"}
-    assert {*large.beside_fusions} == {"qkv"}
-    assert {*small.levels} == {"attention", "qkv"}
-    assert {*small.beside_fusions} == {"input", "attention"}
-    assert {*smallest.levels} == {"input", "attention"}
-    assert smallest.beside_fusions is None
+    assert ({*large.levels}, {*large.beside_fusions}) == ({"qkv", "gate_up"}, {"qkv"})
+    assert ({*small.levels}, {*small.beside_fusions}) == ({"attention", "qkv"}, {"input", "attention"})
+    assert ({*smallest.levels}, smallest.beside_fusions) == ({"input", "attention"}, None)

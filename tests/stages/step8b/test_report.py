@@ -14,18 +14,14 @@ CELL |= {"setting_checked_context": 4096, "setting_fusion_steps": 1}
 def rows_of(impl, median_ms, **columns):
     cell = {**CELL, **columns}
     errors = {"loss_error": 1e-6, "gradient_error": 0.005, "worst_gradient_error": 0.01}
+    budget = {"matmul": 0.6 * median_ms, "attention": 0.4 * median_ms}.items()
+    fusions = enumerate(FUSIONS if impl == "ours" else [])
     return [
         step(impl, median_ms, model_tflops_per_s=400.0, n=3, tokens_per_s=1.0, **cell),
-        *(
-            other(impl, "budget", category=name, work_ms=share * median_ms, launches=1, **cell)
-            for name, share in (("matmul", 0.6), ("attention", 0.4))
-        ),
+        *(other(impl, "budget", category=name, work_ms=ms, launches=1, **cell) for name, ms in budget),
         other(impl, "descent", losses=[12.0, 9.0, 7.5], **cell),
         other(impl, "check", **errors, **cell),
-        *(
-            other(impl, "fusion", fusion=name, step_ms=5000.0 - 100 * place, **cell)
-            for place, name in enumerate(FUSIONS if impl == "ours" else [])
-        ),
+        *(other(impl, "fusion", fusion=name, step_ms=5000.0 - 100 * place, **cell) for place, name in fusions),
     ]
 
 

@@ -1,5 +1,3 @@
-"""A real cell, measured once."""
-
 import pytest
 
 from pipeline.stages.tensor_parallel.cell import Cell, Settings

@@ -10,7 +10,6 @@ from pipeline.formulas.sizes import OwnSize
 from pipeline.stages.tensor_parallel import ranks
 from pipeline.stages.tensor_parallel.cell import IMPLS, Cell
 from pipeline.stages.tensor_parallel.measure import measure, rows_of, why_not
-from pipeline.stages.tensor_parallel.ranks import Correctness, Result
 from pipeline.stages.tensor_parallel.steps import build_whole
 from pipeline.stages.tensor_parallel.ways import divided, fsdp_ranks
 
@@ -99,7 +98,7 @@ def test_each_turn_frees_its_model(context):
     ("errors", "what"), [((0.5, 1e-6), "loss"), ((1e-6, 0.5), "gradient of w"), ((0.0, math.nan), "gradient of w")]
 )
 def test_what_is_wrong_is_told_and_not_timed(errors, what):
-    (row,) = rows_of("tensor", Result(Correctness(1.0, *errors, "w")), BLOCK, SMOKE, None)
+    (row,) = rows_of("tensor", ranks.Result(ranks.Correctness(1.0, *errors, "w")), BLOCK, SMOKE, None)
     assert row["status"] == "wrong"
     assert row["reason"].startswith(f"the {what} is off")
 
@@ -116,9 +115,8 @@ def test_bytes_sent_rates_and_predictions_stand_beside_the_times(block_rows):
     assert sent(block_rows, "tensor")["allreduce"]["measured_bytes"] == 4 * activations
     assert sent(block_rows, "fsdp_tensor")["allreduce"]["measured_bytes"] == 4 * activations / 2
     rates = {row["rate"]: row for row in block_rows if row["measures"] == "rate"}
-    assert rates["allreduce_activations"]["size_bytes"] == 4 * 16 * 128 * 4
+    assert rates["allreduce_activations"]["size_bytes"] == activations
     assert rates["allreduce_weights"]["size_bytes"] == (4 * 128**2 + 3 * 128 * 512) * 4
-    steps = whole_steps(block_rows)
     assert "CPU" in steps.pop("context")["reason"]  # there is no ring without GPUs
     for row in steps.values():
         assert row["compute_ms"] > 0

@@ -50,9 +50,8 @@ def test_times_are_work_over_rates_and_keys_and_values_travel_once_forward_and_w
 
 
 def test_in_fp32_twice_as_much_is_sent_and_fsdp_of_a_whole_step_sends_every_matrix_three_times():
-    for half, full in zip(
-        both_passes("fsdp_tensor"), both_passes("fsdp_tensor", replace(CELL, precision="fp32")), strict=True
-    ):
+    fp32 = both_passes("fsdp_tensor", replace(CELL, precision="fp32"))
+    for half, full in zip(both_passes("fsdp_tensor"), fp32, strict=True):
         assert full.activation_bytes == 2 * half.activation_bytes
         assert full.weight_bytes == 2 * half.weight_bytes
         assert full.flops == half.flops

@@ -1,5 +1,3 @@
-"""The section of synthetic cells of two GPUs, and of a real one on a CPU."""
-
 import pandas as pd
 import pytest
 
@@ -16,12 +14,10 @@ STAGE = "tensor_parallel"
 
 def cell_rows(cell, failing=()):
     """Return the rows of a cell as its record on GPUs holds them."""
-    rates = {"allreduce_activations": (84e6, 0.3), "allreduce_weights": (210e6, 0.7)}
-    rows = [{"measures": "rate", "status": "ok", "rate": "matmul", "side": 8192, "samples_ms": [1.6, 1.6]}]
-    rows += [
-        {"measures": "rate", "status": "ok", "rate": name, "size_bytes": int(size), "samples_ms": [time_ms] * 2}
-        for name, (size, time_ms) in rates.items()
-    ]
+    rate = {"measures": "rate", "status": "ok"}
+    rows = [rate | {"rate": "matmul", "side": 8192, "samples_ms": [1.6, 1.6]}]
+    rows.append(rate | {"rate": "allreduce_activations", "size_bytes": 84 * 10**6, "samples_ms": [0.3, 0.3]})
+    rows.append(rate | {"rate": "allreduce_weights", "size_bytes": 210 * 10**6, "samples_ms": [0.7, 0.7]})
     for key in cell.row_keys():
         if key["impl"] in failing:
             rows.append({**key, "status": "oom", "reason": "CUDA out of memory"})
@@ -34,9 +30,8 @@ def cell_rows(cell, failing=()):
             {**own, "measures": "budget", "category": name, "work_ms": share * samples[0], "launches": 9}
             for name, share in (("matmul", 0.7), ("elementwise", 0.15), ("communication", 0.1), ("idle", 0.05))
         ]
-        rows.append(
-            {**own, "measures": "traffic", "collective": "allreduce", "calls": 4, "measured_bytes": 336 * 10**6}
-        )
+        sent = {"collective": "allreduce", "calls": 4, "measured_bytes": 336 * 10**6}
+        rows.append({**own, "measures": "traffic", **sent})
     return rows
 
 
