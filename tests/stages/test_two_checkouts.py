@@ -19,6 +19,8 @@ SETTINGS = {
     "flash": {"min_samples": 3, "max_samples": 3, "budget_s": 0.1},
     "timing": {"vocab_size": 50, "compiled": False, "budget_s": 0.1},
 }
+ADAPTERS = {"ddp": "get_ddp", "fsdp": "get_fsdp", "sharding": "get_sharded_optimizer", "timing": "get_model"}
+ADAPTERS |= {"flash": "get_flashattention_autograd_function_pytorch"}
 # What a checkout sets when it runs is undone and told in its rows: by that it is known whose code ran.
 OF_A, OF_B = "benchmark", "deterministic"
 
@@ -33,13 +35,7 @@ def checkouts(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("stage", "adapter"),
-    [
-        ("flash", "get_flashattention_autograd_function_pytorch"),
-        *(("ddp", "get_ddp"), ("fsdp", "get_fsdp"), ("sharding", "get_sharded_optimizer"), ("timing", "get_model")),
-    ],
-)
+@pytest.mark.parametrize(("stage", "adapter"), ADAPTERS.items())
 def test_each_of_two_checkouts_is_measured_with_its_own_code(checkouts, monkeypatch, stage, adapter):
     parts = {name: importlib.import_module(f"pipeline.stages.{stage}.{name}") for name in ("cell", "measure")}
     # The check is in processes of its own, where there is one checkout.

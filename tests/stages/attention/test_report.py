@@ -1,3 +1,5 @@
+from itertools import product
+
 import pytest
 
 from pipeline.formulas.attention import Shape, peak_bytes
@@ -13,12 +15,8 @@ def rows_of(seq_len, eager_ms, compiled_ms, head_dim=64, **columns):
     formula = peak_bytes(Shape(8, 1, seq_len, head_dim, is_causal=False), 4, "cuda")
     shared = SETTINGS | {"head_dim": head_dim, "seq_len": seq_len, "memory_bytes": 8e10, "device_type": "cuda"}
     shared |= {"peak_bytes": formula + 7, "before_backward_bytes": 9, "workspace_bytes": 7, "model_peak_bytes": formula}
-    times_ms = {"eager": eager_ms, "compiled": compiled_ms}
-    return [
-        timed(times_ms[mode], **shared | {"mode": mode, "phase": each} | columns)
-        for mode in times_ms
-        for each in PHASES
-    ]
+    modes = product({"eager": eager_ms, "compiled": compiled_ms}.items(), PHASES)
+    return [timed(ms, **shared | {"mode": mode, "phase": phase} | columns) for (mode, ms), phase in modes]
 
 
 def out_of_memory(seq_len, head_dim=64, modes=("eager", "compiled")):

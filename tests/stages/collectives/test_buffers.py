@@ -69,9 +69,8 @@ def test_sums_are_whole_numbers_that_bf16_holds_in_any_order(ranks):
 @each_collective
 def test_parts_are_side_by_side_no_more_than_the_buffers_have_and_filled_anew(collective, count, expected):
     own = buffers(collective, ranks=2, size=4000)[0]
-    assert needed_bytes(own._cell, 4000) == sum(
-        {each.data_ptr(): each.nbytes for each in (own._source, own._target)}.values()
-    )
+    nbytes = {each.data_ptr(): each.nbytes for each in (own._source, own._target)}
+    assert needed_bytes(own._cell, 4000) == sum(nbytes.values())
     before = own.parts(400, 1)[0][0].clone()
     own.parts(400, 1)[0][0].mul_(2)  # as a sum in place would
     parts = own.parts(400, count)

@@ -14,7 +14,6 @@ from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.registry import stages
 from pipeline.stages.collectives import measure, ranks
 from pipeline.stages.collectives.cell import COLLECTIVES, Cell, Settings
-from pipeline.stages.collectives.ranks import RankReport
 
 from ...ranks import on_ranks
 from ...records import derived, rows_read
@@ -71,15 +70,9 @@ def called_directly(context):
 
 
 def report(*samples_ms, slowdowns=(), no_direct_nccl=None):
-    key = {
-        "timing": "burst",
-        "impl": "torch",
-        "placement": "in_place",
-        "clock": "host",
-        "size_bytes": 10**6,
-        "calls": 1,
-    }
-    return RankReport([key | {"samples_ms": list(samples_ms)}], {}, {10**6: list(slowdowns)}, no_direct_nccl)
+    named = {"timing": "burst", "impl": "torch", "placement": "in_place", "clock": "host"}
+    row = named | {"size_bytes": 10**6, "calls": 1, "samples_ms": list(samples_ms)}
+    return ranks.RankReport([row], {}, {10**6: list(slowdowns)}, no_direct_nccl)
 
 
 def test_every_size_is_timed_in_bursts_and_one_by_one_beside_the_set_up_and_the_first_call(gloo):

@@ -9,41 +9,32 @@ from pipeline.attention.eager import eager_attention
 from pipeline.formulas.attention import Shape
 from pipeline.stages.flash import implementations
 
+CPU = torch.device("cpu")
+
 
 @pytest.mark.parametrize("seq_len", [64, 128, 1000, 1024])
 def test_the_causal_block_mask_is_what_torch_finds_from_all_elements(seq_len):
-    ours = implementations.causal_block_mask(seq_len, torch.device("cpu"))
+    ours = implementations.causal_block_mask(seq_len, CPU)
     torchs = create_block_mask(ours.mask_mod, None, None, seq_len, seq_len, device="cpu")
     assert ours.shape == torchs.shape
     assert torch.equal(ours.to_dense(), torchs.to_dense())
     if seq_len % implementations.FLEX_BLOCK == 0:  # else torch takes rows beyond the end for masked
-        assert torch.equal(ours.kv_num_blocks, torchs.kv_num_blocks)
-        assert torch.equal(ours.full_kv_num_blocks, torchs.full_kv_num_blocks)
-        assert torch.equal(ours.full_q_num_blocks, torchs.full_q_num_blocks)
+        for blocks in ("kv_num_blocks", "full_kv_num_blocks", "full_q_num_blocks"):
+            assert torch.equal(getattr(ours, blocks), getattr(torchs, blocks)), blocks
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "reason"),
-    [
-        (
-            "sdpa_flash",
-            RuntimeError("No available kernel. Aborting execution."),
-            r"Expected query .* dtype: \{Half\}\.$",
-        ),
-        (
-            "flex",
-            RuntimeError("InductorError: wrapped\nout of resource: shared memory, Required: 9"),
-            "out of resource",
-        ),
-        ("tiled", ValueError("head_dim is 48: must be one of 16, 32"), "head_dim is 48: must be one of 16, 32$"),
-        (
-            "fa4",
-            AssertionError("inputs must be bfloat16"),
-            "flash-attn-4 raises AssertionError: inputs must be bfloat16$",
-        ),
-    ],
-)
-def test_the_reason_for_which_one_refuses_is_named(name, error, reason):
+REFUSALS = {
+    "sdpa_flash": (RuntimeError("No available kernel. Aborting execution."), r"Expected query .* dtype: \{Half\}\.$"),
+    "flex": (RuntimeError("InductorError: wrapped\nout of resource: shared memory, Required: 9"), "out of resource"),
+    "tiled": (ValueError("head_dim is 48: must be one of 16, 32"), "head_dim is 48: must be one of 16, 32$"),
+    "fa4": (AssertionError("inputs must be bfloat16"), "flash-attn-4 raises AssertionError: inputs must be bfloat16$"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_the_reason_for_which_one_refuses_is_named(name):
+    error, reason = REFUSALS[name]
+
     def refuse():
         warnings.warn("Flash attention kernel not used because: (Triggered internally at x.cpp:1)", stacklevel=1)
         warnings.warn("Expected query to be of dtype: {Half}. (Triggered internally at x.cpp:2)", stacklevel=1)
@@ -67,7 +58,7 @@ def test_sdpas_own_choice_is_what_it_takes_of_those_that_it_may(allowed, name):
 def test_heads_of_queries_that_share_keys_are_neighbours(name, is_causal):
     shape = Shape(2, 6, 16, 8, is_causal, 3)
     q, k, v = torch.randn(2, 6, 16, 8), torch.randn(2, 2, 16, 8), torch.randn(2, 2, 16, 8)
-    output = implementations.build(name, shape, torch.device("cpu")).attend(q, k, v)
+    output = implementations.build(name, shape, CPU).attend(q, k, v)
     for head in range(6):
         alone = eager_attention(q[:, head], k[:, head // 3], v[:, head // 3], is_causal)
         torch.testing.assert_close(output[:, head], alone)
@@ -78,7 +69,7 @@ def test_our_kernels_are_asked_to_share_keys_and_copy_none(monkeypatch):
     monkeypatch.setattr(implementations, "GPU_ONLY", ())
     monkeypatch.setitem(implementations.FUNCTIONS, "triton", lambda *arguments: seen.append(arguments))
     q, k = torch.randn(1, 4, 16, 8), torch.randn(1, 2, 16, 8)
-    implementations.build("triton", Shape(1, 4, 16, 8, True, 2), torch.device("cpu")).attend(q, k, k)
+    implementations.build("triton", Shape(1, 4, 16, 8, True, 2), CPU).attend(q, k, k)
     ((*tensors, is_causal, scale, enable_gqa),) = seen
     assert all(one is other for one, other in zip(tensors, (q, k, k), strict=True))
     assert (is_causal, scale, enable_gqa) == (True, None, True)

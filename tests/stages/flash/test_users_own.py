@@ -1,5 +1,3 @@
-"""Attention of the user's own in a flash cell."""
-
 import sys
 import time
 from dataclasses import replace

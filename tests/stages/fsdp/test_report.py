@@ -37,9 +37,8 @@ def test_scaling_is_told_beside_one_rank_alone_and_the_formula():
         return [step("none", 100.0 * batch, **cell), step("fsdp", ours_ms, **cell), sent, capture]
 
     measured = [("nccl", "all_gather", 10.0), ("nccl", "all_reduce", 99.0), ("gloo", "all_gather", 99.0)]
-    links = pd.DataFrame(measured, columns=["backend", "collective", "busbw_gb_per_s"]).assign(
-        status="ok", impl="torch"
-    )
+    links = pd.DataFrame(measured, columns=["backend", "collective", "busbw_gb_per_s"])
+    links = links.assign(status="ok", impl="torch")
     faster = links.assign(busbw_gb_per_s=200.0, impl="another")
     links = pd.concat([each.assign(world_size=ranks) for ranks in (2, 4) for each in (links, faster)])
     rows = [*on_ranks(2, 4, 500.0), *on_ranks(4, 2, 250.0), *on_ranks(4, 4, 320.0)]
@@ -56,9 +55,8 @@ def test_the_capture_shows_when_each_way_gathers_and_how_much_of_it_is_exposed()
     lanes = {f"{name}_busy_pct": [50] * 80 for name in ("computation", "gather", "scatter", "waiting")}
     times = {"gather_ms": 20.0, "gather_exposed_ms": 5.0, "span_ms": 90.0}
     lanes |= {"each_gather_ms": [12.0, 8.0], "each_gather_exposed_ms": [5.0, 0.0]}
-    rows = [
-        row for impl in ("fsdp", "fsdp_layers") for row in (step(impl, 100.0), other(impl, "capture", **lanes, **times))
-    ]
+    rows = [step(impl, 100.0) for impl in ("fsdp", "fsdp_layers")]
+    rows += [other(row["impl"], "capture", **lanes, **times) for row in rows]
     found = shown(section(*rows))
     assert found["captures"].rows[["exposed_pct", "timed_step_ms"]].to_numpy().tolist() == [[25.0, 100.0]]
     assert set(found["capture"].rows["kind"]) == {"computation", "gather", "scatter", "waiting"}

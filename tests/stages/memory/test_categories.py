@@ -26,8 +26,6 @@ STEPS = {
     "optimizer": [alloc(MOMENT), alloc(ROOT), free(ROOT), free(GRADIENT)],
     "forward again": [alloc(PASSING, OURS), alloc(SAVED, OURS), free(PASSING)],
 }
-
-
 EXPECTED = {
     PARAMETER: ["parameters"],
     GRADIENT: ["gradients"],

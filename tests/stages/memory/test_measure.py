@@ -34,19 +34,19 @@ def step(tmp_path_factory):
 
 
 def test_two_steps_have_peaks_whose_kinds_add_up_and_all_parameters_gradients_and_moments_are_found(step):
-    peaks, phases = step[1]["peak"], ("forward", "backward", "optimizer")
+    folder, rows = step
+    peaks, phases = rows["peak"], ("forward", "backward", "optimizer")
     names = [(0, "build"), *((number, phase) for number in (1, 2) for phase in phases)]
     assert [(row["step"], row["phase"]) for row in peaks] == names
     for row in peaks:
         assert row["begin_event"] <= row["peak_event"] <= row["end_event"]
         assert sum(row[f"{name}_bytes"] for name in CATEGORIES) == row["peak_bytes"]
-    series = [row["active_bytes"] for row in step[1]["timeline"]]
+    series = [row["active_bytes"] for row in rows["timeline"]]
     totals, most = {sum(at_once) for at_once in zip(*series, strict=True)}, {row["peak_bytes"] for row in peaks}
     assert most <= totals
     assert max(totals) == max(most)
-    folder, rows = step
     parameters = parameter_bytes(SIZES["tiny"], SETTINGS.vocab_size)
-    (last,) = [row for row in rows["peak"] if (row["step"], row["phase"]) == (2, "optimizer")]
+    last = peaks[-1]
     assert [path.name for path in folder.iterdir()] == ["snapshot.pickle"]
     assert len(read_events(folder / "snapshot.pickle")) == last["end_event"]
     assert last["parameters_bytes"] == last["gradients_bytes"] == parameters
@@ -80,8 +80,7 @@ def test_only_a_training_step_is_timed_and_only_with_gradients_is_anything_kept(
 
 
 def test_recomputed_blocks_count_as_activations(tmp_path):
-    (tmp_path / "plain").mkdir()
-    rows = {every: measured(tmp_path / "plain", checkpoint_every=every) for every in (0, 1)}
+    rows = {every: measured(tmp_path, checkpoint_every=every) for every in (0, 1)}
 
     def activations(every, phase):
         return next(row["activations_bytes"] for row in rows[every] if row.get("step") == 2 and row["phase"] == phase)

@@ -12,7 +12,6 @@ from pipeline.model.operation_problems import Problem, as_tuple
 from pipeline.stages.ops import implementations
 from pipeline.stages.ops import measure as measuring
 from pipeline.stages.ops.cell import ADAMW, IMPLS, PHASES, Cell, Settings
-from pipeline.stages.ops.measure import measure
 from pipeline.subjects.naming import OPERATIONS, Subject
 
 from ...records import derived, rows_read
@@ -39,7 +38,7 @@ def measured(monkeypatch):
             return replaced[name] if name in replaced else build(name, *arguments)
 
         monkeypatch.setattr(implementations, "build", built)
-        rows = rows_read(measure, dataclasses.replace(cell, op=op), settings)
+        rows = rows_read(measuring.measure, dataclasses.replace(cell, op=op), settings)
         return {(row["impl"], row["phase"]): row for row in rows}
 
     return run
@@ -139,7 +138,7 @@ def test_own_operations_are_checked_first_and_timed_with_the_rest_in_cells_of_th
     assert [op for op in OPERATIONS if dataclasses.replace(CELL, op=op).takes("swiglu_v2")] == ["swiglu"]
     places = {"rms_norm": "norm", "rms_norm_bad": "norm_without_eps"}
     subjects = [Subject("op", name, f"{OWN}:{place}") for name, place in places.items()]
-    rows = rows_read(measure, CELL, QUICK, subjects)
+    rows = rows_read(measuring.measure, CELL, QUICK, subjects)
     by_name = {name: [row for row in rows if row["impl"] == name] for name in (*places, "eager")}
     assert [len(group) for group in by_name.values()] == [len(PHASES)] * 3
     assert all("median_ms" in row for row in by_name["rms_norm"] + by_name["eager"])
@@ -151,7 +150,7 @@ def test_own_operations_are_checked_first_and_timed_with_the_rest_in_cells_of_th
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_every_implementation_on_a_gpu_is_right_or_says_why_not(op, dtype):
     cell = dataclasses.replace(CELL, op=op, dtype=dtype, size="small", context_length=256, vocab_size=1000)
-    for row in rows_read(measure, cell, dataclasses.replace(QUICK, compiled=True)):
+    for row in rows_read(measuring.measure, cell, dataclasses.replace(QUICK, compiled=True)):
         if row["status"] == "skipped":
             assert "is not installed" in row["reason"], row
             continue

@@ -27,7 +27,6 @@ def test_a_sum_its_stall_and_its_curve_are_as_predicted_and_both_roundings_make_
         assert row["addend_error"] + row["rounding_error"] == pytest.approx(row["error"], abs=1e-12)
         assert abs(row["rounding_error"]) <= row["rounding_error_bound"]
         assert row["rel_error"] == pytest.approx(abs(row["error"]) / row["expected"])
-    for row in rows:
         assert (row["curve_steps"][0], row["curve_steps"][-1]) == (1, row["steps"])
         assert row["curve_sums"][-1] == row["result"]
         assert row["curve_rel_errors"][-1] == pytest.approx(row["rel_error"])

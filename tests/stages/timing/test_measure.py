@@ -71,15 +71,12 @@ def test_eager_is_timed_before_the_model_is_compiled_and_profiles_come_last(watc
 
 
 @pytest.mark.parametrize(
-    ("cell", "settings"),
-    [
-        (replace(CELL, warmup_steps=2), SETTINGS),
-        (CELL, replace(SETTINGS, compiled=False)),
-        (CELL, replace(SETTINGS, compiled_context_length=CELL.context_length + 1)),
-    ],
+    ("axes", "settings"),
+    [({"warmup_steps": 2}, {}), ({}, {"compiled": False}), ({}, {"compiled_context_length": CELL.context_length + 1})],
 )
-def test_a_study_of_the_warm_up_and_a_scale_without_compiling_here_time_eager_steps_alone(watch, cell, settings):
-    assert set(watch.rows(cell, settings)) == {(EAGER, phase) for phase in PHASES}
+def test_a_study_of_the_warm_up_and_a_scale_without_compiling_here_time_eager_steps_alone(watch, axes, settings):
+    cell = replace(CELL, **axes)
+    assert set(watch.rows(cell, replace(SETTINGS, **settings))) == {(EAGER, phase) for phase in PHASES}
     assert {int(state["step"]) for state in watch.step.optimizer.state.values()} == {20 + cell.warmup_steps}
 
 

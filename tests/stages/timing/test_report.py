@@ -72,14 +72,10 @@ def test_deviations_are_of_all_steps_of_all_repeats_and_the_first_step_stands_be
 
 
 def test_compiling_is_paid_back_only_where_the_compiled_step_is_faster():
-    first = [
-        timed(3000.0, **CELL | {"size": size, "mode": "compiled", "phase": "compile", "samples_ms": [3000.0]})
-        for size in ("small", "medium")
-    ]
-    found = section(
-        *(cell(100.0), cell(50.0, mode="compiled"), first),
-        *(cell(100.0, size="medium"), cell(100.0, size="medium", mode="compiled")),
-    )
+    compiled = CELL | {"mode": "compiled", "phase": "compile", "samples_ms": [3000.0]}
+    first = [timed(3000.0, **compiled | {"size": size}) for size in ("small", "medium")]
+    medium = cell(100.0, size="medium"), cell(100.0, size="medium", mode="compiled")
+    found = section(cell(100.0), cell(50.0, mode="compiled"), first, *medium)
     steps = part(found, "compiled").rows.drop_duplicates("size").set_index("size")["steps"]
     assert steps["small"] == pytest.approx(60)
     assert pd.isna(steps["medium"])
