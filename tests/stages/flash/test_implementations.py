@@ -5,7 +5,6 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import create_block_mask
 
-from pipeline.attention.eager import eager_attention
 from pipeline.formulas.attention import Shape
 from pipeline.stages.flash import implementations
 
@@ -51,17 +50,6 @@ def test_sdpas_own_choice_is_what_it_takes_of_those_that_it_may(allowed, name):
     q = torch.randn(1, 1, 32, 16)
     with sdpa_kernel(allowed):
         assert implementations.chosen_by_sdpa(q, q, q, Shape(1, 1, 32, 16, True)) == name
-
-
-@pytest.mark.parametrize("is_causal", [True, False])
-@pytest.mark.parametrize("name", ["eager", "sdpa"])
-def test_heads_of_queries_that_share_keys_are_neighbours(name, is_causal):
-    shape = Shape(2, 6, 16, 8, is_causal, 3)
-    q, k, v = torch.randn(2, 6, 16, 8), torch.randn(2, 2, 16, 8), torch.randn(2, 2, 16, 8)
-    output = implementations.build(name, shape, CPU).attend(q, k, v)
-    for head in range(6):
-        alone = eager_attention(q[:, head], k[:, head // 3], v[:, head // 3], is_causal)
-        torch.testing.assert_close(output[:, head], alone)
 
 
 def test_our_kernels_are_asked_to_share_keys_and_copy_none(monkeypatch):

@@ -86,7 +86,8 @@ def test_a_model_in_two_cells_stands_once_on_the_first_screen_and_bytes_are_neve
     again = {"combinations": "sdpa"}
     cells = [step("eager", 9.0, status="unstable"), step("sdpa", 6.0), step("eager", 9.1, **again)]
     [row] = models(told(*cells, failed("failed", **CELL | again, size="medium", levers="sdpa"))).to_dict("records")
-    assert (row["utilisation"][0], row["peak_gb"]) == ("~", f"1.00{TO}1.00")
+    assert row["utilisation"].startswith("~")
+    assert row["peak_gb"] == f"1.00{TO}1.00"
     [row] = models(told(step("eager", 9.0, peak_bytes=float("nan")), step("sdpa", 6.0))).to_dict("records")
     assert row["peak_gb"] == f"–{TO}1.00"
 
