@@ -15,7 +15,7 @@ USER_HZ = os.sysconf("SC_CLK_TCK")
 # Columns: user nice system idle iowait irq softirq steal guest guest_nice.
 STATISTICS = """\
 cpu  900 0 0 0 0 0 0 0 0 0
-cpu0 {busy} 1 2 1000 1000 3 4 1000 1000 0
+cpu0 90 1 2 1000 1000 3 4 1000 1000 0
 cpu1 300 0 0 0 0 0 0 0 0 0
 cpu10 500 0 0 0 0 0 0 0 0 0
 intr 5
@@ -27,7 +27,7 @@ def busy(monkeypatch, tmp_path):
     """Give a machine's counters of its cores, and processes of one's own that do nothing."""
     monkeypatch.setattr(cpu_use, "STATISTICS", tmp_path / "stat")
     monkeypatch.setattr(cpu_use, "_own_s", lambda: 0.0)
-    (tmp_path / "stat").write_text(STATISTICS.format(busy=90))
+    (tmp_path / "stat").write_text(STATISTICS)
     return tmp_path
 
 
@@ -71,10 +71,9 @@ def test_a_container_that_hides_the_counters_is_no_error(busy, write, hidden):
     assert cpu_use.cpu_use({0}) is None
 
 
-@pytest.mark.parametrize(("own_s", "others"), [(2, 2), (7, 0)])
-def test_others_are_all_but_this_process_and_never_less_than_none(own_s, others):
-    begin = CpuUse(at_s=10, all_s=100, own_s=1, cores=4)
-    assert CpuUse(at_s=12, all_s=105, own_s=own_s, cores=4).others_cores(begin) == others
+def test_others_are_all_but_this_process_and_never_less_than_none():
+    begin, ends = CpuUse(10, 100, own_s=1, cores=4), [CpuUse(12, 105, own_s=own_s, cores=4) for own_s in (2, 7)]
+    assert [end.others_cores(begin) for end in ends] == [2, 0]
 
 
 SPIN = """
@@ -82,15 +81,14 @@ import time
 until_s = time.process_time() + 0.15
 while time.process_time() < until_s:
     pass
-{tell}
 """
 TELL = "from pipeline.instruments.machine.cpu_use import _own_s; print(_own_s())"
 
 
 def test_what_this_process_its_ended_children_and_its_parents_use_is_its_own():
-    before_s, spin = cpu_use._own_s(), SPIN.format(tell="")
-    exec(spin, {})
-    found = subprocess.run([sys.executable, "-c", SPIN.format(tell=TELL)], capture_output=True, text=True, check=True)
+    before_s = cpu_use._own_s()
+    exec(SPIN, {})
+    found = subprocess.run([sys.executable, "-c", SPIN + TELL], capture_output=True, text=True, check=True)
     assert cpu_use._own_s() - before_s > 0.25
     assert float(found.stdout) > time.process_time() - 0.05  # the parent's, to the kernel's clock tick
 

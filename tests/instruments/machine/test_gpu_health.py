@@ -30,11 +30,8 @@ ANSWERS = {
     "CurrentClocksEventReasons": pynvml.nvmlClocksEventReasonSwPowerCap,
     "UtilizationRates": SimpleNamespace(gpu=97),
     "PowerUsage": 700_000,
-    **{
-        f"{which}PcieLink{what}": count
-        for which in ("Max", "Curr")
-        for what, count in (("Generation", 5), ("Width", 16))
-    },
+    **dict.fromkeys(("MaxPcieLinkGeneration", "CurrPcieLinkGeneration"), 5),
+    **dict.fromkeys(("MaxPcieLinkWidth", "CurrPcieLinkWidth"), 16),
 }
 
 
@@ -44,12 +41,8 @@ def gpu():
     return FakeGpu(0, answers={f"nvmlDeviceGet{name}": answer for name, answer in ANSWERS.items()})
 
 
-def reader_of(gpu):
-    return HealthReader(gpu, FakeNvml())
-
-
 def test_counters_are_kept_apart_and_links_are_counted(gpu):
-    reader = reader_of(gpu)
+    reader = HealthReader(gpu, FakeNvml())
     assert reader.counters() == {
         "ecc_corrected": 5,
         "ecc_uncorrected": 1,
@@ -79,15 +72,14 @@ def test_counters_are_kept_apart_and_links_are_counted(gpu):
 )
 def test_what_a_card_does_not_support_is_absent_with_nvmls_reason_and_never_zero(gpu, query, names):
     del gpu.answers[f"nvmlDeviceGet{query}"]
-    reader = reader_of(gpu)
-    found = reader.counters()
-    assert all(found[name] is None for name in names)
+    reader = HealthReader(gpu, FakeNvml())
+    assert {reader.counters()[name] for name in names} == {None}
     assert set(reader.absent.values()) == {"Not Supported"}
     assert names & set(reader.absent)
 
 
 def test_readings_under_load_are_in_order_reasons_are_gathered_and_what_is_not_supported_is_absent(gpu):
-    reader = reader_of(gpu)
+    reader = HealthReader(gpu, FakeNvml())
     reader.poll()
     gpu.answers["nvmlDeviceGetPowerUsage"] = 300_000
     gpu.answers["nvmlDeviceGetCurrentClocksEventReasons"] = pynvml.nvmlClocksEventReasonHwThermalSlowdown
@@ -97,7 +89,7 @@ def test_readings_under_load_are_in_order_reasons_are_gathered_and_what_is_not_s
     assert found["throttle_reasons"] == ["hw_thermal_slowdown", "sw_power_cap"]
     assert found["temperatures_c"] is None
     del gpu.answers["nvmlDeviceGetCurrentClocksEventReasons"]
-    other = reader_of(gpu)
+    other = HealthReader(gpu, FakeNvml())
     other.poll()
     assert other.under_load()["throttle_reasons"] is None
     assert set(other.absent) == {"temperatures_c", "throttle_reasons"}

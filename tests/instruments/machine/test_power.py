@@ -16,9 +16,8 @@ class Machine:
     """GPUs that draw so many watts each, at a clock and with throttle reasons that a test sets."""
 
     def __init__(self, watts):
-        self.now_s, self.watts, self.clock_mhz, self.reasons = 0.0, watts, 1980, 0
-        self.supported = True
-        self.readings = 0
+        self.now_s, self.watts, self.clock_mhz, self.reasons = 5.0, watts, 1980, 0
+        self.supported, self.readings = True, 0
         self.capped_s = None  # for an older driver, which does not count
 
     def perf_counter(self):
@@ -39,35 +38,39 @@ class Machine:
 
 @pytest.fixture
 def machine(monkeypatch):
-    def install(*watts):
+    def watched(*watts, rank=None, **states):
+        """Return a machine, and what goes on watching it for so many seconds."""
         found = Machine(watts)
+        vars(found).update(states)
         gpus = [Gpu(f"GPU-{number}", number, "a GPU", None, handle=number) for number in range(len(watts))]
         monkeypatch.setattr(power, "visible_gpus", lambda: gpus)
         monkeypatch.setattr(power, "perf_counter", found.perf_counter)
         for module in (power, gpu_state):
             monkeypatch.setattr(module, "ask", found.ask)
-        return found
+        watch = PowerWatch(rank)
 
-    return install
+        def go_on(seconds):
+            found.now_s += seconds
+            watch.poll()
+            return watch
+
+        return found, go_on
+
+    return watched
 
 
 @pytest.mark.parametrize(("rank", "seconds", "energy_j"), [(None, 2.0, 180.0), (1, 2.0, 60.0), (None, 0.9, None)])
 def test_energy_is_that_of_a_step_over_all_gpus_or_a_ranks_own_and_of_a_second_or_more(
     machine, rank, seconds, energy_j
 ):
-    found = machine(600, 300)
-    found.now_s = 5.0
-    watch = PowerWatch(rank)
-    found.now_s += seconds
-    assert watch.over(steps=10).energy_j == (energy_j and pytest.approx(energy_j))
+    _, go_on = machine(600, 300, rank=rank)
+    assert go_on(seconds).over(steps=10).energy_j == (energy_j and pytest.approx(energy_j))
 
 
 def test_the_clock_is_the_mean_over_the_stretch_of_the_slowest_gpu(machine):
-    found = machine(600, 600)
-    watch = PowerWatch()
+    found, go_on = machine(600, 600)
     for found.clock_mhz in (1900, 1500):
-        found.now_s += 1.0
-        watch.poll()
+        watch = go_on(1.0)
     found.clock_mhz = 1400
     assert watch.over(steps=2).sm_clock_mhz == pytest.approx(1600 - 1)
 
@@ -77,42 +80,31 @@ def test_the_clock_is_the_mean_over_the_stretch_of_the_slowest_gpu(machine):
     [((CAPPED, BRAKE, 0), True, ("hw_power_brake",)), ((pynvml.nvmlClocksEventReasonGpuIdle,), False, ())],
 )
 def test_a_throttle_that_ended_is_seen_and_a_power_cap_is_no_slowdown(machine, reasons, capped, slowdowns):
-    found = machine(600)
-    watch = PowerWatch()
+    found, go_on = machine(600)
     for found.reasons in reasons:
-        found.now_s += 1.0
-        watch.poll()
+        watch = go_on(1.0)
     seen = watch.over(steps=3)
     assert (seen.power_capped, seen.slowdowns) == (capped, slowdowns)
 
 
 @pytest.mark.parametrize(("capped_s", "capped"), [(0.0, False), (0.01, False), (0.05, True)])
 def test_the_drivers_count_of_capped_time_goes_before_what_was_seen_between_steps(machine, capped_s, capped):
-    found = machine(600)
-    found.capped_s, found.reasons = 100.0, CAPPED
-    watch = PowerWatch()
-    found.now_s += 2.0
+    found, go_on = machine(600, capped_s=100.0, reasons=CAPPED)
     found.capped_s += capped_s
-    assert watch.over(steps=1).power_capped is capped
+    assert go_on(2.0).over(steps=1).power_capped is capped
 
 
 def test_short_steps_are_not_held_up_by_readings(machine):
-    found = machine(600)
-    watch = PowerWatch()
+    found, go_on = machine(600)
     for _ in range(100):
-        found.now_s += 0.002
-        watch.poll()
+        go_on(0.002)
     assert found.readings <= 10
 
 
 @pytest.mark.parametrize("watts", [(600,), ()])
 def test_without_gpus_or_answers_there_is_nothing_to_tell(machine, watts):
-    found = machine(*watts)
-    found.supported = False
-    watch = PowerWatch()
-    found.now_s = 2.0
-    watch.poll()
-    assert watch.over(steps=2) == Power()
+    _, go_on = machine(*watts, supported=False)
+    assert go_on(2.0).over(steps=2) == Power()
 
 
 def test_stretches_pool_to_their_mean_and_ranks_add_up_at_the_slowest_clock_with_all_their_reasons():

@@ -19,7 +19,7 @@ class Gated(nn.Module):
         return torch.sigmoid(self.gate(x)) * self.up(x)
 
 
-def test_each_storage_is_named_once_by_its_first_module_and_operation():
+def test_each_storage_is_named_once_by_its_first_module_and_operation_and_nothing_stays_alive_or_hooked():
     module, x = Gated(), torch.randn(3, 4, requires_grad=True)
     output, saved = saved_by_operation(module, x)
     found = [(one.module, one.operation, one.dtype, one.shape, one.size_bytes) for one in saved]
@@ -30,6 +30,13 @@ def test_each_storage_is_named_once_by_its_first_module_and_operation():
         ("", "Mul.other", "float32", (3, 8), 96),
     ]
     torch.testing.assert_close(output, module(x))
+    kept = weakref.ref(output)
+    output.sum().backward()
+    del output
+    gc.collect()
+    assert kept() is None
+    assert not module._forward_hooks
+    assert not module.gate._forward_pre_hooks
 
 
 class Doubled(torch.autograd.Function):
@@ -47,18 +54,6 @@ def test_what_a_function_of_ones_own_saves_is_named_by_its_number():
 
     _, saved = saved_by_operation(Doubling(), torch.randn(3, requires_grad=True))
     assert [one.operation for one in saved] == ["Sigmoid.result", "Doubled.1"]
-
-
-def test_nothing_stays_alive_or_hooked_afterwards():
-    module, x = Gated(), torch.randn(3, 4, requires_grad=True)
-    output, _ = saved_by_operation(module, x)
-    kept = weakref.ref(output)
-    output.sum().backward()
-    del output
-    gc.collect()
-    assert kept() is None
-    assert not module._forward_hooks
-    assert not module.gate._forward_pre_hooks
 
 
 @pytest.mark.parametrize(

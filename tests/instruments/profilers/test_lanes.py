@@ -37,16 +37,13 @@ def parts(*lengths_and_shares):
     return [share for length, share in lengths_and_shares for _ in range(length)]
 
 
-def test_a_lane_tells_how_busy_each_part_of_the_step_was():
+def test_a_lane_tells_how_busy_each_part_of_the_step_was_and_a_rank_waits_where_it_only_communicates():
     # 1000 us a hundred parts: busy twice over, half busy by many short events, idle, an event over an edge.
     short = [(start, start + 1) for start in range(1100, 2100, 2)]
     row = columns([(100, 1100), (200, 1000), *short, (3095, 3105)], [(4000, 4100)])
     assert row["computation_busy_pct"] == parts((100, 100), (100, 50), (99, 0), (1, 50), (1, 50), (99, 0))
     assert row["communication_busy_pct"] == parts((390, 0), (10, 100))
     assert set(columns([(0, 1000)], [])["communication_busy_pct"]) == {0}
-
-
-def test_a_rank_waits_where_it_communicates_and_computes_nothing():
     row = columns([(0, 1000), (3000, 4000)], [(500, 2000)])  # a part is 10 µs
     assert row["waiting_busy_pct"] == parts((100, 0), (100, 100), (200, 0))
 

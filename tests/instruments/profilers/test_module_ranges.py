@@ -45,12 +45,7 @@ def test_a_forward_pass_that_raises_leaves_no_range_open():
         model(torch.tensor([1, 2]))
 
 
-@pytest.fixture
-def weight():
-    return torch.ones(2, 2, requires_grad=True)
-
-
-def forward(weight):
+def nested(weight):
     with span("block"):
         x = weight @ weight
         with span("softmax"):
@@ -59,24 +54,10 @@ def forward(weight):
     return x.sum()
 
 
-def test_backward_opens_the_forward_ranges_of_its_nodes_in_reverse_and_none_for_others(opened, weight):
-    with listening(noted := ForwardRanges(listener())):
-        loss = forward(weight)
-    assert opened == [(0, "block"), (1, "softmax")]  # forward ranges go on to the profiler
-    noted.mark_backward(loss * 2)
-    opened.clear()
-    loss.backward()
-    assert opened == [(0, "block"), (0, "block/softmax"), (0, "block")]  # product with 2; softmax; product
-
-
-def test_a_node_whose_result_two_others_used_opens_its_range_once(opened, weight):
-    with listening(noted := ForwardRanges(listener())), span("block"):
+def used_twice(weight):
+    with span("block"):
         x = weight * 2
-        loss = (x.exp() + x.sin()).sum()
-    noted.mark_backward(loss)
-    opened.clear()
-    loss.backward()
-    assert opened == [(0, "block")] * 5  # the sum over all; that of two; sine; exponential; the product
+        return (x.exp() + x.sin()).sum()
 
 
 class Probe(torch.autograd.Function):
@@ -90,11 +71,31 @@ class Probe(torch.autograd.Function):
             return gradient
 
 
-def test_work_of_a_node_runs_inside_its_range_and_the_gradient_is_the_same(opened, weight):
-    with listening(noted := ForwardRanges(listener())), span("probe"):
-        loss = Probe.apply(weight).sum()
-    noted.mark_backward(loss)
+def probed(weight):
+    with span("probe"):
+        return Probe.apply(weight).sum()
+
+
+@pytest.mark.parametrize(
+    ("forward", "in_forward", "in_backward"),
+    [
+        # Product with 2; softmax; product.
+        (nested, [(0, "block"), (1, "softmax")], [(0, "block"), (0, "block/softmax"), (0, "block")]),
+        # A node whose result two others used opens its range once: the sum over all; that of two; sine; ...
+        (used_twice, [(0, "block")], [(0, "block")] * 5),
+        # The sum; the function, whose work runs inside its range.
+        (probed, [(0, "probe")], [(0, "probe"), (0, "probe"), (1, "inside")]),
+    ],
+)
+def test_backward_opens_the_forward_ranges_of_its_nodes_in_reverse_and_none_for_others(
+    opened, forward, in_forward, in_backward
+):
+    weight = torch.ones(2, 2, requires_grad=True)
+    with listening(noted := ForwardRanges(listener())):
+        loss = forward(weight)
+    assert opened == in_forward  # they go on to the profiler
+    noted.mark_backward(loss * 2)
     opened.clear()
     loss.backward()
-    assert opened == [(0, "probe"), (0, "probe"), (1, "inside")]  # the sum; the function
-    assert torch.equal(weight.grad, torch.ones(2, 2))
+    assert opened == in_backward
+    assert torch.equal(weight.grad, *torch.autograd.grad(forward(weight), weight))

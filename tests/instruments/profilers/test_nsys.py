@@ -45,30 +45,31 @@ def test_a_capture_runs_the_program_from_its_start_of_the_profiler_to_its_stop_a
     assert (tmp_path / "x.sqlite").exists()
 
 
-def test_a_report_of_an_earlier_capture_does_not_pass_for_this_one(install, tmp_path):
-    install("nsys", "#!/bin/sh\necho collected\n")
+FAILS = {"nsys": GOOD, "fails": "#!/bin/sh\necho first >&2\necho CUDA out of memory >&2\nexit 3\n"}
+
+
+@pytest.mark.parametrize(
+    ("programs", "complaint"),
+    [
+        ({}, "^nsys not found$"),
+        ({"nsys": "#!/bin/sh\necho collected\n"}, "left no report: collected"),
+        (FAILS, "^the program under nsys ended with exit code 3: CUDA out of memory$"),
+    ],
+)
+def test_a_capture_that_fails_says_why_in_one_line_and_a_report_of_an_earlier_one_does_not_pass_for_it(
+    install, tmp_path, programs, complaint
+):
+    for name, script in programs.items():
+        install(name, script)
     (tmp_path / "x.nsys-rep").touch()
-    with pytest.raises(CaptureFailed, match="left no report: collected"):
-        nsys.capture(["true"], tmp_path / "x.nsys-rep")
-
-
-def test_a_program_that_fails_under_nsys_is_told_by_its_last_line(install, tmp_path):
-    install("nsys", GOOD)
-    install("fails", "#!/bin/sh\necho first >&2\necho CUDA out of memory >&2\nexit 3\n")
-    with pytest.raises(CaptureFailed, match=r"^the program under nsys ended with exit code 3: CUDA out of memory$"):
+    with pytest.raises(CaptureFailed, match=complaint):
         nsys.capture(["fails"], tmp_path / "x.nsys-rep")
 
 
-def test_without_nsys_a_capture_fails_in_one_line(install, tmp_path):
-    with pytest.raises(CaptureFailed, match=r"^nsys not found$"):
-        nsys.capture(["true"], tmp_path / "x.nsys-rep")
-    assert nsys.obstacle() == "nsys not found"
-
-
 def test_the_library_that_the_importer_lacks_is_named(install, tmp_path):
-    install(
-        "nsys", "#!/bin/sh\necho 'Importer error status: The importer binary and its dependencies were not found.'\n"
-    )
+    assert nsys.obstacle() == "nsys not found"
+    said = "Importer error status: The importer binary and its dependencies were not found."
+    install("nsys", f"#!/bin/sh\necho '{said}'\n")
     install("ldd", "#!/bin/sh\nprintf '\\tlibdw.so.1 => not found\\n\\tlibm.so.6 => /lib/libm.so.6 (0x7f)\\n'\n")
     install("QdstrmImporter", "", folder=tmp_path / "root" / "host-linux-x64")
     with pytest.raises(CaptureFailed, match=r"^nsys cannot import its captures without libdw.so.1$"):

@@ -58,11 +58,7 @@ GEMM = ("gemm", 7, 50.0, 1.0, 1)
         # Another thread's range began later.
         ((1, 30.0, AUTOGRAD), [("own", AUTOGRAD, 10.0, 30.0), ("later", MAIN, 20.0, 30.0)], "own"),
         # An inner range that seems to outlast its outer one ends with it.
-        (
-            (1, 10.001, MAIN),
-            [("outer", MAIN, 0.0, 10.0), ("inner", MAIN, 5.0, 5.002), ("after", MAIN, 10.0, 5.0)],
-            "after",
-        ),
+        ((1, 10.001, MAIN), [("outer", MAIN, 0, 10), ("inner", MAIN, 5, 5.002), ("after", MAIN, 10, 5)], "after"),
         # It was launched outside of all ranges.
         ((1, 60.0, MAIN), [("forward", MAIN, 10.0, 40.0)], ""),
         ((1, 60.0, MAIN), [], ""),
@@ -83,13 +79,10 @@ def test_ranges_that_start_or_end_together_are_nested_by_length():
     assert set(nested.ranges["path"]) == {"outer", "outer/inner", "outer/next"}
 
 
-def test_a_range_has_the_events_of_its_inner_ranges_too(step):
+def test_a_range_has_events_of_its_inner_ranges_too_and_its_times_differ_where_streams_overlap_and_idle(step):
     assert list(events_of(step, "train_step/forward")["name"]) == ["gemm forward", "Memcpy DtoD", "add"]
     assert len(events_of(step, "train_step")) == 5
     assert events_of(step, "forward").empty
-
-
-def test_sum_busy_time_span_and_range_differ_where_streams_overlap_and_idle(step):
     times = range_times(step, "train_step/forward").iloc[0]
     # Busy from 40 to 70 and 80 to 90: ten overlap on two streams.
     assert dict(times) == {"kernel_sum_us": 50, "busy_us": 40, "span_us": 50, "range_us": 45}
