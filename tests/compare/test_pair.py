@@ -17,11 +17,10 @@ def scaled(factor, repeats=(1.0,)):
 
 
 def test_rows_of_two_runs_are_judged_each_with_its_own_the_furthest_apart_first(make_run):
-    b = {"eager": [120.0], "sdpa": [40.0], "eager_again": [100.0]}
-    times = compare(make_run("a", BASE), make_run("b", b), 0.05).times
-    assert list(times["row"]) == ["sdpa", "eager", "eager_again"]
-    assert list(times["verdict"]) == [FASTER, SLOWER, SAME]
-    assert times.set_index("row")["ratio"]["sdpa"] == pytest.approx(2.0)
+    b = make_run("b", {"eager": [120.0], "sdpa": [40.0], "eager_again": [100.0]})
+    times = compare(make_run("a", BASE), b, 0.05).times.set_index("row")
+    assert list(times["verdict"].items()) == [("sdpa", FASTER), ("eager", SLOWER), ("eager_again", SAME)]
+    assert times["ratio"]["sdpa"] == pytest.approx(2.0)
 
 
 def test_what_hangs_on_the_host_comes_last_however_far_apart(both):
@@ -37,10 +36,13 @@ def test_steps_are_the_same_rows_whichever_other_levers_their_cells_combine(make
     assert compare(few, few, 0.05).outcomes.empty
 
 
-@pytest.mark.parametrize(("repeats", "is_called"), [((1.0, 1.001), True), ((1.0,), False)])
-def test_repeats_of_either_run_decide_what_a_ratio_alone_would_not(make_run, repeats, is_called):
-    times = compare(make_run("a", scaled(1.0, repeats)), make_run("b", scaled(1.03, repeats)), 0.05).times
-    assert (set(times["verdict"]) == {SLOWER}) == is_called
+@pytest.mark.parametrize(("repeats", "is_called", "once"), [((1.0, 1.001), True, 0), ((1.0,), False, len(BASE))])
+def test_repeats_decide_what_a_ratio_alone_would_not_and_a_failure_says_how_many_have_none(
+    make_run, repeats, is_called, once
+):
+    a, b, slow = (make_run("a run", scaled(factor, repeats)) for factor in (1.0, 1.03, 1.5))
+    assert (set(compare(a, b, 0.05).times["verdict"]) == {SLOWER}) == is_called
+    assert f"({once} of them without repeats)" in compare(a, slow, 0.05).failure
 
 
 @pytest.mark.parametrize(
@@ -53,18 +55,12 @@ def test_slower_beyond_the_tolerance_fails_unless_it_is_unstable(make_run, statu
     assert bool(compare(a, b, tolerance).failure) is fails
 
 
-@pytest.mark.parametrize(("repeats", "once"), [((1.0,), len(BASE)), ((1.0, 1.001), 0)])
-def test_a_failure_says_how_many_of_the_slower_times_have_no_repeats(make_run, repeats, once):
-    found = compare(make_run("a", scaled(1.0, repeats)), make_run("b", scaled(1.5, repeats)), 0.05)
-    assert f"({once} of them without repeats)" in found.failure
-
-
 def test_a_row_that_lost_its_values_fails_and_one_that_gained_some_does_not(both):
     whole, lacking = both
     lacking.records[0]["rows"][1] = {"levers": "sdpa", "status": "oom", "reason": "full"}
-    [line] = compare(whole, lacking, 0.05).outcomes.to_dict("records")
-    assert (line["row"], line["status_b"], line["lost"]) == ("sdpa", "oom", True)
-    assert "lost" in compare(whole, lacking, 0.05).failure
+    found = compare(whole, lacking, 0.05)
+    assert found.outcomes[["row", "status_b", "lost"]].to_numpy().tolist() == [["sdpa", "oom", True]]
+    assert "lost" in found.failure
     assert compare(lacking, whole, 0.05).failure == ""
 
 

@@ -9,6 +9,13 @@ THE_COMMAND = "--cores 1 --resources gpu=8 reports/writeup.md"
 RECORD = "results/timing/cells/precision=bf16/size=xl.json"
 
 
+UNDERSTOOD = (  # by Snakemake itself
+    *("", "results/timing/bf16.csv", "--resources gpu=8 mem_mb=5 -n", "--config=scale=smoke a.csv"),
+    *("reports/writeup.md --cores 1 --resources gpu=8", "--cores 1 --resources gpu=8 -- reports/writeup.md"),
+    "--mode remote --set-threads base64//cnVsZT0x --target-jobs measure_timing:size=xl",
+)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -17,19 +24,7 @@ RECORD = "results/timing/cells/precision=bf16/size=xl.json"
         ("--res gpu=8 a.csv b.csv --cores 1", "--res gpu=8 --cores 1 -- a.csv b.csv"),
         ("--resources gpu=8 a.csv -- b.csv", "--resources gpu=8 -- a.csv b.csv"),
         (f"-C scale=smoke {RECORD}", f"-C scale=smoke -- {RECORD}"),
-        # What Snakemake understands stays as it is.
-        *(
-            (words, words)
-            for words in (
-                "",
-                "results/timing/bf16.csv",
-                "reports/writeup.md --cores 1 --resources gpu=8",
-                "--cores 1 --resources gpu=8 -- reports/writeup.md",
-                "--resources gpu=8 mem_mb=5 -n",
-                "--config=scale=smoke a.csv",
-                "--mode remote --set-threads base64//cnVsZT0x --target-jobs measure_timing:size=xl",
-            )
-        ),
+        *((words, words) for words in UNDERSTOOD),
     ],
 )
 def test_targets_behind_name_value_options_come_last(words, expected):

@@ -48,30 +48,39 @@ def run(monkeypatch):
         manager.stop()
 
 
-def log_jobs(manager, reason="Missing output files: a.json", plan=PLAN):
+def log_jobs(manager, plan=PLAN):
     log = manager.logger.info
     for line in CHATTER:
         log(line)
     log("", extra={"run_plan": plan})
     log("Job stats:", extra={"event": LogEvent.RUN_INFO, "stats": {"measure_timing": 2, "writeup": 1, "total": 3}})
     log("Execute 1 jobs...", extra={"event": LogEvent.JOB_STARTED, "jobs": [1]})
-    log("", extra=job(1, "measure_timing", "timing size=tiny", ["a.json"], reason))
+    log("", extra=job(1, "measure_timing", "timing size=tiny", ["a.json"]))
     log("Shell command", extra={"event": LogEvent.SHELLCMD, "cmd": "python -m pipeline measure"})
-    log("Finished jobid: 1", extra={"event": LogEvent.JOB_FINISHED, "job_id": 1})
+    log("Finished jobid: 1", extra=done(1))
     log("1 of 3 steps (33%) done", extra={"event": LogEvent.PROGRESS, "done": 1, "total": 3})
-    log("", extra=job(2, "writeup", "write-up", ["reports/writeup.md"], reason))
+    log("", extra=job(2, "writeup", "write-up", ["reports/writeup.md"]))
 
 
-def job(number, rule, message, output, reason=""):
-    fields = {"jobid": number, "rule_name": rule, "rule_msg": message, "output": output, "reason": reason}
+def job(number, rule, message, output):
+    fields = {
+        "jobid": number,
+        "rule_name": rule,
+        "rule_msg": message,
+        "output": output,
+        "reason": "Missing output files",
+    }
     return fields | {"event": LogEvent.JOB_INFO, "indent": False}
+
+
+def done(number):
+    return {"event": LogEvent.JOB_FINISHED, "job_id": number}
 
 
 @pytest.mark.parametrize("why_stale", [{}, {"a.json": "settings changed"}])
 def test_a_run_is_a_line_of_what_to_do_and_a_line_a_job_with_why_a_cell_is_measured_again(run, capsys, why_stale):
-    manager = run()
+    manager, why = run(), " (settings changed)" if why_stale else ""
     log_jobs(manager, plan=replace(PLAN, why_stale=why_stale))
-    why = " (settings changed)" if why_stale else ""
     manager.stop()
     assert capsys.readouterr().err.splitlines() == [
         "To do: 2 cells, 1 write-up, about 45 s",
@@ -138,7 +147,7 @@ def said_of(run, tmp_path, capsys):
             if found is not None:
                 path.write_text(json.dumps(found))
             manager.logger.info("", extra=job(number, "measure_timing", "a cell", [str(path), f"{tmp_path}/files"]))
-            manager.logger.info("", extra={"event": LogEvent.JOB_FINISHED, "job_id": number})
+            manager.logger.info("", extra=done(number))
         manager.stop()
         return [line for line in capsys.readouterr().err.splitlines() if not line.endswith("a cell")]
 
@@ -151,40 +160,34 @@ WRONG = {**OWN, "rows": [*OWN["rows"], *({**row, "impl": "mine"} for row in FAIL
 SKIPPED = {**RECORD, "rows": [failed_row("skipped", "takes 27.6 GB or more")]}
 BUSY = record(host=HOST)
 KILLED = {**RECORD, "rows": [failed_row("failed", "ended by SIGKILL")], "log": "logs/a.log"}
+SAID_OF_BUSY = """\
+[measured on a busy host: other processes used 1.7 of 2 cores]
+measured 3 cells: 3 ok
+2 cells measured on a busy host: host_busy in results/<stage>/cells.csv"""
+SAID_OF_WRONG = """\
+[your mine is wrong: logits depend on later tokens]
+measured 3 cells: 3 ok
+your mine is wrong in 2 of 3 cells"""
+SAID_OF_SKIPPED = """\
+[timing: nothing measured: takes 27.6 GB or more]
+measured 3 cells: 1 ok, 2 skipped
+2 cells of timing skipped: takes 27.6 GB or more"""
 
 
 @pytest.mark.parametrize(
     ("records", "said"),
     [
-        (
-            [BUSY, BUSY, RECORD],
-            [
-                *("[measured on a busy host: other processes used 1.7 of 2 cores]", "measured 3 cells: 3 ok"),
-                "2 cells measured on a busy host: host_busy in results/<stage>/cells.csv",
-            ],
-        ),
-        (
-            [WRONG, WRONG, OWN],
-            [
-                *("[your mine is wrong: logits depend on later tokens]", "measured 3 cells: 3 ok"),
-                "your mine is wrong in 2 of 3 cells",
-            ],
-        ),
-        (
-            [SKIPPED, RECORD, SKIPPED],
-            [
-                *("[timing: nothing measured: takes 27.6 GB or more]", "measured 3 cells: 1 ok, 2 skipped"),
-                "2 cells of timing skipped: takes 27.6 GB or more",
-            ],
-        ),
-        ([KILLED, RECORD], ["[failed: ended by SIGKILL, see logs/a.log]", "measured 2 cells: 1 ok, 1 failed"]),
-        ([record(host={**HOST, "busy": False})], ["measured 1 cell: 1 ok"]),
-        *(([damaged], []) for damaged in ({**RECORD, "host": {"busy": True}}, {}, None)),
+        ([BUSY, BUSY, RECORD], SAID_OF_BUSY),
+        ([WRONG, WRONG, OWN], SAID_OF_WRONG),
+        ([SKIPPED, RECORD, SKIPPED], SAID_OF_SKIPPED),
+        ([KILLED, RECORD], "[failed: ended by SIGKILL, see logs/a.log]\nmeasured 2 cells: 1 ok, 1 failed"),
+        ([record(host={**HOST, "busy": False})], "measured 1 cell: 1 ok"),
+        *(([damaged], "") for damaged in ({**RECORD, "host": {"busy": True}}, {}, None)),
     ],
     ids=["busy", "wrong", "skipped", "failed", "quiet host", "damaged", "empty", "none"],
 )
 def test_what_came_of_a_cell_is_told_once_with_the_reason_and_counted_in_the_end(said_of, records, said):
-    assert said_of(*records) == said
+    assert said_of(*records) == said.splitlines()
 
 
 def test_of_many_reasons_the_end_names_the_first_and_counts_the_others_and_a_quiet_run_says_none(said_of):
@@ -196,7 +199,7 @@ def test_of_many_reasons_the_end_names_the_first_and_counts_the_others_and_a_qui
 def test_the_page_to_open_stands_last_once_it_is_written(run, capsys):
     manager = run()
     manager.logger.info("", extra=job(1, "writeup", "write-up", ["reports/writeup.md", "reports/report.html"]))
-    manager.logger.info("", extra={"event": LogEvent.JOB_FINISHED, "job_id": 1})
+    manager.logger.info("", extra=done(1))
     manager.stop()
     assert capsys.readouterr().err.splitlines()[-1] == f"the report: {Path('reports/report.html').absolute()}"
 

@@ -4,14 +4,9 @@ from snakemake_logger_plugin_cells import messages
 from snakemake_logger_plugin_cells.progress import Progress, RunPlan
 
 TARGETS = [
-    "all",
-    "reports/writeup.md",
-    "reports/figures",
-    "results/flash/bf16.csv",
-    "results/flash/fp32.csv",
-    "results/flash/cells.csv",
+    *("all", "reports/writeup.md", "reports/figures", "results/timing/fp32.csv"),
+    *(f"results/flash/{name}.csv" for name in ("bf16", "fp32", "cells")),
     "results/flash/cells/dtype={dtype}/seq_len={seq_len}.json",
-    "results/timing/fp32.csv",
 ]
 
 

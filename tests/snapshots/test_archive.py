@@ -46,10 +46,9 @@ def test_records_are_read_however_they_are_packed(tmp_path, mode):
 
 @pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE])
 def test_a_record_that_is_no_file_is_told_of(tmp_path, kind):
-    path = tmp_path / "records.tar"
+    path, member = tmp_path / "records.tar", tarfile.TarInfo("a.json")
+    member.type, member.linkname = kind, "elsewhere/a.json"
     with tarfile.open(path, "w") as file:
-        member = tarfile.TarInfo("a.json")
-        member.type, member.linkname = kind, "elsewhere/a.json"
         file.addfile(member)
     assert complaint_of(path) == f"{path}: a.json is no file: publish that run again"
 

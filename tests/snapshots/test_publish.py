@@ -74,7 +74,7 @@ def test_a_new_snapshot_leaves_nothing_of_the_old(run):
     published(run)
     (run / "results/timing/bf16.csv").rename(run / "results/timing/fp32.csv")
     assert "tables/timing/bf16.csv" not in contents(published(run))
-    assert [path.name for path in run.iterdir() if path.name.startswith(".")] == []
+    assert not list(run.glob(".*"))
 
 
 @pytest.mark.parametrize(

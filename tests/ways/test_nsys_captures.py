@@ -20,13 +20,20 @@ def given(package):
     return importlib.import_module(f"{package}.measure").EXPERIMENT, cell, settings
 
 
-@pytest.fixture
-def captured(monkeypatch):
-    """Let captures be made here; return the commands of those that were, by the names of their reports."""
-    commands = {}
+@pytest.mark.parametrize(
+    ("asked", "reports", "told"),
+    [
+        (True, {"naive.nsys-rep", "overlap.nsys-rep"}, ["no column", None, "its importer lacks libraries", None]),
+        (False, set(), ["no column"] * 4),
+    ],
+)
+def test_each_captured_way_has_a_capture_if_asked_for_and_its_row_says_why_if_it_has_none(
+    monkeypatch, tmp_path, asked, reports, told
+):
+    captured = set()
 
-    def capture(command, report):
-        commands[report.name] = command
+    def capture(_command, report):
+        captured.add(report.name)
         if "overlap" in report.name:
             raise nsys.CaptureFailed("its importer lacks libraries")
 
@@ -34,26 +41,11 @@ def captured(monkeypatch):
     monkeypatch.setattr(nsys_captures, "ranks_on", lambda: ("nccl", "cuda"))
     rows = [{"impl": impl, "waiting_busy_pct": []} for impl in ("naive", "overlap", "fsdp")]
     monkeypatch.setattr(nsys_captures, "measure_cell", lambda *_: [{"impl": "naive", "phase": "forward"}, *rows])
-    return commands
-
-
-def test_each_captured_way_has_a_capture_and_its_row_says_why_if_it_has_none(captured, tmp_path):
     experiment, cell, settings = given(DDP)
+    settings = replace(settings, nsys=asked)
     rows = nsys_captures.measure_and_capture(DDP, experiment, cell, settings, Stopwatch(), files_dir=tmp_path)
-    assert captured.keys() == {"naive.nsys-rep", "overlap.nsys-rep"}
-    assert [row.get("not_by_nsys", "no column") for row in rows][:3] == [
-        "no column",
-        None,
-        "its importer lacks libraries",
-    ]
-
-
-def test_nsys_is_left_alone_unless_the_settings_ask_for_it(captured, tmp_path):
-    experiment, cell, settings = given(DDP)
-    without = replace(settings, nsys=False)
-    rows = nsys_captures.measure_and_capture(DDP, experiment, cell, without, Stopwatch(), files_dir=tmp_path)
-    assert not captured
-    assert not any("not_by_nsys" in row for row in rows)
+    assert captured == reports
+    assert [row.get("not_by_nsys", "no column") for row in rows] == told
 
 
 @pytest.mark.slow

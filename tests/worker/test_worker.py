@@ -66,6 +66,13 @@ class Run:
         pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
         return subprocess.Popen(command, cwd=cwd, env={**self.environment, **changes}, text=True, **pipes)
 
+    def start_cell(self, code, before=""):
+        """Start a cell that prints its process's number, or several; return its caller, forwarding, and processes."""
+        caller = self.start(code, before)
+        started = [psutil.Process(int(word)) for word in caller.stdout.readline().split()]
+        wait_until(lambda: forwards(caller))
+        return caller, started
+
     def call(self, code, text="", **options):
         process = self.start(code, **options)
         stdout, stderr = process.communicate(text, timeout=PATIENCE_S)
@@ -163,11 +170,7 @@ def forwards(caller):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_to_the_caller_reaches_its_cell(run, number):
-    code = f"import signal, sys, time; signal.signal({int(number)}, lambda *_: sys.exit(42))\n"
-    code += "print('ready', flush=True); time.sleep(600)"
-    caller = run.start(code)
-    assert caller.stdout.readline() == "ready\n"
-    wait_until(lambda: forwards(caller))
+    caller, _ = run.start_cell(f"import signal, sys; signal.signal({int(number)}, lambda *_: sys.exit(42)); {SLEEPING}")
     caller.send_signal(number)
     assert caller.wait(PATIENCE_S) == 42
 
@@ -218,14 +221,11 @@ def test_an_interrupt_ends_a_cell_that_has_not_begun_or_does_not_heed_it(own_run
 
 
 def test_an_interrupt_ends_cell_and_caller_by_that_signal_without_a_traceback_unless_the_caller_ignores_it(run):
-    caller = run.start(SLEEPING)
-    wait_until(lambda: forwards(caller))
+    caller, _ = run.start_cell(SLEEPING)
     caller.send_signal(signal.SIGINT)
     _, stderr = caller.communicate(timeout=PATIENCE_S)
     assert (caller.returncode, stderr) == (-signal.SIGINT, "")
-    ignoring = run.start("print('ready', flush=True); input(); print('done')", IGNORING)
-    assert ignoring.stdout.readline() == "ready\n"
-    wait_until(lambda: forwards(ignoring))
+    ignoring, _ = run.start_cell("import os; print(os.getpid(), flush=True); input(); print('done')", IGNORING)
     for number in (signal.SIGINT, signal.SIGHUP):
         ignoring.send_signal(number)
     assert ignoring.communicate("go on\n", timeout=PATIENCE_S) == ("done\n", "")
@@ -233,13 +233,9 @@ def test_an_interrupt_ends_cell_and_caller_by_that_signal_without_a_traceback_un
 
 @pytest.mark.parametrize("own_session", [False, True])
 def test_a_killed_caller_leaves_no_cell_nor_what_that_started_behind(run, own_session):
-    code = (
-        "import os, subprocess, time\n"
-        f"started = subprocess.Popen(['sleep', '60'], start_new_session={own_session})\n"
-        "print(os.getpid(), started.pid, flush=True); time.sleep(60)"
-    )
-    caller = run.start(code)
-    started = [psutil.Process(int(word)) for word in caller.stdout.readline().split()]
+    started = f"subprocess.Popen(['sleep', '60'], start_new_session={own_session})"
+    code = f"import os, subprocess, time; print(os.getpid(), {started}.pid, flush=True); time.sleep(60)"
+    caller, started = run.start_cell(code)
     caller.kill()
     caller.wait()
     assert_ended(started)
@@ -247,9 +243,7 @@ def test_a_killed_caller_leaves_no_cell_nor_what_that_started_behind(run, own_se
 
 
 def test_a_watcher_killed_in_the_middle_fails_its_cell_alone(run):
-    caller = run.start(SLEEPING)
-    cell = psutil.Process(int(caller.stdout.readline()))
-    wait_until(lambda: forwards(caller))
+    caller, [cell] = run.start_cell(SLEEPING)
     cell.parent().kill()
     _, stderr = caller.communicate(timeout=PATIENCE_S)
     assert (caller.returncode, "the worker died" in stderr) == (1, True)
@@ -263,26 +257,27 @@ def test_edited_code_is_what_the_next_cell_runs(run):
         assert run.call("import pipeline.subject")[1] == f"{value}\n"
 
 
+MEETING = f"""
+import os, pathlib, time
+give_up = time.monotonic() + {PATIENCE_S / 2}
+pathlib.Path(f"{{os.getpid()}}.here").touch()
+while len(os.listdir()) < 4 and time.monotonic() < give_up: time.sleep(0.01)
+print(len(os.listdir()))
+"""
+
+
 def test_callers_at_once_run_side_by_side_and_none_leaves_a_zombie(run, tmp_path):
     # Each waits for all the others to be there: were one to wait for another's end, none would end.
-    meet = (
-        "import os, pathlib, time\n"
-        f"here, give_up = pathlib.Path({str(tmp_path)!r}), time.monotonic() + {PATIENCE_S / 2}\n"
-        "(here / f'{os.getpid()}.here').touch()\n"
-        "while len(list(here.glob('*.here'))) < 4 and time.monotonic() < give_up: time.sleep(0.01)\n"
-        "print(len(list(here.glob('*.here'))))"
-    )
-    callers = [run.start(meet) for _ in range(4)]
+    callers = [run.start(MEETING, cwd=tmp_path) for _ in range(4)]
     assert [caller.communicate(timeout=PATIENCE_S)[0] for caller in callers] == ["4\n"] * 4
     assert_ended(run.processes[2].children())
     assert run.processes[2].children() == []
 
 
 def test_a_caller_of_no_run_of_one_that_is_gone_of_another_user_or_that_wants_none_has_no_worker(run, monkeypatch):
-    assert run.call("pass", PIPELINE_WORKER="off") == (NO_WORKER, "", "")
-    assert run.call("pass", **{client.SNAKEMAKE_VARIABLE: "gone"}) == (NO_WORKER, "", "")
     another = "import os; os.getuid = lambda: 12345\n"
-    assert run.call("pass", before=another) == (NO_WORKER, "", "")
+    for how in ({"PIPELINE_WORKER": "off"}, {client.SNAKEMAKE_VARIABLE: "gone"}, {"before": another}):
+        assert run.call("pass", **how) == (NO_WORKER, "", "")
     monkeypatch.delenv(client.SNAKEMAKE_VARIABLE, raising=False)
     assert client.hand_over(["measure"], 0.0) is None
     monkeypatch.setenv(client.OFF_VARIABLE, "on")
@@ -311,8 +306,7 @@ print(group, session, left, flush=True)
 def test_what_a_run_started_ends_with_it_wherever_it_went_and_so_do_its_cells_but_nothing_of_others(
     own_run, run, after, end, number
 ):
-    other = run.start(SLEEPING)
-    cell_of_other = psutil.Process(int(other.stdout.readline()))
+    other, [cell_of_other] = run.start_cell(SLEEPING)
     ending = own_run(after=after)
     started = [psutil.Process(int(pid)) for pid in ending.parent.stdout.readline().split()]
     if end:
@@ -325,12 +319,11 @@ def test_what_a_run_started_ends_with_it_wherever_it_went_and_so_do_its_cells_bu
 
 
 def test_who_comes_while_another_starts_the_worker_has_waited_and_who_comes_later_has_not(own_run, tmp_path):
-    go = tmp_path / "go"
     # The first to come is who looks whether the worker's socket is there.
-    run = own_run(f"import pathlib, time\nwhile not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)")
+    run = own_run(WAITING.format(folder=tmp_path))
     early = [run.start("print(waited_s)") for _ in range(2)]
     time.sleep(0.5)
-    go.touch()
+    (tmp_path / "go").touch()
     assert all(float(each.communicate(timeout=PATIENCE_S)[0]) > 0 for each in early)
     assert float(run.call("print(waited_s)")[1]) == 0
 

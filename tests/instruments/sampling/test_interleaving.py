@@ -14,8 +14,8 @@ from pipeline.instruments.sampling.step_timing import StopRule
 THREE = StopRule(min_samples=3, max_samples=3, rel_error=0.0, budget_s=60)
 
 
-def rules(works, rule=THREE):
-    return dict.fromkeys(works, rule)
+def rules(works, samples=3):
+    return dict.fromkeys(works, dataclasses.replace(THREE, min_samples=samples, max_samples=samples))
 
 
 def noting(calls, name, fails_at=None):
@@ -34,13 +34,18 @@ def plain(work):
     return Sample({"device": 1.0})
 
 
-@pytest.mark.parametrize(("warm", "order"), [((), "abc" * 5), ({"b"}, "ac" * 2 + "abc" * 3)])
-def test_calls_take_turns_and_warm_up_rounds_which_warm_ones_sit_out_do_not_count(warm, order):
-    calls = []
-    works = {name: noting(calls, name) for name in "abc"}
-    found = interleave(works, plain, rules(works), warmup=2, warm=warm)
+@pytest.mark.parametrize(
+    ("warm", "samples", "order"),
+    [((), (3, 3), "ab" * 5), ({"b"}, (3, 3), "a" * 2 + "ab" * 3), ((), (3, 5), "ab" * 5 + "b" * 2)],
+)
+def test_calls_take_turns_until_their_own_rules_end_and_warm_up_rounds_which_warm_ones_sit_out_do_not_count(
+    warm, samples, order
+):
+    calls, (of_a, of_b) = [], samples
+    works = {name: noting(calls, name) for name in "ab"}
+    found = interleave(works, plain, rules("a", of_a) | rules("b", of_b), warmup=2, warm=warm)
     assert "".join(calls) == order
-    assert [taken.times_ms["device"] for taken in found.taken.values()] == [[1.0] * 3] * 3
+    assert [taken.times_ms["device"] for taken in found.taken.values()] == [[1.0] * of_a, [1.0] * of_b]
 
 
 def test_the_power_is_that_of_one_counted_round(monkeypatch):
@@ -56,23 +61,13 @@ def test_the_power_is_that_of_one_counted_round(monkeypatch):
     monkeypatch.setattr(interleaving, "PowerWatch", Watch)
     works = {name: Work(lambda _: None) for name in "ab"}
     assert interleave(works, plain, rules(works), warmup=2).power == Power(energy_j=200.0, sm_clock_mhz=3)
-    one = dataclasses.replace(THREE, min_samples=1, max_samples=1)
-    assert interleave(works, plain, rules(works, one), warmup=2).power == Power(energy_j=600.0, sm_clock_mhz=1)
-
-
-def test_a_call_leaves_the_round_when_its_own_rule_ends():
-    calls = []
-    works = {name: noting(calls, name) for name in "ab"}
-    longer = dataclasses.replace(THREE, min_samples=5, max_samples=5)
-    interleave(works, plain, {"a": THREE, "b": longer}, warmup=0)
-    assert "".join(calls) == "ab" * 3 + "b" * 2
+    assert interleave(works, plain, rules(works, 1), warmup=2).power == Power(energy_j=600.0, sm_clock_mhz=1)
 
 
 def test_the_rule_looks_at_the_first_clock():
     noisy = iter([1.0, 9.0] * 10)
-    rule = StopRule(min_samples=4, max_samples=20, rel_error=0.01, budget_s=60)
-    works = {"a": Work(lambda _: None)}
-    found = interleave(works, lambda _: Sample({"call": 1.0, "enqueue": next(noisy)}), rules(works, rule), warmup=0)
+    works, rule = {"a": Work(lambda _: None)}, StopRule(min_samples=4, max_samples=20, rel_error=0.01, budget_s=60)
+    found = interleave(works, lambda _: Sample({"call": 1.0, "enqueue": next(noisy)}), {"a": rule}, warmup=0)
     assert len(found.taken["a"].times_ms["call"]) == 4
 
 

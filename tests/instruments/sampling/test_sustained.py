@@ -77,13 +77,11 @@ def test_preparing_a_call_is_part_of_it_within_its_context_and_no_garbage_is_col
 def test_the_clock_is_that_of_the_second_half(monkeypatch):
     gpu, polled_ms = Gpu(), []
 
-    def watch():
+    def poll():
         polled_ms.append(gpu.host_ms)
-        return SimpleNamespace(
-            poll=lambda: polled_ms.append(gpu.host_ms), over=lambda _steps: Power(sm_clock_mhz=1500.0)
-        )
+        return SimpleNamespace(poll=poll, over=lambda _steps: Power(sm_clock_mhz=1500.0))
 
-    monkeypatch.setattr(sustained, "PowerWatch", watch)
+    monkeypatch.setattr(sustained, "PowerWatch", poll)
     assert held(gpu).sm_clock_mhz == 1500.0
     assert min(polled_ms) >= 500
     assert len(polled_ms) > 10

@@ -14,17 +14,10 @@ def test_a_speed_up_is_over_the_mean_of_both_eager_steps_of_its_context():
 
 def test_what_the_pipeline_measured_of_the_same_stands_beside_it(tmp_path):
     heads = "levers,status,median_ms,context_length,setting_batch_size,precision"
-    rows = [
-        "eager,ok,30",
-        "fused,ok,20",
-        "fused,ok,22",
-        "fused,ok,21",
-        "compile,ok,10",
-        "eager_again,ok,54",
-        "sdpa,oom,",
-    ]
+    times = "eager,ok,30 fused,ok,20 fused,ok,22 fused,ok,21 compile,ok,10 eager_again,ok,54 sdpa,oom,"
     others = ["fused,ok,1,16,1,fp32", "fused,ok,1,32,1,bf16"]
-    (tmp_path / "tiny.csv").write_text("\n".join([heads, *(f"{row},16,1,bf16" for row in rows), *others]), "utf-8")
+    rows = [heads, *(f"{row},16,1,bf16" for row in times.split()), *others]
+    (tmp_path / "tiny.csv").write_text("\n".join(rows), "utf-8")
     records = [turn("eager", 9.0), turn("fused", 5.0), turn("sdpa", 4.0), turn("eager", 11.0)]
     found = beside(records, tmp_path / "tiny.csv", 16, 1).set_index("change")
     assert list(found.index) == ["eager", "fused"]

@@ -18,11 +18,8 @@ def compiled(name, folder, *words):
     """Return a row for each kernel."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     out = folder / "kernels.csv"
-    module = "tools.tuning.every_gpu"
-    found = subprocess.run(
-        [sys.executable, "-m", module, name, *words, "--out", out],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "tools.tuning.every_gpu", name, *words, "--out", out]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     print(found.stdout)
     return pd.read_csv(out, keep_default_na=False)
@@ -51,6 +48,5 @@ def test_those_of_usual_models_fit_gpus_of_little_shared_memory(name, tmp_path):
 @pytest.mark.parametrize("name", GPUS)
 def test_all_that_the_tables_can_give_fit_and_keep_what_loops_need_in_registers(name, tmp_path):
     kernels = compiled(name, tmp_path)
-    kinds = {"forward", "key_value", "query", "short", "delta", "scaled", "sum", "combine"}
-    assert set(kernels["kernel"]) == kinds
+    assert set(kernels["kernel"]) == {"forward", "key_value", "query", "short", "delta", "scaled", "sum", "combine"}
     assert_fit(name, kernels)

@@ -39,23 +39,18 @@ def recorded(monkeypatch):
 
 
 def plans(tensor, choices):
-    problem = problem_of(tensor, tensor, tensor, True)
-    layouts = [tensor.stride()] * 4
-    return (
-        forward_plan.forward_plan(problem, choices=choices),
-        backward_plan.backward_plan(problem, *layouts, choices=choices),
-    )
+    problem, layouts = problem_of(tensor, tensor, tensor, True), [tensor.stride()] * 4
+    forward = forward_plan.forward_plan(problem, choices=choices)
+    return forward, backward_plan.backward_plan(problem, *layouts, choices=choices)
 
 
 @pytest.mark.parametrize("name", thresholds.THRESHOLDS)
 def test_the_value_in_use_is_tried_and_every_threshold_is_one_that_plans_go_by(recorded, name):
     values = thresholds.THRESHOLDS[name]
     assert getattr(IN_USE, name) in values
-    made = []
-    for value in values:
-        choices = thresholds.choices_with(name, value)
-        made.append([plans(tensor, choices) for tensor in INPUTS.values()])
-    assert any(plan != made[0] for plan in made)
+    choices = [thresholds.choices_with(name, value) for value in values]
+    first, *others = ([plans(tensor, each) for tensor in INPUTS.values()] for each in choices)
+    assert any(plan != first for plan in others)
 
 
 def test_plans_made_by_some_choices_are_kept_for_them_and_for_nothing_else(recorded):
