@@ -63,14 +63,8 @@ def log_jobs(manager, plan=PLAN):
 
 
 def job(number, rule, message, output):
-    fields = {
-        "jobid": number,
-        "rule_name": rule,
-        "rule_msg": message,
-        "output": output,
-        "reason": "Missing output files",
-    }
-    return fields | {"event": LogEvent.JOB_INFO, "indent": False}
+    fields = {"jobid": number, "rule_name": rule, "rule_msg": message, "output": output}
+    return fields | {"event": LogEvent.JOB_INFO, "indent": False, "reason": "Missing output files"}
 
 
 def done(number):

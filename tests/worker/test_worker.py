@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -321,8 +320,11 @@ def test_what_a_run_started_ends_with_it_wherever_it_went_and_so_do_its_cells_bu
 def test_who_comes_while_another_starts_the_worker_has_waited_and_who_comes_later_has_not(own_run, tmp_path):
     # The first to come is who looks whether the worker's socket is there.
     run = own_run(WAITING.format(folder=tmp_path))
-    early = [run.start("print(waited_s)") for _ in range(2)]
-    time.sleep(0.5)
+    early = []
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        folder.mkdir()
+        early.append(run.start("print(waited_s)", TELLING_ONCE_SENT.format(folder=folder)))
+        wait_until((folder / "begun").exists)
     (tmp_path / "go").touch()
     assert all(float(each.communicate(timeout=PATIENCE_S)[0]) > 0 for each in early)
     assert float(run.call("print(waited_s)")[1]) == 0

@@ -73,7 +73,8 @@ def test_counters_are_kept_apart_and_links_are_counted(gpu):
 def test_what_a_card_does_not_support_is_absent_with_nvmls_reason_and_never_zero(gpu, query, names):
     del gpu.answers[f"nvmlDeviceGet{query}"]
     reader = HealthReader(gpu, FakeNvml())
-    assert {reader.counters()[name] for name in names} == {None}
+    found = reader.counters()
+    assert {found[name] for name in names} == {None}
     assert set(reader.absent.values()) == {"Not Supported"}
     assert names & set(reader.absent)
 

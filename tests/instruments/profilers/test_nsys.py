@@ -16,6 +16,7 @@ if [ "$1" = profile ]; then
 fi
 : > "$output"
 """
+FAILS = "#!/bin/sh\necho first >&2\necho CUDA out of memory >&2\nexit 3\n"
 
 
 @pytest.fixture
@@ -45,15 +46,12 @@ def test_a_capture_runs_the_program_from_its_start_of_the_profiler_to_its_stop_a
     assert (tmp_path / "x.sqlite").exists()
 
 
-FAILS = {"nsys": GOOD, "fails": "#!/bin/sh\necho first >&2\necho CUDA out of memory >&2\nexit 3\n"}
-
-
 @pytest.mark.parametrize(
     ("programs", "complaint"),
     [
         ({}, "^nsys not found$"),
         ({"nsys": "#!/bin/sh\necho collected\n"}, "left no report: collected"),
-        (FAILS, "^the program under nsys ended with exit code 3: CUDA out of memory$"),
+        ({"nsys": GOOD, "fails": FAILS}, "^the program under nsys ended with exit code 3: CUDA out of memory$"),
     ],
 )
 def test_a_capture_that_fails_says_why_in_one_line_and_a_report_of_an_earlier_one_does_not_pass_for_it(

@@ -45,6 +45,8 @@ def test_what_the_gpu_did_stands_beside_the_wall_time_of_the_whole_step_alone():
 
 
 def test_what_slowed_a_gpu_in_any_turn_stands_in_every_row_and_without_nvml_there_are_no_gpu_columns():
-    for row in step_rows([sampling([10.0], ["hw_thermal_slowdown"]), sampling([10.0], ["gpu_idle"])], None):
-        assert (row["slowdowns"], row["throttle_reasons"]) == (["hw_thermal_slowdown"], ["gpu_idle"])
+    rows = step_rows([sampling([10.0], ["hw_thermal_slowdown"]), sampling([10.0], ["gpu_idle"])], None)
+    assert [(row["slowdowns"], row["throttle_reasons"]) for row in rows] == [
+        (["hw_thermal_slowdown"], ["gpu_idle"])
+    ] * 2
     assert gpu_columns([], [], NO_POWER, []) == {}
