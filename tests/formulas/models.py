@@ -1,7 +1,5 @@
 """Small models and their training steps, of which tests count what formulas say."""
 
-import torch
-
 from pipeline.formulas.sizes import ModelSize, OwnSize
 from pipeline.model import TransformerLM
 from pipeline.model.step import build_training_step
@@ -15,14 +13,6 @@ def build_model(size, vocab_size, context_length=24):
 
 
 def step_of(workload):
-    return build_training_step(
-        workload.size,
-        vocab_size=workload.vocab_size,
-        context_length=workload.seq_len,
-        batch_size=workload.batch_size,
-        precision=workload.precision,
-        device=torch.device(workload.device_type),
-        attention=workload.attention,
-        checkpoint_every=workload.checkpoint_every,
-        checkpointing=workload.checkpointing,
-    )
+    names = ("vocab_size", "batch_size", "precision", "attention", "checkpoint_every", "checkpointing")
+    same = {name: getattr(workload, name) for name in names}
+    return build_training_step(workload.size, context_length=workload.seq_len, device=workload.device_type, **same)

@@ -54,9 +54,8 @@ def eager(q, k, v, shape):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bytes_are_those_that_an_eager_pass_allocates(shape, dtype):
     with LiveBytes() as counted:
-        q, k, v, gradient = inputs(shape, dtype)
-        leaves = [x.requires_grad_() for x in (q, k, v)]
-        output = eager(*leaves, shape)
+        *leaves, gradient = inputs(shape, dtype)
+        output = eager(*(leaf.requires_grad_() for leaf in leaves), shape)
         assert counted.now() == attention.before_backward_bytes(shape, BYTES[dtype])
         torch.autograd.grad(output, leaves, gradient)
     assert counted.peak == attention.peak_bytes(shape, BYTES[dtype], "cpu")

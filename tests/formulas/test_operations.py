@@ -7,8 +7,6 @@ from pipeline.subjects.naming import OPERATIONS
 
 WIDTHS = Widths(SIZES["2.7B"], batch_size=4, seq_len=1024, vocab_size=10_000)
 N, D, F = 4096, 2560, 10240
-
-
 SHARED = Widths(OwnSize(64, 128, 1, 8, 2), 1, 16, 100)
 BLOCK = block_parameter_count(WIDTHS.size)
 

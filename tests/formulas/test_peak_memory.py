@@ -17,35 +17,27 @@ from .models import step_of
 
 # Chosen so that the highest moment differs: the loss, SwiGLU, the scores of attention.
 WORKLOADS = {
-    "large vocabulary": Workload(ModelSize(32, 64, 2, 2), 3000, 2, 24, device_type="cpu"),
-    "wide feed-forward": Workload(ModelSize(32, 256, 2, 2), 60, 4, 32, device_type="cpu"),
-    "long context": Workload(ModelSize(32, 64, 2, 2), 60, 2, 192, device_type="cpu"),
+    "large vocabulary": Workload(ModelSize(32, 64, 2, 2), 3000, 2, 24),
+    "wide feed-forward": Workload(ModelSize(32, 256, 2, 2), 60, 4, 32),
+    "long context": Workload(ModelSize(32, 64, 2, 2), 60, 2, 192),
 }
 # Tied, the gradients of head and embedding stand beside each other before they are added.
 OWN = {
-    "wide heads": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, head_dim=64), 60, 2, 96, device_type="cpu"),
-    "tied": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, tie_embeddings=True), 3000, 1, 8, device_type="cpu"),
+    "wide heads": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, head_dim=64), 60, 2, 96),
+    "tied": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, tie_embeddings=True), 3000, 1, 8),
 }
 DEEP = {
-    "deep and wide": Workload(ModelSize(32, 256, 6, 2), 60, 4, 32, device_type="cpu"),
-    "deep and long": Workload(ModelSize(32, 64, 6, 2), 60, 2, 192, device_type="cpu"),
+    "deep and wide": Workload(ModelSize(32, 256, 6, 2), 60, 4, 32),
+    "deep and long": Workload(ModelSize(32, 64, 6, 2), 60, 2, 192),
 }
 
 
 @pytest.fixture
-def without_workspaces(monkeypatch):
-    """Multiply without oneDNN, which takes memory of its own: how much depends on the CPU."""
+def sizes_alone(monkeypatch):
+    """Multiply without oneDNN, which takes memory of its own, and record sizes without the code that allocates."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-
-
-@pytest.fixture(autouse=True)
-def without_stacks(monkeypatch):
-    """Record without the code that allocates, which takes most of a recording's time: sizes are what counts here."""
-
-    def profile_without_stacks(**options):
-        return torch.profiler.profile(**{**options, "with_stack": False})
-
-    monkeypatch.setattr(recording, "profile", profile_without_stacks)
+    profile = torch.profiler.profile
+    monkeypatch.setattr(recording, "profile", lambda **options: profile(**options | {"with_stack": False}))
 
 
 def measured_peaks(workload, mode, path):
@@ -68,10 +60,6 @@ def measured_peaks(workload, mode, path):
     return dict(peaks[: len(peaks) // 2]), dict(peaks[len(peaks) // 2 :])
 
 
-def total_bytes(moments):
-    return {phase: moment.total_bytes for phase, moment in moments.items()}
-
-
 LARGEST = Workload(SIZES["2.7B"], vocab_size=10_000, batch_size=4, seq_len=128)
 # Recorded by the caching allocator of torch 2.11 in its first training step on an H200.
 H200_PEAKS = {"forward": 18_007_388_168, "backward": 27_326_877_704}
@@ -90,7 +78,7 @@ WITHIN = {"fp32": 0.002, "bf16": 0.03}
 SDPA = {"attention": "sdpa"}
 
 
-@pytest.mark.usefixtures("without_workspaces")
+@pytest.mark.usefixtures("sizes_alone")
 @pytest.mark.parametrize(
     ("name", "precision", "mode", "varied"),
     [
@@ -106,24 +94,24 @@ SDPA = {"attention": "sdpa"}
     ],
 )
 def test_predicted_peaks_are_the_recorded_ones(name, precision, mode, varied, tmp_path):
-    workload = replace((WORKLOADS | OWN | DEEP)[name], precision=precision, **varied)
+    workload = replace((WORKLOADS | OWN | DEEP)[name], device_type="cpu", precision=precision, **varied)
     first, second = measured_peaks(workload, mode, tmp_path / "snapshot.pickle")
     for peaks, first_step in ((first, True), (second, False)):
-        found = total_bytes(predict_peaks(workload, mode, first_step=first_step))
+        moments = predict_peaks(workload, mode, first_step=first_step)
+        found = {phase: moment.total_bytes for phase, moment in moments.items()}
         assert found == pytest.approx(peaks, rel=WITHIN[precision])
 
 
 def test_on_cuda_the_update_needs_the_training_state_and_once_more_the_parameters():
-    sizes = (LARGEST.size, LARGEST.vocab_size)
-    beside_the_batch = optimizer_moment(LARGEST).total_bytes - optimizer_moment(LARGEST).bytes_by_category["other"]
-    assert beside_the_batch == training_state(parameter_count(*sizes)).total_bytes + parameter_bytes(*sizes)
+    sizes, moment = (LARGEST.size, LARGEST.vocab_size), optimizer_moment(LARGEST)
+    expected_bytes = training_state(parameter_count(*sizes)).total_bytes + parameter_bytes(*sizes)
+    assert moment.total_bytes - moment.bytes_by_category["other"] == expected_bytes
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_on_cuda_the_softmax_s_backward_pass_has_one_fp32_score_matrix_more(precision):
     def at_the_softmax(attention):
-        workload = replace(LARGEST, seq_len=1024, precision=precision, attention=attention)
-        moments = backward_moments(workload)
+        moments = backward_moments(replace(LARGEST, seq_len=1024, precision=precision, attention=attention))
         return next(moment.bytes_by_category["temporaries"] for moment in moments if moment.what == "attention")
 
     matrix = 4 * LARGEST.batch_size * LARGEST.size.num_heads * 1024**2

@@ -8,6 +8,9 @@ from pipeline.model.step import build_training_step
 
 from .models import GROUPED
 
+NAME = "mine-d64-f96-l2-h8-kv2-v120"
+WITHOUT = replace(GROUPED, without=("bias", "qk_norm"))
+
 
 @pytest.mark.parametrize(
     ("size", "name"),
@@ -15,12 +18,9 @@ from .models import GROUPED
         (GROUPED, "qwen_0.5B-d64-f96-l2-h8-kv2-v120"),
         (OwnSize(1024, 3072, 28, 16, 8, 151936, head_dim=128), "qwen3-d1024-f3072-l28-h16-kv8-v151936-hd128"),
         (OwnSize(66, 96, 2, 4, 2, head_dim=16), "mine-d66-f96-l2-h4-kv2-v0-hd16"),  # 4 does not divide 66, and need not
-        (replace(GROUPED, tie_embeddings=True), "mine-d64-f96-l2-h8-kv2-v120-tied"),
-        (replace(GROUPED, without=("bias", "qk_norm")), "mine-d64-f96-l2-h8-kv2-v120-without.bias.qk_norm"),
-        (
-            replace(GROUPED, head_dim=16, tie_embeddings=True, without=("bias", "qk_norm")),
-            "mine-d64-f96-l2-h8-kv2-v120-hd16-tied-without.bias.qk_norm",
-        ),
+        (replace(GROUPED, tie_embeddings=True), f"{NAME}-tied"),
+        (WITHOUT, f"{NAME}-without.bias.qk_norm"),
+        (replace(WITHOUT, head_dim=16, tie_embeddings=True), f"{NAME}-hd16-tied-without.bias.qk_norm"),
     ],
 )
 def test_a_name_says_the_numbers_and_the_size_is_found_by_it(size, name):
@@ -29,9 +29,6 @@ def test_a_name_says_the_numbers_and_the_size_is_found_by_it(size, name):
     assert SIZES[name] == size
     assert name not in list(SIZES)
     assert (size.attention_width, size.kv_width) == (size.head_dim * size.num_heads, size.head_dim * size.num_kv_heads)
-
-
-NAME = "mine-d64-f96-l2-h8-kv2-v120"
 
 
 @pytest.mark.parametrize(
@@ -56,13 +53,12 @@ def test_what_is_no_size_is_not_one(name):
 def test_a_group_of_heads_reads_one_head_of_keys_and_values():
     """With keys and values repeated by hand, the model with a head for each computes the same."""
     shared = build_training_step(GROUPED, vocab_size=7, context_length=8, batch_size=2, precision="fp32", device="cpu")
-    size = ModelSize(GROUPED.d_model, GROUPED.d_ff, GROUPED.num_layers, GROUPED.num_heads)
+    size = ModelSize(d_model=64, d_ff=96, num_layers=2, num_heads=8)
     whole = build_training_step(size, vocab_size=120, context_length=8, batch_size=2, precision="fp32", device="cpu")
     state = shared.model.state_dict()
     for name, weight in state.items():
         if "k_proj" in name or "v_proj" in name:
-            heads = weight.unflatten(0, (GROUPED.num_kv_heads, GROUPED.head_dim))
-            state[name] = heads.repeat_interleave(GROUPED.num_heads // GROUPED.num_kv_heads, dim=0).flatten(0, 1)
+            state[name] = weight.unflatten(0, (2, 8)).repeat_interleave(4, dim=0).flatten(0, 1)
     whole.model.load_state_dict(state)
     assert shared.tokens.max() >= 7  # it has a vocabulary of its own
     torch.testing.assert_close(shared.model(shared.tokens), whole.model(shared.tokens))

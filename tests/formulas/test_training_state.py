@@ -17,8 +17,7 @@ def test_the_least_number_of_devices_is_just_enough(activation_bytes):
     assert sharded.bytes_per_device(least - 1) >= 50
 
 
-def test_less_than_means_less_than_and_an_unsharded_share_stands_whole_on_every_device():
-    assert Sharded(1000, 0).least_devices(100) == 11
+def test_an_unsharded_share_stands_whole_on_every_device():
     assert Sharded(1050, 50).least_devices(50) is None  # the activations fill a device
     assert Sharded(1020, 60).bytes_per_device(10) == 1020 / 10 + 60
 
@@ -30,8 +29,7 @@ def test_training_state_bytes_equal_parameters_gradients_and_moments():
     optimizer.step()
     parameters = list(model.parameters())
     gradients = [parameter.grad for parameter in parameters]
-    moments = [optimizer.state[parameter][name] for parameter in parameters for name in ("exp_avg", "exp_avg_sq")]
+    moments = [each[name] for each in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
     state = training_state(parameter_count(ODD_SIZE, 100))
-    for of_kind, counted in zip((parameters, gradients, moments), astuple(state), strict=True):
-        assert sum(tensor.nbytes for tensor in of_kind) == counted
-    assert state.total_bytes == sum(astuple(state))
+    counted = [sum(tensor.nbytes for tensor in of_kind) for of_kind in (parameters, gradients, moments)]
+    assert (*counted, sum(counted)) == (*astuple(state), state.total_bytes)
