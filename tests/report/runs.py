@@ -7,12 +7,8 @@ from pipeline.stages.levers.cell import Cell, Settings
 
 from ..records import CPU, record
 
-GPU = {
-    **CPU,
-    "kind": "NVIDIA H200",
-    "gpus": [{"name": "NVIDIA H200", "memory_bytes": 150 * 10**9}],
-    "gpus_taken": ["GPU-12345678-9"],
-}
+GPU = CPU | {"kind": "NVIDIA H200", "gpus_taken": ["GPU-12345678-9"]}
+GPU |= {"gpus": [{"name": "NVIDIA H200", "memory_bytes": 150 * 10**9}]}
 
 
 def step(levers, median_ms, **columns):
@@ -24,16 +20,14 @@ def step(levers, median_ms, **columns):
 ROWS = (step("eager", 100.0), step("sdpa", 80.0), step("sdpa+compile", 50.0), step("eager_again", 101.0))
 
 
-def levers_record(*rows, size="medium", machine=GPU, **parts):
-    cell, settings = asdict(Cell(size=size)), asdict(Settings())
+def levers_record(*rows, size="medium", repeat=1, machine=GPU, **parts):
+    cell, settings = asdict(Cell(size=size, repeat=repeat)), asdict(Settings())
     return record(stage="levers", cell=cell, settings=settings, rows=list(rows), machine=machine, **parts)
 
 
 def written(folder, *records):
     """Write records into a folder; return their paths as pages are asked for them."""
-    paths = []
-    for number, each in enumerate(records):
-        path = folder / f"{number}.json"
+    paths = [folder / f"{number}.json" for number in range(len(records))]
+    for path, each in zip(paths, records, strict=True):
         path.write_text(json.dumps(each))
-        paths.append(str(path))
-    return paths
+    return [str(path) for path in paths]

@@ -7,13 +7,9 @@ import pytest
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.drawing import draw, specification
 
-SHAPES = [
-    (n, who, rate * n, status)
-    for n in (512, 1024)
-    for who, rate, status in (("ours", 2, "ok"), ("torch", 1.5, "unstable"))
-]
-ROWS = pd.DataFrame(SHAPES, columns=["n", "who", "rate", "status"])
-ROWS = ROWS.assign(shape="shape " + ROWS["n"].astype(str), words=ROWS["rate"].map("{:g} TFLOP/s".format))
+ROWS = pd.DataFrame({"n": [512, 512, 1024, 1024], "who": ["ours", "torch"] * 2, "status": ["ok", "unstable"] * 2})
+ROWS = ROWS.assign(rate=[1024.0, 768.0, 2048.0, 1536.0], shape="shape " + ROWS["n"].astype(str))
+ROWS = ROWS.assign(words=ROWS["rate"].map("{:g} TFLOP/s".format))
 
 
 def chart(mark="bar", table=ROWS, **more):
@@ -54,11 +50,10 @@ def test_two_names_of_one_meaning_have_two_colours_and_what_a_record_holds_is_te
 
 
 def test_a_bar_without_a_value_tells_its_outcome_and_what_is_unstable_is_faint(tmp_path):
-    table = ROWS.astype({"rate": float})
+    table = ROWS.copy()
     table.loc[0, ["rate", "status"]] = [float("nan"), "oom"]
     drawing = drawn(chart(table=table, label="words"), tmp_path)
-    assert "OOM" in texts(drawing)
-    assert "1024 TFLOP/s" not in texts(drawing)
+    assert ["OOM" in texts(drawing), "1024 TFLOP/s" in texts(drawing)] == [True, False]
     assert len(re.findall(r'opacity="0\.45"', drawing)) == 2
 
 

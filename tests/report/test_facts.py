@@ -33,30 +33,27 @@ def test_each_machine_and_version_is_named_once():
 
 def test_vocabularies_are_told_where_models_of_a_name_differ():
     ten, one = (pd.DataFrame({"setting_vocab_size": [size]}) for size in (10_000, 1_000))
-    assert facts.vocabularies({"memory": one, "timing": ten, "levers": ten, "ceilings": pd.DataFrame()}) == {
-        10_000: ["timing", "levers"],
-        1_000: ["memory"],
-    }
+    found = facts.vocabularies({"memory": one, "timing": ten, "levers": ten, "ceilings": pd.DataFrame()})
+    assert found == {10_000: ["timing", "levers"], 1_000: ["memory"]}
     assert facts.vocabularies({"timing": ten, "levers": ten}) == {}
+
+
+def line_of(*records):
+    """Return the line of the one stage that these records are of."""
+    frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
+    [line] = facts.by_stage(cells(*records), frames).to_dict("records")
+    return line
 
 
 def test_a_stage_counts_cells_times_and_those_that_are_unstable():
     wild = {**step("sdpa", 80.0), "samples_ms": [10.0, 200.0, 30.0, 90.0, 400.0]}
-    records = [levers_record(ROWS[0], wild, ROWS[-1]), gone("oom", "full", size="xl")]
-    frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
-    [line] = facts.by_stage(cells(*records), frames).to_dict("records")
+    line = line_of(levers_record(ROWS[0], wild, ROWS[-1]), gone("oom", "full", size="xl"))
     assert (line["cells"], line["with_values"], line["times"], line["unstable"]) == (2, 1, 3, 1)
 
 
 def test_the_spread_of_repeats_is_pooled_over_all_steps_of_a_stage():
-    records = []
-    for size, medians in {"medium": (100.0, 101.0), "xl": (200.0, 220.0), "2.7B": (50.0,)}.items():
-        for repeat, median in enumerate(medians, 1):
-            record = levers_record(step("eager", median), size=size)
-            record["cell"]["repeat"] = repeat
-            records.append(record)
-    frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
-    [line] = facts.by_stage(cells(*records), frames).to_dict("records")
+    measured = [("medium", 1, 100.0), ("medium", 2, 101.0), ("xl", 1, 200.0), ("xl", 2, 220.0), ("2.7B", 1, 50.0)]
+    line = line_of(*(levers_record(step("eager", ms), size=size, repeat=repeat) for size, repeat, ms in measured))
     variances = [math.log(b / a) ** 2 / 2 for a, b in ((100, 101), (200, 220))]
     assert line["std_between_repeats"] == pytest.approx(100 * math.sqrt(sum(variances) / 2))
     assert line["furthest_two"] == pytest.approx(10.0)

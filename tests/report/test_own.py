@@ -13,40 +13,32 @@ FLASH = stages()["flash"]
 
 
 def rows(*rows):
-    made = [
-        {**SHAPE, "impl": row.pop("name"), **row, "phase": "forward_backward", "reason": row["reason"]} for row in rows
-    ]
+    made = [SHAPE | row | {"impl": row["name"], "phase": "forward_backward"} for row in rows]
     return folded(*made, keys=("impl", "phase", "seq_len", *SHAPE))
 
 
+def timed_at(seq_len, **each_ms):
+    return [timed(name, ms, seq_len=seq_len) for name, ms in each_ms.items()]
+
+
 def measured():
-    return rows(
-        timed("triton", 10.0, seq_len=1024),
-        timed("eager", 40.0, seq_len=1024),
-        timed("mine", 20.0, seq_len=1024),
-        timed("triton", 100.0, seq_len=16384),
-        timed("mine", 90.0, seq_len=16384),
-        failed("broken", "wrong", "dv is off", seq_len=16384),
-        timed("triton", 5.0, seq_len=512),
-    )
+    long = [*timed_at(16384, triton=100.0, mine=90.0), failed("broken", "wrong", "dv is off", seq_len=16384)]
+    return rows(*timed_at(1024, triton=10.0, eager=40.0, mine=20.0), *long, *timed_at(512, triton=5.0))
 
 
 def test_each_of_the_user_s_own_is_placed_among_all_and_beside_the_fastest_other_the_first_problem_leading():
     found = ranked(measured(), FLASH)
     assert list(found["seq_len"].unique()) == [16384, 1024]  # and none that nobody brought anything for
     own = found[found["own"]].set_index(["impl", "seq_len"])
-    assert (own.loc[("mine", 1024), "place"], own.loc[("mine", 1024), "of"]) == (2, 3)
-    assert own.loc[("mine", 16384), "place"] == 1
-    assert own.loc[("mine", 1024), "ratio"] == pytest.approx(0.5)
-    assert own.loc[("mine", 16384), "verdict"] == "faster"
-    broken = own.loc[("broken", 16384)]
-    assert pd.isna(broken["place"])
-    assert broken["reason"] == "dv is off"
+    long, short, broken = (own.loc[each] for each in (("mine", 16384), ("mine", 1024), ("broken", 16384)))
+    assert (long["place"], long["verdict"]) == (1, "faster")
+    assert (short["place"], short["of"], short["ratio"]) == (2, 3, pytest.approx(0.5))
+    assert (pd.isna(broken["place"]), broken["reason"]) == (True, "dv is off")
 
 
 def test_a_problem_is_named_by_what_differs_and_a_single_one_by_all_its_axes():
     assert set(ranked(measured(), FLASH)["problem"]) == {"seq_len=16384", "seq_len=1024"}
-    single = ranked(rows(timed("triton", 10.0, seq_len=1024), timed("mine", 20.0, seq_len=1024)), FLASH)
+    single = ranked(rows(*timed_at(1024, triton=10.0, mine=20.0)), FLASH)
     assert all("head_dim=64 seq_len=1024" in each for each in single["problem"])
 
 

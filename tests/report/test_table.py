@@ -56,8 +56,7 @@ def test_a_column_that_goes_across_makes_a_line_a_name_and_a_cell_a_value():
 def test_a_column_s_name_says_how_it_is_headed_and_written():
     row = {"size": "xl", "median_ms_peer": 20.0, "tokens_per_s_tuned": 11238.4, "share_pct": 33.3, "kept_bytes": 2e9}
     row |= {"n": 3.0, "rate": 1.2345, "done": True, "later_ms": 2.5}
-    rows = pd.DataFrame([row])
-    assert lines(rows, named(rows, " ".join(row))) == [
+    assert lines([row], named(pd.DataFrame([row]), " ".join(row))) == [
         "| model | other, ms | tokens/s | share | kept | n | rate | done | later, ms |",
         "| :-- | --: | --: | --: | --: | --: | --: | --: | --: |",
         "| xl | 20.0 | 11,238 | 33% | 2.00 GB | 3 | 1.23 | True | 2.50 |",

@@ -4,16 +4,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline.report.versus import (
-    FASTER,
-    SAME,
-    SLOWER,
-    UNDECIDED,
-    compare_samples,
-    median_interval,
-    shaded,
-    versus,
-)
+from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED, compare_samples, median_interval, shaded, versus
 from pipeline.report.versus import beside as beside_base
 from pipeline.statistics.medians import RepeatSpread
 
@@ -34,16 +25,11 @@ def verdict(*rows):
     return row
 
 
-@pytest.mark.parametrize(
-    ("ours_ms", "word"),
-    [
-        ([80.0, 81.0], FASTER),
-        ([80.0, 81.0, 83.0], FASTER),
-        ([125.0, 126.0], SLOWER),
-        ([100.0, 100.1], SAME),
-        ([98.0, 103.0], UNDECIDED),
-    ],
-)
+REPEATED = [([80.0, 81.0], FASTER), ([80.0, 81.0, 83.0], FASTER), ([125.0, 126.0], SLOWER)]
+REPEATED += [([100.0, 100.1], SAME), ([98.0, 103.0], UNDECIDED)]
+
+
+@pytest.mark.parametrize(("ours_ms", "word"), REPEATED)
 def test_with_repeats_the_interval_decides(ours_ms, word):
     row = verdict(*repeated("ours", ours_ms), *repeated("torch", [100.0, 100.4]))
     assert row["verdict"] == word
@@ -67,9 +53,8 @@ def test_without_repeats_only_a_clear_ratio_is_called(ours_ms, word):
 
 
 def test_single_samples_have_a_ratio_without_an_interval_and_decide_nothing():
-    row = verdict(
-        *(timed(name, ms, samples_ms=[ms], q1_ms=ms, q3_ms=ms) for name, ms in (("ours", 10.0), ("torch", 90.0)))
-    )
+    single = (timed(name, ms, samples_ms=[ms], q1_ms=ms, q3_ms=ms) for name, ms in (("ours", 10.0), ("torch", 90.0)))
+    row = verdict(*single)
     assert (row["ratio"], row["verdict"], row["gain"]) == (pytest.approx(9.0), UNDECIDED, "9.00×")
 
 
@@ -103,21 +88,14 @@ def test_the_fastest_peer_with_values_is_the_peer_and_problems_without_one_are_l
 def test_an_unstable_side_leaves_the_ratio_and_takes_the_verdict_and_a_chart_draws_it_faint():
     rows = [timed("ours", 50.0, shape="x"), timed("ours", 50.0, shape="y", status="unstable")]
     rows += [timed("torch", 100.0, shape=shape) for shape in "xy"]
-    found = shaded(beside(*rows))
-    assert found["ratio"].tolist() == pytest.approx([2.0, 2.0])
-    assert found["verdict"].tolist() == [FASTER, UNDECIDED]
-    assert found["status"].tolist() == ["ok", "unstable"]
+    found = shaded(beside(*rows))[["ratio", "verdict", "status"]].to_numpy().tolist()
+    assert found == [[pytest.approx(2.0), FASTER, "ok"], [pytest.approx(2.0), UNDECIDED, "unstable"]]
 
 
 def test_each_row_stands_beside_the_first_base_of_its_own_group_that_has_values():
-    rows = folded(
-        failed("a", case="x"),
-        timed("a", 100.0, case="y"),
-        timed("b", 50.0, case="x"),
-        timed("c", 25.0, case="x"),
-        timed("b", 40.0, case="y"),
-        keys=("name", "case"),
-    )
+    of_x = [failed("a", case="x"), timed("b", 50.0, case="x"), timed("c", 25.0, case="x")]
+    of_y = [timed("a", 100.0, case="y"), timed("b", 40.0, case="y")]
+    rows = folded(*of_x, *of_y, keys=("name", "case"))
     found = beside_base(rows, ["case"], rows["name"] != "c").set_index(["name", "case"])
     assert found["ratio"].round(3).dropna().to_dict() == {("c", "x"): 2.0, ("b", "y"): 2.5}
     assert found.loc[("c", "x"), "base"] == found.index.get_loc(("b", "x"))
@@ -135,15 +113,14 @@ def test_a_difference_counts_from_one_percent_on(factor, word):
 
 
 def test_the_interval_of_processes_without_noise_is_that_of_the_spread_of_repeats():
-    found = compare_samples([[10.0] * 10], [[10.3] * 10], RepeatSpread(0.01, 4))
+    def compared(n):
+        found = compare_samples([[10.0] * 10] * n, [[10.3] * 10] * n, RepeatSpread(0.01, 4))
+        return *np.log([found["high"] / found["ratio"], found["ratio"] / found["low"]]), found["verdict"]
+
     margin = 2.776 * 0.01 * math.sqrt(2)  # Student's t, 4 degrees of freedom, from a table
-    assert math.log(found["high"] / found["ratio"]) == pytest.approx(margin, rel=1e-3)
-    assert math.log(found["ratio"] / found["low"]) == pytest.approx(margin, rel=1e-3)
-    assert found["verdict"] == UNDECIDED
+    assert compared(1) == (pytest.approx(margin, rel=1e-3), pytest.approx(margin, rel=1e-3), UNDECIDED)
+    assert compared(4)[0] < compared(2)[0] == pytest.approx(margin / math.sqrt(2), rel=1e-3)
     assert compare_samples([[10.0] * 10], [[20.0] * 4], QUIET) is None
-    twice, four_times = (compare_samples([[10.0] * 10] * n, [[10.3] * 10] * n, RepeatSpread(0.01, 4)) for n in (2, 4))
-    assert math.log(twice["high"] / twice["ratio"]) == pytest.approx(margin / math.sqrt(2), rel=1e-3)
-    assert four_times["high"] < twice["high"]
 
 
 # Noise within a process, spread between repeats, drift within a process, samples.
@@ -174,17 +151,12 @@ def verdicts(machine, factor):
     return Counter(judged() for _ in range(TRIALS))
 
 
+WRONG_AND_RIGHT = [(1.0, (FASTER, SLOWER), SAME), (1.005, (FASTER,), None), (1.03, (FASTER, SAME), None)]
+WRONG_AND_RIGHT += [(0.95, (SLOWER, SAME), FASTER), (1.05, (FASTER, SAME), SLOWER)]
+
+
 @pytest.mark.parametrize("machine", MACHINES)
-@pytest.mark.parametrize(
-    ("factor", "wrong", "right"),
-    [
-        (1.0, (FASTER, SLOWER), SAME),
-        (1.005, (FASTER,), None),
-        (1.03, (FASTER, SAME), None),
-        (0.95, (SLOWER, SAME), FASTER),
-        (1.05, (FASTER, SAME), SLOWER),
-    ],
-)
+@pytest.mark.parametrize(("factor", "wrong", "right"), WRONG_AND_RIGHT)
 def test_few_verdicts_are_wrong_and_of_a_quiet_machine_nearly_all_are_right(machine, factor, wrong, right):
     words = verdicts(machine, factor)
     assert sum(words[word] for word in wrong) <= TRIALS / 20

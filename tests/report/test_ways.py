@@ -13,15 +13,18 @@ HELD = {"parameters": 8e9, "gradients": 8e9, "optimizer_state": 16e9}
 
 
 def steps(*rows):
-    read = {"clock": "host", "limited_by": "gpu", "peak_bytes": None}
-    read |= {"profiled_ms": None, "exposed_communication_ms": None}
-    found = [{"case": "a cell", **read, **row} for row in rows]
+    lacks = dict.fromkeys(("peak_bytes", "profiled_ms", "exposed_communication_ms"))
+    found = [{"case": "a cell", "clock": "host", "limited_by": "gpu", **lacks, **row} for row in rows]
     frame = folded(*found, keys=("name", "case")).rename(columns={"name": "way"})
     return ways.whole_steps(frame, list(frame["way"].unique()), BASE)
 
 
 def doubted():
     return [row for name, medians_ms in DOUBTED.items() for row in repeated(name, medians_ms)]
+
+
+def order(steps, told=()):
+    return [own["case"].iloc[0] for own in ways.by_trust(steps, told)]
 
 
 def test_a_way_is_held_against_the_base_of_its_own_cell_alone():
@@ -33,24 +36,25 @@ def test_a_way_is_held_against_the_base_of_its_own_cell_alone():
 
 def test_the_host_limited_cell_is_told_last_however_often_it_was_repeated():
     limited = [row | {"limited_by": "host", "case": "on the host"} for row in doubted()]
-    cases = ways.by_trust(steps(*limited, timed(BASE, 100.0), failed(BASE, case="failed")))
-    assert [own["case"].iloc[0] for own in cases] == ["a cell", "on the host"]
+    assert order(steps(*limited, timed(BASE, 100.0), failed(BASE, case="failed"))) == ["a cell", "on the host"]
 
 
 def test_outcomes_of_the_ways_told_of_alone_decide_between_cells_alike():
-    sound = [timed(BASE, 100.0, case="sound"), timed("b", 90.0, case="sound"), timed("by matrix", 95.0, case="sound")]
-    doubted = [timed(BASE, 100.0), timed("b", 90.0) | {"status": "unstable"}, timed("by matrix", 95.0)]
-    unsound = [row | {"status": "unstable"} if row["name"] == "by matrix" else row for row in sound]
-    found = ways.by_trust(steps(*doubted, *unsound), [BASE, "b"])
-    assert [own["case"].iloc[0] for own in found] == ["sound", "a cell"]
-    assert ways.by_trust(steps(*doubted, *unsound))[0]["case"].iloc[0] == "a cell"  # in their order
-    without = [timed("by matrix", 9.0, case="without them"), *doubted]
-    assert [own["case"].iloc[0] for own in ways.by_trust(steps(*without), [BASE])] == ["a cell", "without them"]
+    def case(name, unstable=None):
+        return [
+            timed(way, ms, case=name, status="unstable" if way == unstable else "ok")
+            for way, ms in ((BASE, 100.0), ("b", 90.0), ("by matrix", 95.0))
+        ]
+
+    found = steps(*case("doubted", unstable="b"), *case("sound", unstable="by matrix"))
+    assert order(found, [BASE, "b"]) == ["sound", "doubted"]
+    assert order(found) == ["doubted", "sound"]  # their own order
+    without = steps(timed("by matrix", 9.0, case="without them"), *case("doubted"))
+    assert order(without, [BASE]) == ["doubted", "without them"]
 
 
 def test_the_table_shows_what_each_repeat_gave_and_how_many_cards_did():
-    rows = [row | {"cards": f"GPU {row['repeat']}"} for row in doubted()]
-    table = ways.table("ways", steps(*rows), BASE, "")
+    table = ways.table("ways", steps(*[row | {"cards": f"GPU {row['repeat']}"} for row in doubted()]), BASE, "")
     assert table.rows.set_index("way").loc["fully_shard", "each_repeat"] == "310 / 397 / 378"
     assert "repeats: 3; sets of GPUs used: 3" in table.caption
 
@@ -68,18 +72,15 @@ def test_what_limits_steps_is_a_column_where_it_differs_and_columns_without_any_
 def test_how_ways_scale_is_told_of_models_with_several_batches_or_ranks_by_the_fastest_of_ours():
     def case(size, world_size, **each_ms):
         cell = {"size": size, "precision": "bf16", "context_length": 100, "batch_size_per_rank": 2}
-        return [
-            timed(name, ms, case=f"{size} {world_size}", world_size=world_size, **cell) for name, ms in each_ms.items()
-        ]
+        cell |= {"case": f"{size} {world_size}", "world_size": world_size}
+        return [timed(name, ms, **cell) for name, ms in each_ms.items()]
 
     rows = case("xl", 2, none=10.0, mine=20.0, own=40.0, peer=80.0, slow=90.0)
     rows += case("xl", 4, none=10.0, mine=80.0, own=40.0, peer=20.0)
     found = ways.scaled(steps(*rows, *case("2.7B", 2, none=1.0, mine=1.0)), ["mine", "own"], ["peer", "slow"], "none")
     told = ["size", "world_size", "way", "tokens_per_s", "peer_rate_told", "efficiency_pct"]
-    assert found[told].to_numpy().tolist() == [
-        ["xl", 2, "mine", 20_000, "5,000", 50],
-        ["xl", 4, "own", 20_000, "40,000", 25],
-    ]
+    expected = [["xl", 2, "mine", 20_000, "5,000", 50], ["xl", 4, "own", 20_000, "40,000", 25]]
+    assert found[told].to_numpy().tolist() == expected
     limits = {8: {"limited_by": "host"}, 16: {"limited_by": None}, 32: {"limited_by": None, "profiled_ms": 9.0}}
     others = [row | limit for size, limit in limits.items() for row in case("xl", size, mine=20.0, peer=80.0)]
     told = ways.scaled(steps(*rows, *others), ["mine"], ["peer"])["peer_rate_told"]
@@ -101,9 +102,7 @@ def counted(peak=40e9, case="a cell"):
     rows = [{"kind": kind, "measured_bytes": size} for kind, size in HELD.items()]
     rows += [{"kind": "peak", "measured_bytes": each and each - place} for place, each in enumerate((peak, peak))]
     rows += [{"collective": "allreduce", "sent_bytes": 8e9}]
-    return pd.DataFrame(rows, columns=["kind", "collective", "measured_bytes", "sent_bytes"]).assign(
-        case=case, way=BASE
-    )
+    return pd.DataFrame(rows).assign(case=case, way=BASE)
 
 
 @pytest.mark.parametrize(("peak", "of_rank"), [(40e9, 40e9), (None, 32e9)])
@@ -113,8 +112,7 @@ def test_a_rank_has_its_peak_of_which_kinds_are_parts_and_where_no_allocator_cou
     drawn = ways.memory(found, counted(peak)).drawn
     assert drawn["gb"].sum() == pytest.approx(of_rank / 1e9)
     assert {"parameters", "gradients", "optimizer"} <= set(drawn["name"])
-    other = ways.with_bytes(steps(timed(BASE, 100.0)), counted(case="another"))
-    assert other["rank_bytes"].isna().all()
+    assert ways.with_bytes(steps(timed(BASE, 100.0)), counted(case="another"))["rank_bytes"].isna().all()
 
 
 @pytest.mark.parametrize(("after_ms", "count"), [(50.0, 1), (99.0, 0)])
@@ -135,9 +133,8 @@ def test_only_what_is_faster_is_a_change_to_make_and_the_answer_tells_both_or_wh
 
 
 def test_lanes_keep_the_share_in_which_each_kind_of_work_ran():
-    captures = pd.DataFrame(
-        {"way": ["naive"], "span_ms": [200.0], "a_busy_pct": [[100] * 200 + [0] * 200], "b_busy_pct": [[0] * 400]}
-    )
+    lanes = {"a_busy_pct": [[100] * 200 + [0] * 200], "b_busy_pct": [[0] * 400]}
+    captures = pd.DataFrame({"way": ["naive"], "span_ms": [200.0], **lanes})
     drawn = ways.lanes(captures, ("a", "b")).rows
     busy = drawn.groupby("kind")["busy_pct"].mean()
     assert (busy["a"], busy["b"]) == (pytest.approx(50.0), 0.0)

@@ -31,17 +31,12 @@ def words(tmp_path):
     return Words(str(tmp_path / "report.py"))
 
 
-def heads(table):
-    return [head for head, _, _ in table.columns]
-
-
 def test_the_note_stands_above_the_definitions_and_a_sentence_has_values_which_are_escaped(words):
     assert words.note == "A *note* on two lines."
     assert words.say("answer", row=ROWS.iloc[0], what="*it*") == "small takes 1.50 ms, which is &#42;it&#42;."
-    with pytest.raises(KeyError):
-        words.say("answer", row=ROWS.iloc[0])
-    with pytest.raises(KeyError):
-        words.say("unknown")
+    for name in ("answer", "unknown"):
+        with pytest.raises(KeyError):
+            words.say(name, row=ROWS.iloc[0])
 
 
 def test_a_caption_is_filled_from_the_first_row_unless_a_value_is_given(words):
@@ -51,15 +46,18 @@ def test_a_caption_is_filled_from_the_first_row_unless_a_value_is_given(words):
 
 
 def test_a_heading_is_that_of_the_table_then_of_the_column_then_by_its_name(words):
+    def heads(*named, **more):
+        return [head for head, _, _ in words.table(*named, **more).columns]
+
     rows = ROWS.assign(mfu_pct=50.0)
-    assert heads(words.table("steps", rows, "size median_ms mfu_pct", where="here")) == ["name", "here, ms", "MFU"]
-    assert heads(words.table("other", rows, "size median_ms part")) == ["name", "time", ""]
+    assert heads("steps", rows, "size median_ms mfu_pct", where="here") == ["name", "here, ms", "MFU"]
+    assert heads("other", rows, "size median_ms part") == ["name", "time", ""]
     across = words.table("other", ROWS.assign(part=["a", "b"]), "size part median_ms:number", across="part")
     assert "| name | a | b |" in across.markdown()
     # A column without values is left out only where asked.
     rows = ROWS.assign(mfu_pct=None)
-    assert heads(words.table("other", rows, "size mfu_pct")) == ["name", "MFU"]
-    assert heads(words.table("other", rows, "size mfu_pct", only_filled=True)) == ["name"]
+    assert heads("other", rows, "size mfu_pct") == ["name", "MFU"]
+    assert heads("other", rows, "size mfu_pct", only_filled=True) == ["name"]
 
 
 def test_a_chart_has_titles_by_definition_and_its_hover_headings(words):

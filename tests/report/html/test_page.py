@@ -14,11 +14,10 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.html.page import LONGEST_TEXT, page, row_table
 from pipeline.report.pages import meanings, write_pages
 
-from ..runs import GPU, levers_record, step, written
+from ..runs import levers_record, step, written
 
 HOSTILE = "</script><img src=x onerror=alert(1)><script>alert(2)</script>"
 COUNT = 5000
-STATUSES = ["ok", "unstable", "oom", "skipped"]
 
 
 @functools.cache
@@ -30,9 +29,8 @@ def example():
     wide = f"| {'wide ' * 60} | x |\n|---|---|\n| {'x' * 400} | y |\n"
     text = f"# A machine\n\nText.\n\n## One\n\nAnswer.\n\n![Bars](figures/a/bars.svg)\n\n{wide}"
     numbers = pd.Series([(7 * place) % COUNT for place in range(COUNT)])
-    table = pd.DataFrame(
-        {"status": [STATUSES[place % 4] for place in numbers], "name": f"{HOSTILE} " + numbers.astype(str)}
-    )
+    statuses = [("ok", "unstable", "oom", "skipped")[number % 4] for number in numbers]
+    table = pd.DataFrame({"status": statuses, "name": f"{HOSTILE} " + numbers.astype(str)})
     table = table.assign(ms=(numbers / 7).where(numbers % 10 > 0), batch=4)
     tables = {"timing": row_table(table, {"ms": "median"}), "flash": row_table(table.head(3), {})}
     return page(text, charts, tables)
@@ -91,8 +89,7 @@ def test_what_a_record_holds_stands_in_the_page_escaped_or_packed_and_the_librar
 
 def test_the_report_has_every_chart_of_its_text_and_the_rows_of_all_repeats_with_what_they_mean(tmp_path):
     rows = [step(levers, ms) for levers, ms in (("eager", 100.0), ("sdpa", 80.0), ("fused", 90.0))]
-    record = levers_record(*rows, machine=GPU)
-    records = [record, {**record, "cell": record["cell"] | {"repeat": 2}}]
+    records = [levers_record(*rows, repeat=repeat) for repeat in (1, 2)]
     write_pages(Asked(written(tmp_path, *records)), stages(), tmp_path / "reports")
     html = (tmp_path / "reports/report.html").read_text()
     charts = set(re.findall('data-chart="([^"]+)"', html))
