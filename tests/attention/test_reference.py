@@ -11,34 +11,29 @@ def inputs(n_queries, n_keys, dtype=torch.float64, leading=(2, 3)):
     return random_inputs((*leading, n_queries, 16), n_keys, dtype)
 
 
-def by_autograd(*tensors, is_causal):
-    return results(eager_attention, *(tensor.double() for tensor in tensors), is_causal)
-
-
 SHAPES = [(24, 24, True, 1), (9, 24, True, 7 * 24), (24, 9, True, 7 * 24), (24, 9, False, 1), (1, 1, True, 2**25)]
 every_shape = pytest.mark.parametrize(("n_queries", "n_keys", "is_causal", "chunk_elements"), SHAPES)
 
 
 @every_shape
-def test_chunks_of_any_size_give_what_autograd_gives_of_the_whole_matrix(n_queries, n_keys, is_causal, chunk_elements):
-    tensors = inputs(n_queries, n_keys)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_chunks_of_any_size_give_in_fp64_what_autograd_gives(dtype, n_queries, n_keys, is_causal, chunk_elements):
+    tensors = inputs(n_queries, n_keys, dtype)
     exact = exact_attention(*tensors, is_causal, chunk_elements)
-    found = (exact.output, exact.dq, exact.dk, exact.dv)
-    assert_equal(found, by_autograd(*tensors, is_causal=is_causal), rtol=1e-12, atol=1e-13)
+    by_autograd = results(eager_attention, *(tensor.double() for tensor in tensors), is_causal)
+    assert_equal((exact.output, exact.dq, exact.dk, exact.dv), by_autograd, rtol=1e-12, atol=1e-13)
 
 
 @every_shape
 def test_natural_scales_are_sums_of_the_absolute_values_of_products(n_queries, n_keys, is_causal, chunk_elements):
-    q, k, v, do = (x[0, 0] for x in inputs(n_queries, n_keys, torch.float64))
+    q, k, v, do = (x[0, 0] for x in inputs(n_queries, n_keys))
     scores = torch.stack([(q * key).sum(-1) for key in k], dim=1) / 4  # √head_dim
     future = torch.arange(n_keys) > torch.arange(n_queries)[:, None]
     weights = torch.softmax(scores.masked_fill(future, -torch.inf) if is_causal else scores, dim=-1)
     values = torch.einsum("ij,jd->ijd", weights, v)  # whose sum over keys is the output
     # Of a score's gradient, weight · (do · v - do · output), the products that it is a sum of.
-    parts = torch.cat(
-        [(do[:, None] * v), -(do[:, None, None] * values[:, None]).flatten(2, 3).expand(-1, n_keys, -1)], -1
-    )
-    parts = parts * weights[..., None] / 4
+    of_output = (do[:, None, None] * values[:, None]).flatten(2, 3).expand(-1, n_keys, -1)
+    parts = torch.cat([do[:, None] * v, -of_output], -1) * weights[..., None] / 4
     expected = {
         "output": values.abs().sum(1),
         "dq": torch.einsum("ijs,jd->ijsd", parts, k).abs().sum((1, 2)),
@@ -56,8 +51,7 @@ def test_heads_of_keys_that_queries_share_give_what_copies_of_them_give(kv_heads
     q, _, _, do = inputs(24, 24, leading=(2, 6))
     _, k, v, _ = inputs(24, 24, leading=(2, kv_heads))
     exact = exact_attention(q, k, v, do, is_causal)
-    copies = [x.repeat_interleave(6 // kv_heads, dim=1) for x in (k, v)]
-    of_copies = exact_attention(q, *copies, do, is_causal)
+    of_copies = exact_attention(q, *[x.repeat_interleave(6 // kv_heads, dim=1) for x in (k, v)], do, is_causal)
     for name in ("output", "dq", "scale_output", "scale_dq"):
         torch.testing.assert_close(getattr(exact, name), getattr(of_copies, name), rtol=1e-12, atol=1e-13)
     for name in ("dk", "dv", "scale_dk", "scale_dv"):
@@ -81,13 +75,6 @@ def test_the_error_of_a_gradient_that_vanishes_is_relative_to_its_natural_scale(
     assert exact.dk.norm() < 1e-12 * exact.scale_dk.norm()
     assert exact.relative_error("dk", 1e-3 * exact.scale_dk) == pytest.approx(1e-3)
     assert exact.relative_error("output", 1.1 * exact.output) == pytest.approx(0.1)
-
-
-def test_low_precision_inputs_are_taken_as_they_are_and_computed_in_fp64():
-    tensors = inputs(24, 24, torch.bfloat16)
-    exact = exact_attention(*tensors, True)
-    assert exact.output.dtype == exact.dk.dtype == torch.float64
-    torch.testing.assert_close(exact.dq, by_autograd(*tensors, is_causal=True)[1], rtol=1e-12, atol=1e-13)
 
 
 def test_no_more_of_the_score_matrix_is_there_than_was_allowed():

@@ -6,6 +6,7 @@ import itertools
 import math
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -74,9 +75,8 @@ def test_sums_over_many_tiles_are_kept_in_fp32(n_queries, n_keys, dq_has_its_own
 @pytest.mark.parametrize("head_dim", [16, 40])
 def test_tensor_descriptors_load_the_same_tiles(head_dim, dq_has_its_own_kernel):
     inputs = random_inputs((1, 2, 33, head_dim), 40, torch.float16)
-    through_pointers = results(with_small_tiles(dq_has_its_own_kernel), *inputs, True)
-    always = with_small_tiles(dq_has_its_own_kernel, min_length_for_tma=1)
-    through_descriptors = results(always, *inputs, True)
+    ways = [with_small_tiles(dq_has_its_own_kernel, **choices) for choices in ({}, {"min_length_for_tma": 1})]
+    through_pointers, through_descriptors = (results(way, *inputs, True) for way in ways)
     assert_equal(through_descriptors, through_pointers)
 
 
@@ -160,11 +160,8 @@ def test_fp32_is_one_tf32_product_where_torchs_switch_allows_it_whichever_api_se
 @pytest.mark.parametrize("is_compiled", [False, True])
 @pytest.mark.parametrize("allowed", [False, True])
 def test_the_backward_pass_multiplies_fp32_as_the_forward_pass_did(allowed, is_compiled, monkeypatch):
-    found = []
-    backward = autograd.run_backward
-    monkeypatch.setattr(
-        autograd, "run_backward", lambda problem, *saved: found.append(problem) or backward(problem, *saved)
-    )
+    backward = Mock(wraps=autograd.run_backward)
+    monkeypatch.setattr(autograd, "run_backward", backward)
     q, k, v, do = random_inputs((1, 12, 16), 12, torch.float32)
     attend = FlashAttentionTriton.apply
     torch.compiler.reset()
@@ -174,15 +171,14 @@ def test_the_backward_pass_multiplies_fp32_as_the_forward_pass_did(allowed, is_c
         output = compiled(*inputs) if is_compiled else attend(*inputs, True)
     with float32_products(tf32=not allowed):
         torch.autograd.grad(output, inputs, do)
-    assert [problem.one_tf32_product for problem in found] == [allowed]
+    assert [call.args[0].one_tf32_product for call in backward.call_args_list] == [allowed]
 
 
 def test_what_was_worked_out_in_inference_mode_serves_training():
-    q, k, v, do = random_inputs((1, 2, 52, 16), 52, torch.float32)
+    inputs = random_inputs((1, 2, 52, 16), 52, torch.float32)
     with torch.inference_mode():
-        expected = FlashAttentionTriton.apply(q, k, v, True)
-    output, *_ = results(FlashAttentionTriton.apply, q, k, v, do, True)
-    assert_equal([output], [expected.clone()])
+        expected = FlashAttentionTriton.apply(*inputs[:3], True)
+    assert_equal(results(FlashAttentionTriton.apply, *inputs, True)[:1], [expected.clone()])
 
 
 @pytest.fixture
@@ -239,12 +235,9 @@ def test_nothing_is_read_or_written_beyond_the_tensors(head_dim):
     expected = results(FlashAttentionTriton.apply, *clean, True)
     padded = [torch.full((1, 2, 128, 2 * head_dim), math.nan) for _ in clean]
     views = [buffer[:, :, 40:85, :head_dim].copy_(tensor) for buffer, tensor in zip(padded, clean, strict=True)]
-    actual = results(FlashAttentionTriton.apply, *views, True)
-    assert_equal(actual, expected)
+    assert_equal(results(FlashAttentionTriton.apply, *views, True), expected)
     for buffer in padded:
-        assert buffer[:, :, :40].isnan().all()
-        assert buffer[:, :, 85:].isnan().all()
-        assert buffer[..., head_dim:].isnan().all()
+        assert all(beyond.isnan().all() for beyond in (buffer[:, :, :40], buffer[:, :, 85:], buffer[..., head_dim:]))
 
 
 VIEWED = [(20, 1, torch.float32, "cpu", "aot_eager")]

@@ -43,29 +43,27 @@ def planned(monkeypatch):
     return plan
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_one_kernel_sums_dq_as_well_which_is_then_scaled_unless_it_must_be_repeatable(planned, head_dim):
-    plan, names = planned(head_dim)
-    assert names == {"delta_kernel", "hopper_backward_kernel", "unpacked_kernel"}
-    assert plan.query is None
-    plan, names = planned(head_dim, repeatable=True)
-    assert names == {"delta_kernel", "key_value_kernel", "query_kernel"}
-    assert plan.query is not None
+SUMMED, APART = {"hopper_backward_kernel", "unpacked_kernel"}, {"key_value_kernel", "query_kernel"}
+WIDE = {"hopper_wide_key_value_kernel", "hopper_wide_query_kernel"}
 
 
-@pytest.mark.parametrize("head_dim", [136, 256])
-@pytest.mark.parametrize("repeatable", [False, True])
-def test_of_wide_heads_dq_has_a_kernel_of_its_own_and_nothing_is_scaled(planned, head_dim, repeatable):
-    plan, names = planned(head_dim, repeatable)
-    assert names == {"delta_kernel", "hopper_wide_key_value_kernel", "hopper_wide_query_kernel"}
-    assert plan.query is not None
+@pytest.mark.parametrize(
+    ("head_dims", "repeatable", "kernels"),
+    [((64, 128), False, SUMMED), ((64, 128), True, APART), ((136, 256), False, WIDE), ((136, 256), True, WIDE)],
+)
+def test_one_kernel_sums_dq_too_which_is_then_scaled_but_of_wide_heads_and_repeatably(
+    planned, head_dims, repeatable, kernels
+):
+    for head_dim in head_dims:
+        plan, names = planned(head_dim, repeatable)
+        assert names == {"delta_kernel", *kernels}
+        assert (plan.query is None) == (kernels == SUMMED)
 
 
 @pytest.mark.parametrize("head_dim", [40, 64, 128])
 def test_fp32_is_split_and_dq_has_a_kernel_of_its_own(planned, head_dim):
     plan, names = planned(head_dim, dtype=torch.float32)
-    kernels = {f"hopper_parts_{of}_kernel" for of in ("key_value", "query")}
-    assert names == {"delta_kernel", "parts_kernel", *kernels}
+    assert names == {"delta_kernel", "parts_kernel", "hopper_parts_key_value_kernel", "hopper_parts_query_kernel"}
     assert plan.in_parts.shapes == ((3, 64, 4096, head_dim),) * 4
 
 

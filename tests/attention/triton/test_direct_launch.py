@@ -23,8 +23,7 @@ def test_fp32_is_three_tf32_products_or_one_but_on_amd_what_it_is(monkeypatch, n
     monkeypatch.setattr(direct_launch, "gpu_of", lambda _device: GPUS[name])
     q = torch.empty(1, 8, 16)
     exact = replace(problem_of(q, q, q), one_tf32_product=False)
-    found = tuple(map(direct_launch.precision, (exact, replace(exact, one_tf32_product=True))))
-    assert found == products
+    assert tuple(map(direct_launch.precision, (exact, replace(exact, one_tf32_product=True)))) == products
 
 
 @pytest.mark.parametrize(("name", "loads"), [("sm_86", False), ("sm_90", True), ("sm_120", False)])

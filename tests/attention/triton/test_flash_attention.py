@@ -1,6 +1,5 @@
 import math
 from contextlib import nullcontext
-from functools import partial
 
 import numpy as np
 import pytest
@@ -23,32 +22,28 @@ WAYS = {
 # Half as many rows are as many tiles; Triton's interpreter takes a quarter of the time. Chunks and summed dq are two
 # ways out of the same loops: each has every third mask.
 HALF_MASKS = [(-(-n // 2), -(-m // 2), is_causal, window and -(-window // 2)) for n, m, is_causal, window in MASKS]
-MASKS_OF = {
-    "as planned": MASKS[::3],
-    "many tiles": HALF_MASKS,
-    "dq summed": HALF_MASKS[::3],
-    "chunks": HALF_MASKS[1::3],
-}
+MASKS_OF = dict(zip(WAYS, (MASKS[::3], HALF_MASKS, HALF_MASKS[::3], HALF_MASKS[1::3]), strict=True))
 MASKS_BY_WAY = [pytest.param(way, mask, id=f"{way}-{mask}") for way, masks in MASKS_OF.items() for mask in masks]
 
 
-def by_position(apply, q, k, v, is_causal=False, scale=None, enable_gqa=False, window=None):
-    return apply(q, k, v, is_causal, scale, enable_gqa, window)
+def assert_exact(way, *inputs, **arguments):
+    def by_position(q, k, v, is_causal=False, scale=None, enable_gqa=False, window=None):
+        return WAYS[way](q, k, v, is_causal, scale, enable_gqa, window)
+
+    assert_as_exact_as_the_formula(by_position, *inputs, **arguments)
 
 
 @pytest.mark.parametrize(("way", "mask"), MASKS_BY_WAY)
 def test_masks_hide_what_their_definition_hides(way, mask):
     n_queries, n_keys, is_causal, window = mask
-    inputs = inputs_of(n_queries, n_keys)
-    assert_as_exact_as_the_formula(partial(by_position, WAYS[way]), *inputs, is_causal=is_causal, window=window)
+    assert_exact(way, *inputs_of(n_queries, n_keys), is_causal=is_causal, window=window)
 
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("heads", "kv_heads", "is_causal"), [(4, 2, "bottom_right"), (3, 1, False)])
 def test_query_heads_may_share_keys_and_values(heads, kv_heads, is_causal, way):
     inputs = inputs_of(33, 40, heads=heads, kv_heads=kv_heads, dtype=torch.float16)
-    attend = partial(by_position, WAYS[way])
-    assert_as_exact_as_the_formula(attend, *inputs, is_causal=is_causal, enable_gqa=True)
+    assert_exact(way, *inputs, is_causal=is_causal, enable_gqa=True)
 
 
 def test_shared_keys_are_not_copied_and_their_gradients_are_bitwise_repeatable():
@@ -65,8 +60,7 @@ def test_shared_keys_are_not_copied_and_their_gradients_are_bitwise_repeatable()
     ("head_dim", "way"), [(1, "as planned"), (250, "as planned"), (1, "chunks"), (33, "many tiles"), (33, "chunks")]
 )
 def test_any_head_dimension_up_to_256_has_a_kernel(head_dim, way):
-    inputs = inputs_of(33, 40, head_dim)
-    assert_as_exact_as_the_formula(partial(by_position, WAYS[way]), *inputs, is_causal=True)
+    assert_exact(way, *inputs_of(33, 40, head_dim), is_causal=True)
 
 
 @pytest.mark.parametrize("scale", [0.01, 1])
@@ -127,10 +121,8 @@ def test_numbers_of_numpy_are_as_good_as_python_s():
 
 def test_vmap_and_other_transforms_of_functions_are_refused_with_what_to_do_instead():
     q = torch.randn(3, 2, 8, 16)
-    for transformed in (
-        torch.vmap(flash_attention),
-        lambda *qkv: torch.func.grad(lambda q: flash_attention(q, q, q).sum())(q),
-    ):
+    grad = torch.func.grad(lambda q, k, v: flash_attention(q, k, v).sum())
+    for transformed in (torch.vmap(flash_attention), grad):
         with pytest.raises(RuntimeError, match=r"functorch transforms.*part of the batch"):
             transformed(q, q, q)
 
@@ -146,12 +138,9 @@ def test_compiled_it_is_one_graph_and_gives_the_same():
     torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
-    assert_equal(_with_gradients(compiled, inputs, do), _with_gradients(attend, inputs, do))
-
-
-def _with_gradients(attend, inputs, do):
-    output, lse = attend(*inputs)
-    return output, lse, *torch.autograd.grad(output, inputs, do)
+    (output, lse), (expected, expected_lse) = compiled(*inputs), attend(*inputs)
+    assert_equal((output, lse), (expected, expected_lse))
+    assert_equal(*(torch.autograd.grad(each, inputs, do) for each in (output, expected)))
 
 
 def test_the_operators_for_compilation_describe_themselves_truly():

@@ -24,17 +24,21 @@ def traits(shape=(4, 16, 4096, 128), dtype=torch.bfloat16, stride=None, device=G
     return Traits(torch.Size(shape), stride or torch.empty(shape, device="meta").stride(), dtype, device)
 
 
-def chosen(q, k=None, v=None, do=None, repeatable=False, band=CAUSAL, one_tf32_product=False):
-    k, v, do = k or q, v or k or q, do or q
-    problem = Problem(q, k, v, None, band, q.shape[-1] ** -0.5, one_tf32_product, 0)
-    return forward_kernels(problem), backward_kernels(band, q, k, v, do, repeatable, one_tf32_product)
+def chosen(q, k=None, do=None, repeatable=False, band=CAUSAL, one_tf32_product=False):
+    k, do = k or q, do or q
+    problem = Problem(q, k, k, None, band, q.shape[-1] ** -0.5, one_tf32_product, 0)
+    return forward_kernels(problem), backward_kernels(band, q, k, k, do, repeatable, one_tf32_product)
+
+
+def names(*given, **more):
+    return [found.name for found in chosen(*given, **more)]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 128, 256])
 @pytest.mark.parametrize("shape", [(4, 16, 4096), (16, 12, 1024), (128, 1000)])
 def test_shapes_of_models_get_gluons_kernels_in_both_passes(shape, head_dim, dtype):
-    assert [found.name for found in chosen(traits((*shape, head_dim), dtype))] == ["gluon", "gluon"]
+    assert names(traits((*shape, head_dim), dtype)) == ["gluon", "gluon"]
 
 
 @pytest.mark.parametrize(
@@ -59,8 +63,7 @@ def test_others_get_the_plain_ones_and_are_told_why(given, reason):
 
 def test_keys_that_query_heads_share_and_full_attention_are_for_gluon_too_but_no_other_mask():
     q, kv = traits((4, 32, 4096, 128)), traits((4, 8, 4096, 128))
-    assert [found.name for found in chosen(q, kv)] == ["gluon", "gluon"]
-    assert [found.name for found in chosen(q, band=FULL)] == ["gluon", "gluon"]
+    assert names(q, kv) == names(q, band=FULL) == ["gluon", "gluon"]
     reason = "a mask that is neither full nor causal from the top left"
     for band in (Band(None, 5), Band(-99, 1), Band(-99, None)):
         assert [found.reason for found in chosen(q, band=band)] == [reason] * 2
@@ -69,38 +72,31 @@ def test_keys_that_query_heads_share_and_full_attention_are_for_gluon_too_but_no
 def test_gradients_that_the_copy_engine_cannot_read_and_repeatable_ones_but_of_wide_heads_are_for_the_plain_kernels():
     q = traits()
     expanded = traits(stride=(16 * 4096 * 128, 0, 128, 1))
-    assert [found.name for found in chosen(q, do=expanded)] == ["gluon", "plain"]
-    forward, backward = chosen(q, repeatable=True)
-    assert (forward.name, backward.name) == ("gluon", "plain")
-    assert "torch.use_deterministic_algorithms" in backward.reason
+    assert names(q, do=expanded) == names(q, repeatable=True) == ["gluon", "plain"]
+    assert "torch.use_deterministic_algorithms" in chosen(q, repeatable=True)[1].reason
     # Whose dq is summed in a fixed order.
-    assert [found.name for found in chosen(traits((4, 16, 4096, 256)), repeatable=True)] == ["gluon", "gluon"]
+    assert names(traits((4, 16, 4096, 256)), repeatable=True) == ["gluon", "gluon"]
 
 
 def test_fp32_gets_gluons_kernels_in_both_passes_or_in_none_whatever_its_strides_but_not_as_one_tf32_product():
     q = traits(dtype=torch.float32)
     expanded = traits(dtype=torch.float32, stride=(16 * 4096 * 128, 0, 128, 1))
-    for choice in (chosen(q), chosen(q, do=expanded), chosen(expanded), chosen(q, repeatable=True)):
-        assert [found.name for found in choice] == ["gluon", "gluon"]
+    assert names(q) == names(q, do=expanded) == names(expanded) == names(q, repeatable=True) == ["gluon", "gluon"]
     # A few queries of many keys, and many of a few: one of the two passes alone would have work for all of a GPU.
     few, many = (traits((1, 16, length, 128), torch.float32) for length in (256, 8192))
-    assert [found.name for pair in ((few, many), (many, few)) for found in chosen(*pair)] == ["plain"] * 4
+    assert names(few, many) == names(many, few) == ["plain", "plain"]
     assert {found.reason for found in chosen(q, one_tf32_product=True)} == {"fp32 multiplied as one TF32 product"}
 
 
 def test_so_do_other_gpus_other_tritons_and_those_who_ask(monkeypatch):
-    def reasons():
-        return {found.reason for found in chosen(traits())}
+    def reasons(name, value):
+        with monkeypatch.context() as patch:
+            patch.setattr(kernel_sets, name, lambda *_device: value)
+            return {found.reason for found in chosen(traits())}
 
-    with monkeypatch.context() as patch:
-        patch.setattr(kernel_sets, "gpu_of", lambda _device: GPUS["sm_100"])
-        assert reasons() == {"no Hopper GPU"}
-    with monkeypatch.context() as patch:
-        patch.setattr(kernel_sets, "has_gluon", lambda: False)
-        assert all("has no Gluon" in reason for reason in reasons())
-    with monkeypatch.context() as patch:
-        patch.setattr(kernel_sets, "is_plain_asked", lambda: True)
-        assert reasons() == {"PIPELINE_ATTENTION=tl"}
+    assert reasons("gpu_of", GPUS["sm_100"]) == {"no Hopper GPU"}
+    assert reasons("is_plain_asked", True) == {"PIPELINE_ATTENTION=tl"}
+    assert all("has no Gluon" in reason for reason in reasons("has_gluon", False))
 
 
 def test_the_environment_asks_for_plain_kernels_for_as_long_as_the_process_lives(monkeypatch):

@@ -14,19 +14,12 @@ from ..reference import assert_fp32_is_exact, assert_rounded_at_most, random_inp
 from ..small_tiles import IN_CHUNKS
 
 TABLES = {"99 KB": SMALL_TILES, "64 KB, AMD": AMD_TILES}
-WIDTHS = (16, 32, 64, 128, 256)
 
 
 def test_the_tables_of_every_gpu_fit_into_its_shared_memory():
-    assert {name: tables_for(gpu).shared_bytes // KIB for name, gpu in GPUS.items()} == {
-        "sm_80": 99,
-        "sm_86": 99,
-        "sm_89": 99,
-        "sm_90": 227,
-        "sm_100": 99,
-        "sm_120": 99,
-        "gfx942": 64,
-    }
+    of_99_kb = ("sm_80", "sm_86", "sm_89", "sm_100", "sm_120")
+    expected = dict.fromkeys(of_99_kb, 99) | {"sm_90": 227, "gfx942": 64}
+    assert {name: tables_for(gpu).shared_bytes // KIB for name, gpu in GPUS.items()} == expected
     assert all(tables_for(gpu).shared_bytes <= gpu.shared_bytes for gpu in GPUS.values())
 
 
@@ -35,11 +28,10 @@ def test_with_less_of_it_a_gpu_gets_smaller_tiles():
     assert tables_for(replace(GPUS["sm_86"], shared_bytes=64 * KIB)) is AMD_TILES
 
 
-@pytest.mark.parametrize("tables", TABLES)
+@pytest.mark.parametrize("tables", [HOPPER_TILES, *TABLES.values()], ids=["Hopper", *TABLES])
 def test_every_width_has_tiles_and_amds_limit_no_registers(tables):
-    tables = TABLES[tables]
     for table in (tables.forward, tables.forward_fp32, tables.backward, tables.backward_fp32):
-        assert tuple(table) == tuple(HOPPER_TILES.forward) == WIDTHS
+        assert tuple(table) == (16, 32, 64, 128, 256)
     assert "max_registers=1" not in repr(AMD_TILES)  # an option that Triton refuses for them
 
 
@@ -59,23 +51,20 @@ def test_small_tiles_give_the_same_forward_and_backward(longest_short_sequence, 
 @pytest.mark.parametrize("chunking", [getattr(IN_USE, name) for name in IN_CHUNKS])
 @pytest.mark.parametrize(("tiles", "length"), [(1, 16384), (100, 4096), (527, 65536), (1056, 65536), (3, 100)])
 def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, length):
-    multiprocessors, block = 132, 64
-    chunk = IN_USE.chunk_length(chunking, tiles, length, block, multiprocessors)
-    wanted = chunking.programs_per_sm * multiprocessors
+    chunk = IN_USE.chunk_length(chunking, tiles, length, 64, multiprocessors=132)
+    wanted = chunking.programs_per_sm * 132
     if tiles >= wanted or length < chunking.shortest:
         assert chunk == length
     else:
-        assert chunk == length or chunk % max(block, chunking.min_length) == 0
+        assert chunk == length or chunk % max(64, chunking.min_length) == 0
         assert tiles * math.ceil(length / chunk) < wanted + tiles
 
 
 @pytest.mark.parametrize(
-    ("tiles", "length", "chunk"),
-    [(16, 1024, 128), (17, 1024, 256), (64, 1024, 256), (8, 2048, 256), (1, 16384, 256)],
+    ("tiles", "length", "chunk"), [(16, 1024, 128), (17, 1024, 256), (64, 1024, 256), (8, 2048, 256), (1, 16384, 256)]
 )
 def test_keys_are_cut_finer_only_where_that_is_one_wave_of_few_chunks(tiles, length, chunk):
-    chunking = IN_USE.forward_chunks
-    assert IN_USE.chunk_length(chunking, tiles, length, 64, multiprocessors=132) == chunk
+    assert IN_USE.chunk_length(IN_USE.forward_chunks, tiles, length, 64, multiprocessors=132) == chunk
 
 
 @pytest.mark.parametrize(("n_keys", "block"), [(64, 64), (65, 128), (128, 128), (129, 64), (1023, 64), (1024, 128)])

@@ -19,13 +19,9 @@ def test_programs_have_alike_to_do_at_the_shapes_of_models(matrices, length):
 
 def test_no_more_heads_are_together_than_balance_takes():
     work = causal_work(4096, 128, 64)
-    heads = heads_together(64, work, 132)
-    assert imbalance(64, work, 132, heads) <= ENOUGH
-    assert all(imbalance(64, work, 132, fewer) > ENOUGH for fewer in range(1, heads))
-
-
-def test_where_all_tiles_have_alike_to_do_one_head_comes_after_the_other():
-    assert heads_together(64, np.full(32, 17), 132) == 1
+    is_enough = [imbalance(64, work, 132, heads) <= ENOUGH for heads in range(1, heads_together(64, work, 132) + 1)]
+    assert is_enough == [False] * (len(is_enough) - 1) + [True]
+    assert heads_together(64, np.full(32, 17), 132) == 1  # where all tiles have alike to do
 
 
 def test_imbalance_is_of_what_the_kernels_do():
