@@ -29,8 +29,7 @@ def test_moments_in_bf16_move_weights_as_fp32_ones_do_but_for_their_rounding(mon
         monkeypatch.setattr(optimizers, name, update)
     found, optimizer = after_steps(Bf16MomentsAdamW, [weight.float().to(device) for weight in start])
     for before, wanted, weight in list(zip(start, exact, found, strict=True))[:-1]:
-        off = (weight - wanted).norm() / (wanted - before).norm()
-        assert 1e-6 < off < 2.0**-7
+        assert 1e-6 < (weight - wanted).norm() / (wanted - before).norm() < 2.0**-7
     assert torch.equal(found[-1].float(), start[-1].float())
     kept = [each for state in optimizer.state.values() for each in state.values()]
     assert {each.dtype for each in kept} == {torch.bfloat16}
@@ -42,10 +41,9 @@ def test_muon_takes_the_matrices_of_blocks_and_adamw_all_else_once():
     assert isinstance(optimizer, Several)
     of_muon, others = ([p for group in each.param_groups for p in group["params"]] for each in optimizer.optimizers)
     assert len(of_muon) == 2 * 7
-    assert {id(each) for each in others} == {
-        *map(id, (model.token_embedding.weight, model.lm_head.weight, model.final_norm.weight)),
-        *(id(norm.weight) for layer in model.layers for norm in (layer.attention_norm, layer.feed_forward_norm)),
-    }
+    norms = [norm for layer in model.layers for norm in (layer.attention_norm, layer.feed_forward_norm)]
+    modules = (model.token_embedding, model.lm_head, model.final_norm, *norms)
+    assert {id(each) for each in others} == {id(module.weight) for module in modules}
 
 
 def test_several_optimizers_step_as_one():

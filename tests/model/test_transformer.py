@@ -1,4 +1,5 @@
 from dataclasses import asdict
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,14 +11,8 @@ from pipeline.model.transformer import RotaryEmbedding
 from .executed import Executed
 
 VOCAB_SIZE, CONTEXT_LENGTH = 50, 24
-NUMBER_OF_PARAMETERS = {
-    "small": 128_625_408,
-    "medium": 423_183_360,
-    "large": 969_411_840,
-    "xl": 1_998_235_200,
-    "2.7B": 3_406_809_600,
-    "2.35B": 2_357_814_400,
-}
+NUMBER_OF_PARAMETERS = {"small": 128_625_408, "medium": 423_183_360, "large": 969_411_840}
+NUMBER_OF_PARAMETERS |= {"xl": 1_998_235_200, "2.7B": 3_406_809_600, "2.35B": 2_357_814_400}
 
 
 def build_model(**overrides):
@@ -41,10 +36,8 @@ def test_named_sizes_have_the_published_parameter_counts_and_are_built_on_the_co
 
 def test_weights_are_drawn_from_a_normal_truncated_at_three_standard_deviations():
     model = build_model(d_model=256, d_ff=768)
-    for weight, std in [
-        (model.layers[0].feed_forward.gate_proj.weight, (2 / (256 + 768)) ** 0.5),
-        (model.token_embedding.weight, 1.0),
-    ]:
+    gate, embedding = model.layers[0].feed_forward.gate_proj.weight, model.token_embedding.weight
+    for weight, std in ((gate, (2 / (256 + 768)) ** 0.5), (embedding, 1.0)):
         # Cutting a normal at 3 standard deviations leaves it 0.987 of its own.
         assert weight.std().item() == pytest.approx(0.987 * std, rel=0.02)
         assert 2.5 * std < weight.abs().max() <= 3 * std
@@ -87,19 +80,14 @@ def test_rope_rounds_low_precision_once():
 
 
 def test_queries_and_keys_are_rotated_and_values_are_not():
-    heads = {}
-
-    def keep_heads(q, k, v, is_causal):
-        heads.update(q=q, k=k, v=v)
-        return v
-
+    attention = Mock(side_effect=lambda q, k, v, is_causal: v)
     one_token_repeated = torch.zeros(1, CONTEXT_LENGTH, dtype=torch.int64)
-    build_model(num_layers=1, attention=keep_heads)(one_token_repeated)
-    first, second = [0, 1], [1, 2]
-    assert not torch.allclose(heads["q"][..., first, :], heads["q"][..., second, :])
-    torch.testing.assert_close(heads["v"][..., first, :], heads["v"][..., second, :])
+    build_model(num_layers=1, attention=attention)(one_token_repeated)
+    q, k, v, _ = attention.call_args.args
+    assert not torch.allclose(q[..., :2, :], q[..., 1:3, :])
+    torch.testing.assert_close(v[..., :2, :], v[..., 1:3, :])
     # One token everywhere: a score can depend on the distance alone, if queries and keys turn alike.
-    scores = heads["q"] @ heads["k"].transpose(-2, -1)
+    scores = q @ k.mT
     torch.testing.assert_close(scores[..., :-1, :-1], scores[..., 1:, 1:])
 
 
@@ -164,10 +152,9 @@ def test_selective_checkpointing_changes_no_gradient_of_flash_attention():
     ],
 )
 def test_checkpointed_blocks_run_again_in_the_backward_pass(checkpoints, expected):
-    model = build_model(num_layers=4, **checkpoints)
-    runs = []
-    for number, layer in enumerate(model.layers):
-        layer.register_forward_pre_hook(lambda module, args, number=number: runs.append(number))
+    model, runs = build_model(num_layers=4, **checkpoints), []
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda module, args: runs.append(list(model.layers).index(module)))
     gradients_of(model)
     assert runs == expected
 

@@ -31,6 +31,17 @@ def batch():
     return torch.randint(VOCAB, (2, 2, SEQ), generator=torch.Generator().manual_seed(0)).to(DEVICE)
 
 
+def losses_of_equal_gradients(fused, plain, batch, within):
+    tokens, targets = batch
+    losses = fused(tokens, targets), functional.cross_entropy(plain(tokens).flatten(0, 1), targets.flatten())
+    for loss in losses:
+        loss.backward()
+    # The order of the parameters is that of the modules, and the modules are the same.
+    for parameter, reference in zip(fused.parameters(), plain.parameters(), strict=True):
+        assert error(parameter.grad, reference.grad.double()) < within
+    return losses
+
+
 @pytest.mark.parametrize(
     ("operations", "levels"),
     [
@@ -41,16 +52,8 @@ def batch():
 )
 def test_loss_and_all_gradients_are_those_of_the_plain_model(model, batch, operations, levels):
     fused = FusedLM(copy.deepcopy(model), operations(), ATTENTION["eager"], levels)
-    tokens, targets = batch
-    exact = copy.deepcopy(model).double()
-    expected = functional.cross_entropy(exact(tokens).flatten(0, 1), targets.flatten())
-    expected.backward()
-    loss = fused(tokens, targets)
-    loss.backward()
+    loss, expected = losses_of_equal_gradients(fused, model.double(), batch, within=2e-6)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
-    # The order of the parameters is that of the modules, and the modules are the same.
-    for parameter, reference in zip(fused.parameters(), exact.parameters(), strict=True):
-        assert error(parameter.grad, reference.grad) < 2e-6
 
 
 @pytest.mark.parametrize("more", [{}, {"head_dim": 24}, {"tie_embeddings": True}])
@@ -58,10 +61,7 @@ def test_query_heads_may_share_keys_and_have_a_width_of_their_own_and_embeddings
     with torch.device(DEVICE):
         model = TransformerLM(VOCAB, SEQ, WIDTH, 1, num_heads=4, d_ff=D_FF, num_kv_heads=2, **more)
     fused = FusedLM(copy.deepcopy(model), in_torch(), ATTENTION["sdpa"], ["gate_up"])
-    fused(*batch).backward()
-    functional.cross_entropy(model(batch[0]).flatten(0, 1), batch[1].flatten()).backward()
-    for parameter, reference in zip(fused.parameters(), model.parameters(), strict=True):
-        assert error(parameter.grad, reference.grad.double()) < 1e-5
+    losses_of_equal_gradients(fused, model, batch, within=1e-5)
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's kernels of torch pad the log-sum-exp")
