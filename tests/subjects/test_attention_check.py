@@ -28,23 +28,20 @@ def limited(function):
 )
 def test_a_right_implementation_passes_and_is_called_its_way(dtype, is_causal):
     assert check("Right", dtype, is_causal=is_causal).way == WAYS[0]
-    assert check("by_heads", dtype, is_causal=is_causal).way == WAYS[1]
+    assert check("shares_keys", dtype, is_causal=is_causal).way == WAYS[1]
     assert check("by_name_alone", dtype, is_causal=is_causal).way == WAYS[0]
 
 
-@pytest.mark.parametrize(
-    "place", ["pipeline.attention.eager:eager_attention", "pipeline.attention.tiled:FlashAttentionTiled"]
-)
+@pytest.mark.parametrize("place", ["eager:eager_attention", "tiled:FlashAttentionTiled"])
 @pytest.mark.parametrize("head_dim", [16, 128])
 def test_what_rounds_scores_and_weights_to_bf16_passes_too(place, head_dim):
-    assert check(Subject("attention", "mine", place), torch.bfloat16, head_dim).status == "ok"
+    assert check(Subject("attention", "mine", f"pipeline.attention.{place}"), torch.bfloat16, head_dim).status == "ok"
 
 
 def test_a_mask_off_by_one_at_the_diagonal_block_is_wrong_with_its_place():
     found = check("off_by_one")
     assert found.status == "wrong"
-    assert "output is off by " in found.reason
-    assert "first at query 0, at 63 of 64 queries; " in found.reason
+    assert all(said in found.reason for said in ("output is off by ", "first at query 0, at 63 of 64 queries; "))
     assert found.reason.endswith("; each query sees one key after its own: the causal mask is off by one" + WHERE)
     # Without a mask the same function is right.
     assert check("off_by_one", is_causal=False).status == "ok"
@@ -59,8 +56,7 @@ def test_a_result_off_by_a_factor_is_told_with_it_and_others_are_not(dtype):
 def test_a_length_that_is_no_power_of_two_condemns_in_cells_of_such_lengths_alone():
     assert check("wrong_at_odd_lengths", is_causal=False).status == "ok"
     found = check("wrong_at_odd_lengths", is_causal=False, seq_len=1001)
-    assert found.status == "wrong"
-    assert "(length 113, head_dim 16, no mask)" in found.reason
+    assert (found.status, "(length 113, head_dim 16, no mask)" in found.reason) == ("wrong", True)
     # Its tiles are whole.
     assert check("wrong_at_odd_lengths", is_causal=False, seq_len=48).status == "ok"
 
@@ -74,10 +70,9 @@ def test_a_length_that_is_refused_or_raises_is_skipped_in_cells_of_such_lengths_
 
 @pytest.mark.parametrize("seq_len", [1001, 1002, 1000, 1536, 3 * 2**14, 17, 24, 80, 96])
 def test_a_cells_length_is_checked_at_others_that_are_multiples_of_as_much(seq_len):
-    step = min(64, seq_len & -seq_len)
     for length in lengths_like(seq_len)[2:]:
         assert not is_power_of_two(length)
-        assert length % step == 0
+        assert length % min(64, seq_len & -seq_len) == 0
         assert 80 < length < 400
 
 

@@ -48,18 +48,15 @@ def test_code_that_a_place_imports_from_its_project_counts(project, place, name)
 
 
 def test_an_import_inside_a_function_and_a_kernel_that_is_named_count_and_another_file_does_not(project):
-    (project / "training.py").write_text("SOURCE = 'flash.cu'\nclass Buckets: ...\n")
-    digests = []
-    for name, text in (
-        ("flash.cu", "__global__ void flash() {}"),
-        ("flash.cu", "__global__ void flash() { return; }"),
-        ("training.py", "SOURCE = 'flash.cu'\nclass Buckets:\n    size = 1\n"),
-        ("unused.py", "VALUE = 1\n"),
-    ):
+    def digest_with(name, text):
         (project / name).write_text(text)
-        digests.append(digest(["adapters:get_ddp_bucketed"]))
-    assert len(set(digests)) == 3
-    assert digests[2] == digests[3]
+        return digest(["adapters:get_ddp_bucketed"])
+
+    digest_with("training.py", "SOURCE = 'flash.cu'\nclass Buckets: ...\n")
+    kernels = {digest_with("flash.cu", f"__global__ void flash() {{{body}}}") for body in ("", " return; ")}
+    changed = digest_with("training.py", "SOURCE = 'flash.cu'\nclass Buckets:\n    size = 1\n")
+    assert len({*kernels, changed}) == 3
+    assert digest_with("unused.py", "VALUE = 1\n") == changed
 
 
 def test_files_outside_of_the_project_do_not_count_and_the_packages_around_a_module_do(project, tmp_path):
@@ -101,11 +98,10 @@ def test_a_star_import_beside_a_def_hides_nothing(project, module):
 def test_what_cannot_be_resolved_or_is_nested_deeply_or_warned_of_is_no_failure_and_what_is_no_python_has_its_line(
     project,
 ):
-    deep = " + ".join(["1"] * 950)
     digests = set()
-    for more in ("", " + 2"):
-        text = f"def flash():\n    from {'.' * 80} import x\n    return {deep}{more}, '\\d'\n"
-        (project / "mine.py").write_text(text)
+    for numbers in (950, 951):
+        deep = " + ".join(["1"] * numbers)
+        (project / "mine.py").write_text(f"def flash():\n    from {'.' * 80} import x\n    return {deep}, '\\d'\n")
         check_location("mine:flash", "mine")
         digests.add(digest(["mine:flash"]))
     assert len(digests) == 2
@@ -120,10 +116,9 @@ def test_what_cannot_be_resolved_or_is_nested_deeply_or_warned_of_is_no_failure_
 
 def test_a_large_file_that_a_module_names_is_told_by_its_size_and_time_without_being_read(project):
     (project / "training.py").write_text("WEIGHTS = 'weights.bin'\n\n\nclass Net: ...\n")
-    weights = project / "weights.bin"
-    weights.touch()
-    os.truncate(weights, 2**43)  # more than could be read
+    (project / "weights.bin").touch()
+    os.truncate("weights.bin", 2**43)  # more than could be read
     before = digest(["training.py:Net"])
     assert digest(["training.py:Net"]) == before
-    os.utime(weights, (0, 0))
+    os.utime("weights.bin", (0, 0))
     assert digest(["training.py:Net"]) != before

@@ -1,14 +1,10 @@
 import time
+from functools import partial
 
 import pytest
 import torch
 
 from pipeline.subjects import global_state
-
-
-def backends(name, value, owner=torch.backends.cudnn):
-    return lambda: setattr(owner, name, value)
-
 
 CHANGES = {
     "num_threads": lambda: torch.set_num_threads(torch.get_num_threads() + 1),
@@ -18,12 +14,12 @@ CHANGES = {
     "default_device": lambda: torch.set_default_device("meta"),
     "grad_enabled": lambda: torch.set_grad_enabled(False),
     "autocast on cpu": lambda: torch.set_autocast_enabled("cpu", True),  # entered, it would count as nested ever after
-    "cudnn.benchmark": backends("benchmark", True),
-    "cudnn.allow_tf32": backends("allow_tf32", False),
+    "cudnn.benchmark": partial(setattr, torch.backends.cudnn, "benchmark", True),
+    "cudnn.allow_tf32": partial(setattr, torch.backends.cudnn, "allow_tf32", False),
     "flash_sdp": lambda: torch.backends.cuda.enable_flash_sdp(False),
     "float32_matmul_precision": lambda: torch.set_float32_matmul_precision("high"),
-    "fp32_precision": backends("fp32_precision", "tf32", torch.backends.cuda.matmul),
-    "time.perf_counter": lambda: setattr(time, "perf_counter", lambda: 0.0),
+    "fp32_precision": partial(setattr, torch.backends.cuda.matmul, "fp32_precision", "tf32"),
+    "time.perf_counter": partial(setattr, time, "perf_counter", lambda: 0.0),
 }
 
 

@@ -42,11 +42,9 @@ def rows(monkeypatch):
 
 
 def test_one_that_fails_costs_its_own_rows_and_what_was_noted_or_undone_stands_in_the_others(rows):
-    failed = [row for row in rows if row["status"] == "wrong"]
     reasons = {"wrong": "off by 1", "crashes": "its process died by SIGSEGV"}
-    assert failed == [
-        {"impl": name, **key, "status": "wrong", "reason": reason} for name, reason in reasons.items() for key in KEYS
-    ]
+    failed = [{"impl": name, "status": "wrong", "reason": reasons[name]} | key for name in reasons for key in KEYS]
+    assert [row for row in rows if row["status"] == "wrong"] == failed
     noted = "it set a from 1 to 2, which was undone: all run alike; shards nothing"
     told = [(row.get("impl"), row.get("reason")) for row in rows if row["status"] == "ok"]
     assert told == [("ours", None), ("right", None), ("noted", noted), (None, None)]

@@ -58,8 +58,8 @@ def test_what_is_not_allowed_is_named_in_one_line(asked, said):
 def test_a_record_holds_no_path_of_this_machine_in_its_digests(tmp_path):
     shutil.copytree(OUTSIDE, tmp_path / "elsewhere")
 
-    def digest(root, place):
-        return facts([Subject("attention", "mine", f"{root}/{place}")])[0]["digest"]
+    def digest(place):
+        return facts([Subject("attention", "mine", place)])[0]["digest"]
 
-    here, there = (digest(root, "kernels/attention.py:Right") for root in (OUTSIDE, tmp_path / "elsewhere"))
-    assert here == there != digest(OUTSIDE, "kernels/state.py:with_a_state_of_its_own")
+    there = digest(f"{tmp_path}/elsewhere/kernels/attention.py:Right")
+    assert digest(PLACE) == there != digest(f"{OUTSIDE}/kernels/state.py:with_a_state_of_its_own")

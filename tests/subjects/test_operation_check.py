@@ -50,9 +50,8 @@ def test_one_that_refuses_is_skipped_with_its_words():
 
 
 def test_a_name_says_the_operation_and_may_have_more_words():
-    assert [operation_of(name) for name in ("rms_norm", "rms_norm_v2", "rms_normal", "mine")] == [
-        *("rms_norm", "rms_norm", None, None)
-    ]
+    named = {"rms_norm": "rms_norm", "rms_norm_v2": "rms_norm", "rms_normal": None, "mine": None}
+    assert {name: operation_of(name) for name in named} == named
     (subject,) = read({"op": {"swiglu_mine": f"{FILE}:gated"}}, "here", {})
     assert (subject.kind, subject.name) == ("op", "swiglu_mine")
     with pytest.raises(UserError, match=r"^here: op.mine: must be one of rms_norm, rotary, .*"):

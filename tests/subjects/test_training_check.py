@@ -10,7 +10,7 @@ from pipeline.subjects.training_check import BUCKETS, CHECKS, NOT_SENT, NOT_SHAR
 from .outside_files import training
 
 OURS = "pipeline.parallel"
-AFTER = "ddp_individual_parameters_on_after_backward"
+AFTER, BEFORE = "ddp_individual_parameters_on_after_backward", "ddp_bucketed_on_train_batch_start"
 NOTHING_CALLED = (
     "nothing was called after backward: there is neither finish_gradient_synchronization() nor after_backward"
 )
@@ -30,11 +30,7 @@ def check(subject, *dtype):
         (Subject("ddp", "ours", f"{OURS}:OverlapDDP"), (), Verdict("ok")),
         # No module, with its own function after backward; and with nothing to do before a batch.
         (training("ddp", "get_ddp_individual_parameters", "adapters.py", after_backward=AFTER), (), Verdict("ok")),
-        (
-            training("ddp", "get_ddp_bucketed", "adapters.py", before_batch="ddp_bucketed_on_train_batch_start"),
-            (),
-            Verdict("ok", way=BUCKETS),
-        ),
+        (training("ddp", "get_ddp_bucketed", "adapters.py", before_batch=BEFORE), (), Verdict("ok", way=BUCKETS)),
         (Subject("optimizer", "mine", f"{OURS}:ShardedOptimizer"), (), Verdict("ok")),
         (Subject("fsdp", "ours", f"{OURS}:FSDP"), BF16, Verdict("ok")),
         (training("fsdp", "WholeFSDP", gather="gather"), (), Verdict("ok", NOT_SHARDED)),

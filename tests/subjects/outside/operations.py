@@ -65,8 +65,7 @@ def loss_without_a_maximum(x, weight, targets, ignore_index):
     return loss(x, weight, targets, ignore_index, lambda logits, dim: logits.exp().sum(dim).log())
 
 
-class Adam(torch.optim.AdamW):
-    pass
+Adam = torch.optim.AdamW
 
 
 class AdamWithoutDecay(torch.optim.Adam):

@@ -17,10 +17,14 @@ class Right(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal=False):
-        _batch, n_queries, head_dim = q.shape
-        scores = q.double() @ k.double().mT / math.sqrt(head_dim)
+        return Right.of_products(ctx, q.double() @ k.double().mT, q, k, v, is_causal)
+
+    @staticmethod
+    def of_products(ctx, products, q, k, v, is_causal):
+        _batch, _length, head_dim = q.shape
+        scores = products / math.sqrt(head_dim)
         if is_causal:
-            scores = scores.masked_fill(future(n_queries, k.shape[-2]), -math.inf)
+            scores = scores.masked_fill(future(*scores.shape[-2:]), -math.inf)
         weights = scores.softmax(-1)
         ctx.save_for_backward(q, k, v, weights)
         return (weights @ v.double()).to(q.dtype)
@@ -34,19 +38,12 @@ class Right(torch.autograd.Function):
         return (ds @ k).to(do.dtype), (ds.mT @ q).to(do.dtype), (weights.mT @ do64).to(do.dtype), None
 
 
-def by_heads(q, k, v, is_causal):
-    """For (batch, heads, length, head_dim) alone."""
-    batch, heads, length, head_dim = q.shape
-    folded = (tensor.reshape(batch * heads, length, head_dim) for tensor in (q, k, v))
-    return Right.apply(*folded, is_causal).view_as(q)
-
-
 def by_name_alone(q, k, v, *, is_causal=False):
     return Right.apply(q, k, v, is_causal)
 
 
 def shares_keys(q, k, v, is_causal):
-    """For heads of queries that share fewer heads of keys, and for others."""
+    """For (batch, heads, length, head_dim) alone, of heads of queries that share fewer heads of keys too."""
     _batch, kv_heads, length, head_dim = k.shape
     group = q.shape[1] // kv_heads
     folded = (tensor.reshape(-1, length, head_dim) for tensor in (q, *(x.repeat_interleave(group, 1) for x in (k, v))))
@@ -59,7 +56,7 @@ def shares_when_asked(q, k, v, is_causal, enable_gqa=False):
     return shares_keys(q, k, v, is_causal)
 
 
-def _masked(q, k, v, mask):
+def masked(q, k, v, mask):
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     return (scores if mask is None else scores.masked_fill(mask, -math.inf)).softmax(-1) @ v
 
@@ -69,24 +66,23 @@ def off_by_one(q, k, v, is_causal):
     length = q.shape[-2]
     block = torch.arange(length) // BLOCK
     next_of_block = (torch.arange(length)[:, None] + 1 == torch.arange(length)) & (block[:, None] == block)
-    return _masked(q, k, v, future(length, length) & ~next_of_block if is_causal else None)
+    return masked(q, k, v, future(length, length) & ~next_of_block if is_causal else None)
 
 
 def sees_the_past_alone(q, k, v, is_causal):
     length = q.shape[-2]
-    return _masked(q, k, v, ~torch.ones(length, length, dtype=torch.bool).tril(-1) if is_causal else None)
+    return masked(q, k, v, ~torch.ones(length, length, dtype=torch.bool).tril(-1) if is_causal else None)
 
 
 def raises_at_length_64(q, k, v, is_causal):
     raise RuntimeError("my kernel is not ready")
 
 
-def without_scale(q, k, v, is_causal):
-    return Right.apply(q * math.sqrt(q.shape[-1]), k, v, is_causal)
+def _with_scale(power):
+    return lambda q, k, v, is_causal: Right.apply(q * q.shape[-1] ** (power + 0.5), k, v, is_causal)
 
 
-def with_the_scale_twice(q, k, v, is_causal):
-    return Right.apply(q / math.sqrt(q.shape[-1]), k, v, is_causal)
+without_scale, with_the_scale_twice = _with_scale(0), _with_scale(-1)
 
 
 def without_mask(q, k, v, is_causal):

@@ -6,7 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
-from .attention import Right
+from .attention import Right, masked
 from .masks import future
 
 TILE = 16
@@ -33,10 +33,7 @@ def answers_in_fp32(q, k, v, is_causal):
 
 @torch.compile(backend="eager", fullgraph=True, dynamic=False)
 def _compiled(q, k, v, is_causal):
-    scores = q @ k.mT / math.sqrt(q.shape[-1])
-    if is_causal:
-        scores = scores.masked_fill(future(*scores.shape[-2:]), -math.inf)
-    return scores.softmax(-1) @ v
+    return masked(q, k, v, future(q.shape[-2], k.shape[-2]) if is_causal else None)
 
 
 def compiled_once(q, k, v, is_causal):
@@ -63,9 +60,4 @@ class TritonScores(Right):
         heads, length, head_dim = q.shape
         scores = q.new_empty(heads, length, length, dtype=torch.float32)
         _scores[length // TILE, heads](q, k, scores, length, head_dim, TILE)
-        scores = scores.double() / math.sqrt(head_dim)
-        if is_causal:
-            scores = scores.masked_fill(future(length, length), -math.inf)
-        weights = scores.softmax(-1)
-        ctx.save_for_backward(q, k, v, weights)
-        return (weights @ v.double()).to(q.dtype)
+        return Right.of_products(ctx, scores.double(), q, k, v, is_causal)
