@@ -18,8 +18,7 @@ def test_without_words_it_answers_the_assignments_model():
     text = answers([], {})
     assert "219,848,638,464 parameters" in text
     assert [value(text, "state", column) for column in ("size", "GiB")] == ["3.52 TB", "3,276"]
-    assert value(text, "given", "tokens per device") == "396"
-    assert value(text, "given", "tokens overall") == "25,344"
+    assert [value(text, "given", f"tokens {of}") for of in ("per device", "overall")] == ["396", "25,344"]
 
 
 def test_all_questions_are_those_that_the_model_admits():
@@ -37,10 +36,9 @@ def test_given_numbers_replace_those_of_the_named_model_and_machine_options_reac
     assert value(answers(["memory"], {"gpu_memory_gb": "40"}), "total", "GPUs of GB") == "90"
     assert value(answers(["fsdp"], {"device_memory_gb": "192"}), "4,096", "devices") == "23"
     assert value(answers(["fsdp"], {"seq_len": "100000"}), "100,000", "devices") == "none is enough"
-    cheap, dear = (
-        value(answers(["buckets"], {"call_overhead_us": overhead}), "best", "num buckets") for overhead in ("20", "80")
-    )
-    assert float(cheap) == pytest.approx(2 * float(dear), rel=0.01)
+    cheap, dear = (answers(["buckets"], {"call_overhead_us": overhead}) for overhead in ("20", "80"))
+    counts = [float(value(text, "best", "num buckets")) for text in (cheap, dear)]
+    assert counts[0] == pytest.approx(2 * counts[1], rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +65,9 @@ def test_the_command_reads_its_options(capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["peak_tflops_per_s", "link_gbytes_per_s", "allreduce_gbytes_per_s", "call_overhead_us"]
+    "name", ["peak-tflops-per-s", "link-gbytes-per-s", "allreduce-gbytes-per-s", "call-overhead-us"]
 )
 def test_a_machine_beyond_the_range_of_floats_is_one_line_that_names_the_option(capsys, name):
-    words = ["account", "--size", "XXL", "--seq-len", "4096", f"--{name.replace('_', '-')}", "1e308"]
-    assert cli.run(words, "ordinary", 0.0) == 2
-    told = f"pipeline: account: {name} must be smaller, got 1e308: a result does not fit a float\n"
-    assert capsys.readouterr() == ("", told)
+    assert cli.run(["account", "--size", "XXL", "--seq-len", "4096", f"--{name}", "1e308"], "ordinary", 0.0) == 2
+    said = f"{name.replace('-', '_')} must be smaller, got 1e308: a result does not fit a float"
+    assert capsys.readouterr() == ("", f"pipeline: account: {said}\n")

@@ -33,14 +33,14 @@ def test_a_folder_that_is_not_registered_and_a_registered_stage_without_one_are_
 
 def test_stages_ask_their_questions_where_python_keeps_no_docstrings():
     code = "from pipeline.registry import stages\nprint(*(s.question for s in stages().values()), sep='\\n', end='')"
-    done = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, encoding="utf-8", check=True)
-    assert done.stdout.splitlines() == [stage.question for stage in registry.stages().values()]
+    assert printed("-OO", "-c", code).splitlines() == [stage.question for stage in registry.stages().values()]
 
 
 def test_rows_and_sections_of_no_stage_load_torch():
-    code = (
-        "import sys\nfrom pipeline.registry import stages\nfor name, stage in stages().items():\n"
-        "    stage.row_types, stage.report(), print('torch' in sys.modules and name)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
-    assert set(done.stdout.split()) == {"False"}
+    code = "import sys\nfrom pipeline.registry import stages\nfor name, stage in stages().items():\n"
+    code += "    stage.row_types, stage.report(), print('torch' in sys.modules and name)"
+    assert set(printed("-c", code).split()) == {"False"}
+
+
+def printed(*words):
+    return subprocess.run([sys.executable, *words], capture_output=True, encoding="utf-8", check=True).stdout

@@ -13,20 +13,16 @@ from pipeline.cells.sources import reached_modules
 from pipeline.registry import NAMES
 
 PACKAGE = Path(pipeline.__file__).parent
+LEAVES = ("compat", "errors", "formulas", "loaded_modules", "printing", "ranges", "statistics", "syntax")
 GROUND = {"compat", "errors", "formulas", "loaded_modules", "peers", "ranges", "tf32"}
 SUBJECTS = {"attention", "model", "parallel"}
 # Of the user's own implementations, what reads their names and files and imports none of them.
 NAMES_OF_SUBJECTS = {"subjects.naming", "subjects.files"}
 # A room is the longest of these that a module's name begins with. Each may import itself and what is listed.
 ROOMS = {
-    "compat": set(),
-    "errors": set(),
-    "loaded_modules": set(),
+    **{name: set() for name in LEAVES},
     "peers": {"errors"},
-    "ranges": set(),
-    "syntax": set(),
     "tf32": {"compat"},
-    "formulas": set(),
     "attention": GROUND,
     "model": GROUND | {"attention"},
     "parallel": GROUND,
@@ -35,7 +31,6 @@ ROOMS = {
     "subjects": GROUND | SUBJECTS | NAMES_OF_SUBJECTS | {"instruments"},
     "cells": {"compat", "errors", "instruments", "loaded_modules", "formulas", "peers", "subjects.naming", "syntax"},
     "ways": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming"},
-    "statistics": set(),
     "report": {"errors", "cells", "instruments", "statistics", "subjects.naming"},
     "snapshots": {"errors", "cells"},
     "compare": {"errors", "cells", "instruments", "report", "snapshots", "statistics"},
@@ -45,7 +40,6 @@ ROOMS = {
     "doctor": {"errors", "cells", "instruments", "attention", "peers"},
     "describe": {"cells"},
     "registry": {"errors", "cells", "stages", "stages.*.report"},
-    "printing": set(),
     "worker": {"errors", "cells"},
     "measure_command": {"errors", "cells", "printing", "registry", "subjects.naming"},
     "check_command": {"errors", "cells", "printing", "registry", "subjects", "subjects.naming"},

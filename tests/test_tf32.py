@@ -45,11 +45,10 @@ def test_the_switch_is_read_by_whichever_api_it_was_set(tf32_switch):
 @pytest.mark.parametrize("tf32", [False, True])
 def test_products_are_as_asked_for_by_both_apis_inside_the_context(tf32_switch, tf32):
     with float32_products(tf32=tf32):
-        assert allows_tf32() == tf32
+        assert allows_tf32() == torch.backends.cuda.matmul.allow_tf32 == tf32
         assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
-        assert torch.backends.cuda.matmul.allow_tf32 == tf32
-        assert torch.backends.cuda.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
-        assert torch.backends.mkldnn.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
+        for backend in (torch.backends.cuda, torch.backends.mkldnn):
+            assert backend.matmul.fp32_precision == ("tf32" if tf32 else "ieee")
 
 
 @pytest.mark.parametrize("tf32", [False, True])
