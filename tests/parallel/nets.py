@@ -1,5 +1,8 @@
 """The net that replicated and sharded training is shown with, and its data."""
 
+from contextlib import nullcontext
+
+import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -75,6 +78,10 @@ class Net(nn.Module):
         return self.head(torch.tanh(Breaks.apply(x) if breaks_behind == "branches" else x))
 
 
+def by_block(module):
+    return isinstance(module, Block | nn.Embedding | nn.Linear)
+
+
 def data(step=0):
     return torch.randint(11, (ROWS, 2), generator=torch.Generator().manual_seed(step))
 
@@ -85,3 +92,9 @@ def loss(output):
 
 def share(context, batch):
     return batch.chunk(context.world_size)[context.rank]
+
+
+def go_backward(model, batch, breaks_behind=None):
+    failing = loss(model(batch, (0,), breaks_behind))
+    with pytest.raises(MemoryError, match="halfway") if breaks_behind else nullcontext():
+        failing.backward()

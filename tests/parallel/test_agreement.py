@@ -6,7 +6,8 @@ from torch.optim import SGD, AdamW, Muon
 from pipeline.parallel import ShardedOptimizer
 
 from ..ranks import on_ranks
-from .training import assert_alike, assert_same, groups_of, make_net, make_pair, train
+from .refusals import refusal
+from .training import assert_same, groups_of, make_net, make_pair, train, train_alike
 
 
 def sharded(parameters, optimizer_cls=SGD, **arguments):
@@ -33,17 +34,15 @@ CONSTRUCTIONS = {
 @on_ranks(3)
 @pytest.mark.parametrize("told", CONSTRUCTIONS)
 def test_a_mismatch_at_construction_is_the_same_error_on_every_rank(context, told):
-    with pytest.raises(ValueError, match=r"^parameter groups") as caught:
-        CONSTRUCTIONS[told](context.rank)
-    assert told in str(caught.value)
+    said = refusal(ValueError, CONSTRUCTIONS[told], context.rank)
+    assert said.startswith("parameter groups")
+    assert told in said
 
 
 @on_ranks(1, 2)
 def test_what_is_wrong_on_every_rank_is_the_error_that_the_plain_optimizer_raises(context):
-    with pytest.raises(ValueError, match=r"^optimizer got an empty parameter list"):
-        sharded([], AdamW)
-    with pytest.raises(TypeError, match=r"^params argument given to the optimizer"):
-        sharded(torch.ones(2), AdamW)
+    assert refusal(ValueError, sharded, [], AdamW).startswith("optimizer got an empty parameter list")
+    assert refusal(TypeError, sharded, torch.ones(2), AdamW).startswith("params argument given to the optimizer")
 
 
 @on_ranks(2)
@@ -51,8 +50,8 @@ def test_hyperparameters_of_any_kind_are_accepted(context):
     note = type("Note", (), {"__repr__": lambda self: f"of rank {context.rank}"})()  # as an address differs
     extra = {"lr": torch.tensor(0.05), "note": note, "foreach": False}
     ours, plain = make_pair(AdamW, lambda net: [{"params": net.parameters(), **extra}])
-    for pair in (ours, plain):
-        train(*pair, range(2))
+    train(*ours, range(2))
+    train(*plain, range(2))
     assert_same(ours[0], plain[0])
 
 
@@ -75,13 +74,12 @@ ADDITIONS = {
 def test_a_group_refused_on_any_rank_is_refused_on_all_and_leaves_the_optimizer_as_it_was(context):
     ours, plain = make_pair(OnlyMatrices, lambda net: [net[0].weight], lr=0.1, momentum=0.9)
     for told, make_parameters in ADDITIONS.items():
-        with pytest.raises(ValueError, match=r"^parameter groups") as caught:
-            ours[1].add_param_group({"params": make_parameters(ours[0], context.rank)})
-        assert told in str(caught.value)
+        group = {"params": make_parameters(ours[0], context.rank)}
+        said = refusal(ValueError, ours[1].add_param_group, group)
+        assert said.startswith("parameter groups")
+        assert told in said
         assert ours[1].shard_elements == (28, 0)
-        for pair in (ours, plain):
-            train(*pair, range(2))
+        train_alike(ours, plain, range(2))
     for net, optimizer in (ours, plain):
         optimizer.add_param_group({"params": [net[4].weight], "lr": 0.05})
-        train(net, optimizer, range(2))
-    assert_alike(ours, plain)
+    train_alike(ours, plain, range(2))

@@ -6,7 +6,7 @@ from torch.optim import SGD, AdamW
 from pipeline.parallel import ShardedOptimizer
 
 from ..ranks import on_ranks
-from .training import add_gradients, assert_alike, assert_same, list_of, make_net, make_pair
+from .training import add_gradients, assert_alike, assert_same, list_of, make_net, make_pair, train
 
 CLASSES = {SGD: {"lr": 0.1, "momentum": 0.9}, AdamW: {"lr": 0.1, "weight_decay": 0.1}}
 
@@ -19,11 +19,6 @@ def partly_frozen(with_gradients):
     return net
 
 
-def step(net, optimizer):
-    add_gradients(net, 0)
-    optimizer.step()
-
-
 @on_ranks(2)
 @pytest.mark.parametrize("keeps_gradients", [False, True])
 @pytest.mark.parametrize("optimizer_cls", CLASSES)
@@ -34,17 +29,15 @@ def test_freezing_and_unfreezing_between_steps_equals_the_plain_optimizer(contex
             net[layer].requires_grad_(trained)
             # The first gradient of all: without one there is nothing to go backward from.
             net[0].bias.requires_grad_(True)
-            for _ in range(2):
-                step(net, optimizer)
-                optimizer.zero_grad(set_to_none=not keeps_gradients)
+            train(net, optimizer, [0, 0], keeps_gradients=keeps_gradients)
         assert_alike(sharded, plain)
 
 
 @on_ranks(2)
 def test_a_frozen_parameter_is_updated_on_every_rank_if_it_has_a_gradient_from_before_and_else_none_is(context):
     sharded, plain = make_pair(SGD, make=lambda: partly_frozen(True), lr=0.1)
-    for pair in (sharded, plain):
-        step(*pair)
+    train(*sharded, [0])
+    train(*plain, [0])
     assert not torch.equal(sharded[0][4].weight, make_net()[4].weight)
     assert_same(sharded[0], plain[0])
     optimizer = ShardedOptimizer(make_net().requires_grad_(False).parameters(), AdamW)
@@ -58,11 +51,11 @@ def test_gradients_that_one_rank_alone_has_let_none_drift_or_wait(context, keepe
     net = make_net()
     sharded = ShardedOptimizer(net.parameters(), AdamW, lr=0.1)
     if context.rank == keeper:
-        step(net, sharded)
-    else:
-        sharded.step()
+        add_gradients(net, 0)
+    sharded.step()
     net[0].requires_grad_(False)
-    step(net, sharded)
+    add_gradients(net, 0)
+    sharded.step()
     for parameter in list_of(net):
         of_rank_0 = parameter.detach().clone()
         dist.broadcast(of_rank_0, src=0)

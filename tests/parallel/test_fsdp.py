@@ -3,18 +3,12 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
 
 from pipeline.parallel import FSDP
 
 from ..ranks import on_ranks
-from .nets import Block, Net, data, loss, share
-from .ways import assert_same, synchronize
-
-
-def by_block(module):
-    return isinstance(module, Block | nn.Embedding | nn.Linear)
-
+from .nets import Net, by_block, data, loss, share
+from .ways import assert_same, step_all, synchronize
 
 RULES = {"layers": None, "blocks": by_block, "whole": lambda module: isinstance(module, Net)}
 
@@ -31,9 +25,7 @@ def assert_equal_at_every_step(context, rule, options, optimizer_cls):
             assert (parameter.grad is None) == (wanted.grad is None), name
             if wanted.grad is not None:
                 assert (parameter.grad.shape, parameter.grad.dtype) == (parameter.shape, parameter.dtype)
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=step % 2 == 0)
+        step_all(optimizers, set_to_none=step % 2 == 0)
         assert_same(fsdp.full_state_dict(), alone.state_dict())
 
 
@@ -70,9 +62,7 @@ def test_compute_dtype_rounds_weights_and_gradients_but_not_the_shards(context, 
         assert output.dtype == dtype
         synchronize(fsdp, loss(output))
         assert all(shard.grad is None or shard.grad.dtype == torch.float32 for shard in fsdp.parameters())
-        for optimizer in optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
+        step_all(optimizers)
     # Rounding of sums of a few hundred terms of order one; one rank has the very sums of one process.
     tolerance = 0.0 if context.world_size == 1 else 50 * torch.finfo(dtype).eps
     assert_same(fsdp.full_state_dict(), masters.state_dict() | {"offset": net.offset}, tolerance, tolerance)

@@ -54,7 +54,7 @@ def sum_directly(context, length):
     return torch.equal(source, target), target[0].item()
 
 
-def test_a_sum_goes_out_of_place_or_in_place_and_what_nccl_complains_of_is_raised(communicator):
+def test_a_sum_goes_out_of_place_or_in_place_and_what_nccl_complains_of_is_raised(library, communicator):
     source, target = torch.arange(5.0), torch.zeros(5)
     communicator.all_reduce(source, target, STREAM)
     assert source.tolist() == [0, 1, 2, 3, 4]
@@ -64,10 +64,7 @@ def test_a_sum_goes_out_of_place_or_in_place_and_what_nccl_complains_of_is_raise
     with pytest.raises(RuntimeError, match="NCCL: invalid argument: of the communicator"):
         communicator.all_reduce(torch.zeros(1), torch.zeros(1), stream=0)
     communicator.close()
-
-
-def test_an_id_that_does_not_arrive_whole_is_an_error(library):
-    with pytest.raises(RuntimeError, match="NCCL: invalid argument"):
+    with pytest.raises(RuntimeError, match="NCCL: invalid argument"):  # of an id that did not arrive whole
         nccl.Communicator(library, nccl.UniqueId(), rank=0, world_size=2)
 
 

@@ -5,10 +5,10 @@ from torch import nn
 from pipeline.parallel import BucketedDDP
 
 from ..ranks import on_ranks
+from .nets import Net, data, go_backward, share
 from .ways import OVERLAPPING, assert_same, every_way, gradients, synchronize
 
 either_way = every_way(150, OVERLAPPING)
-TOO_LATE = "a gradient changed after its all-reduce began"
 
 
 class Crossed(nn.Module):
@@ -19,18 +19,11 @@ class Crossed(nn.Module):
         torch.manual_seed(0)
         self.branches = nn.ModuleList(nn.Linear(5, 5) for _ in range(4))
 
-    def forward(self, x, order):
-        for branch in order:
+    def forward(self, rank):
+        x = torch.randn(3, 5, generator=torch.Generator().manual_seed(rank))
+        for branch in [[3, 1, 0, 2], [0, 1, 2, 3]][rank]:
             x = torch.tanh(self.branches[branch](x))
         return x.sum()
-
-
-def order_of(rank):
-    return [0, 1, 2, 3] if rank % 2 else [3, 1, 0, 2]
-
-
-def batch(rank):
-    return torch.randn(3, 5, generator=torch.Generator().manual_seed(rank))
 
 
 @on_ranks(2)
@@ -39,9 +32,9 @@ def test_ranks_whose_gradients_come_in_different_orders_agree_on_the_collectives
     net, alone = Crossed(), Crossed()
     ddp = way(net)
     for _ in range(3):
-        synchronize(ddp, ddp(batch(context.rank), order_of(context.rank)))
+        synchronize(ddp, ddp(context.rank))
         for rank in range(context.world_size):
-            (alone(batch(rank), order_of(rank)) / context.world_size).backward()
+            (alone(rank) / context.world_size).backward()
         assert_same(gradients(net), gradients(alone), rtol=1e-5, atol=1e-6)
         net.zero_grad()
         alone.zero_grad()
@@ -57,7 +50,7 @@ def test_a_second_pass_before_the_finish_is_an_error_but_inside_no_sync(context,
     loss.backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="inside no_sync"):
         loss.backward(retain_graph=True)
-    with ddp.no_sync(), pytest.raises(RuntimeError, match=TOO_LATE):
+    with ddp.no_sync(), pytest.raises(RuntimeError, match="a gradient changed after its all-reduce began"):
         loss.backward(retain_graph=True)
     ddp.finish_gradient_synchronization()
     # After the finish a pass may follow, and inside no_sync() any number of them.
@@ -68,6 +61,17 @@ def test_a_second_pass_before_the_finish_is_an_error_but_inside_no_sync(context,
     synchronize(ddp, loss)
     (3 * alone(torch.ones(2, 3)).square().mean()).backward()
     torch.testing.assert_close(net.weight.grad, alone.weight.grad)
+
+
+@on_ranks(2)
+@either_way
+def test_the_step_after_a_failed_backward_pass_is_refused_with_the_way_to_start_over(context, way):
+    ddp, part = way(Net()), share(context, data())
+    go_backward(ddp, part, breaks_behind="embedding")
+    ddp.zero_grad()
+    with pytest.raises(RuntimeError, match=r"after a backward pass that failed, call discard_gradients\(\)"):
+        go_backward(ddp, part)
+    ddp.discard_gradients()
 
 
 @on_ranks(1)

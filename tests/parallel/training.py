@@ -35,13 +35,20 @@ def add_gradients(net, step):
     net(x.to(net[0].weight.dtype)).square().mean().backward()
 
 
-def train(net, optimizer, steps, scheduler=None):
+def train(net, optimizer, steps, scheduler=None, keeps_gradients=False):
     for step in steps:
         add_gradients(net, step)
         optimizer.step()
-        optimizer.zero_grad()
+        optimizer.zero_grad(set_to_none=not keeps_gradients)
         if scheduler is not None:
             scheduler.step()
+
+
+def train_alike(sharded, plain, steps):
+    """Train both pairs, of which net and state are the same then."""
+    for pair in (sharded, plain):
+        train(*pair, steps)
+    assert_alike(sharded, plain)
 
 
 def assert_alike(sharded, plain):

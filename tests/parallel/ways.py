@@ -35,3 +35,9 @@ def _or_nothing(tensor):
 def synchronize(ddp, loss):
     loss.backward()
     ddp.finish_gradient_synchronization()
+
+
+def step_all(optimizers, set_to_none=True):
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none)

@@ -44,22 +44,14 @@ PATIENCE_S = 60  # for what should happen at once
 @pytest.fixture(params=["forked", "fresh"])
 def start(request, monkeypatch):
     """Start ranks in one of the two ways; forked ones use one thread, for this process may have used its pool."""
+    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: request.param == "forked")
     if request.param == "forked":
-        fork(monkeypatch)
-    else:
-        monkeypatch.setattr(starting, "_can_fork", lambda _device_type: False)
+        monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
     return request.param
 
 
-@pytest.fixture
-def forked(monkeypatch):
-    """Fork ranks, where the way that they start makes no difference."""
-    fork(monkeypatch)
-
-
-def fork(monkeypatch):
-    monkeypatch.setattr(starting, "_can_fork", lambda _device_type: True)
-    monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
+# Where the way that they start makes no difference.
+forked = pytest.mark.parametrize("start", ["forked"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
@@ -94,15 +86,10 @@ def raise_on_rank_1(context, error):
     time.sleep(60)
 
 
-def die_on_rank_1(context):
+def end_on_rank_1(context, end, number):
     if context.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        end(number)
     dist.all_reduce(torch.zeros(1))
-
-
-def exit_on_rank_0(context):
-    if context.rank == 0:
-        os._exit(3)
 
 
 def reduce_once_too_often_on_rank_0(context, folder):
@@ -165,7 +152,8 @@ def test_results_come_in_the_order_of_ranks_which_know_their_place(start, monkey
         assert seen == ["gloo", threads, 111, greeting]
 
 
-def test_no_rank_begins_before_all_have_joined(forked, monkeypatch, tmp_path):
+@forked
+def test_no_rank_begins_before_all_have_joined(start, monkeypatch, tmp_path):
     """One that ended first would cut off those that still connect to it."""
     monkeypatch.setattr(dist, "init_process_group", partial(join_late_on_rank_0, tmp_path))
     assert run_ranks(joined, 2, backend="gloo", args=(tmp_path,)) == [["0", "1"]] * 2
@@ -188,7 +176,8 @@ def test_an_exception_is_raised_with_its_rank_and_its_traceback_and_nothing_is_l
 
 
 @pytest.mark.parametrize("error", [Skipped("no such thing"), torch.OutOfMemoryError("CUDA out of memory")])
-def test_an_outcome_keeps_its_type_and_ends_the_others_at_once(forked, error):
+@forked
+def test_an_outcome_keeps_its_type_and_ends_the_others_at_once(start, error):
     started = time.monotonic()
     with pytest.raises(type(error), match=str(error)) as raised:
         run_ranks(raise_on_rank_1, 3, backend="gloo", args=(error,))
@@ -197,17 +186,19 @@ def test_an_outcome_keeps_its_type_and_ends_the_others_at_once(forked, error):
     assert not ranks_alive()
 
 
-def test_a_killed_rank_is_named_with_its_signal_before_those_that_lost_it(start):
-    with pytest.raises(RankFailed, match=r"^rank 1 of 3 died by SIGKILL") as failure:
-        run_ranks(die_on_rank_1, 3, backend="gloo")
+@pytest.mark.parametrize(
+    ("end", "number", "how"),
+    [(signal.raise_signal, signal.SIGKILL, "died by SIGKILL"), (os._exit, 3, "ended with exit code 3")],
+)
+def test_a_rank_that_ends_early_is_named_with_how_it_did_before_those_that_lost_it(start, end, number, how):
+    with pytest.raises(RankFailed, match=rf"^rank 1 of 3 {how}") as failure:
+        run_ranks(end_on_rank_1, 3, backend="gloo", args=(end, number))
     assert failure.value.rank == 1
     assert not ranks_alive()
 
 
-@pytest.mark.usefixtures("forked")
-def test_a_rank_that_exits_early_or_sends_what_cannot_be_pickled_is_a_failure():
-    with pytest.raises(RankFailed, match="rank 0 of 2 ended with exit code 3"):
-        run_ranks(exit_on_rank_0, 2, backend="gloo")
+@forked
+def test_a_rank_that_sends_what_cannot_be_pickled_is_a_failure(start):
     with pytest.raises(RankFailed, match=r"of 2 raised .*pickle"):
         run_ranks(return_what_cannot_be_pickled, 2, backend="gloo")
 
@@ -227,6 +218,12 @@ def test_a_hang_ends_at_the_time_out_and_says_where(start, monkeypatch, tmp_path
     assert not ranks_alive()
 
 
+def python(*words, **variables):
+    """Start Python in a process whose libraries start no threads, which would keep it from being forked."""
+    variables = {"PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1", **variables}
+    return subprocess.Popen([sys.executable, *words], env=os.environ | variables, stdout=subprocess.PIPE, text=True)
+
+
 def test_ranks_are_forked_where_there_is_one_thread_and_no_gpu_to_use():
     script = (
         "import os, threading, torch\n"
@@ -236,10 +233,7 @@ def test_ranks_are_forked_where_there_is_one_thread_and_no_gpu_to_use():
         "print(*alone, _can_fork('cpu'), flush=True)\n"
         "os._exit(0)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", script]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == ["True", "False", "False"]
+    assert python("-c", script).communicate()[0].split() == ["True", "False", "False"]
 
 
 @pytest.mark.parametrize(("opened", "started"), [("/dev/nvidia-uvm", True), ("/dev/nvidiactl", False)])
@@ -260,9 +254,7 @@ def test_ranks_die_with_their_parent(tmp_path, way):
 
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
-    # numpy's own threads would keep the parent from being forked.
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1", "TMPDIR": str(tmp_path)}
-    parent = subprocess.Popen([sys.executable, script, way], env=environment, stdout=subprocess.PIPE, text=True)
+    parent = python(script, way, TMPDIR=str(tmp_path))
     rank = psutil.Process(int(parent.stdout.readline()))
     assert (rank.ppid() == parent.pid) == (way == "forked")
     parent.kill()
@@ -274,8 +266,7 @@ def test_ranks_die_with_their_parent(tmp_path, way):
     ("start", "ending"), [("forked", "returns"), ("forked", "dies"), ("fresh", "dies")], indirect=["start"]
 )
 def test_a_daemon_that_a_rank_leaves_ends_with_it_and_keeps_nobody_waiting(start, tmp_path, ending):
-    failing = pytest.raises(RankFailed, match="ended with exit code 3") if ending == "dies" else nullcontext()
-    with failing:
+    with pytest.raises(RankFailed, match="ended with exit code 3") if ending == "dies" else nullcontext():
         run_ranks(leave_a_daemon, 1, backend="gloo", args=(tmp_path / "daemon", ending))
     assert not psutil.pid_exists(int((tmp_path / "daemon").read_text()))
 
@@ -285,10 +276,9 @@ def test_a_temporary_folder_whose_name_is_long_and_not_utf_8_serves(tmp_path):
     folder = tmp_path / os.fsdecode(b"\xff" * 110)
     folder.mkdir()
     (tmp_path / "script.py").write_text(ORPHANS.replace("time.sleep(60)", ""))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "TMPDIR": str(folder)}
-    command = [sys.executable, tmp_path / "script.py", "fresh"]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    alone = python(tmp_path / "script.py", "fresh", TMPDIR=str(folder))
+    alone.communicate()
+    assert alone.returncode == 0
     assert not list(folder.iterdir())
 
 
@@ -299,7 +289,8 @@ def test_a_temporary_folder_whose_name_is_long_and_not_utf_8_serves(tmp_path):
         (None, "no network interface reaches 127.0.0.1: Network is unreachable"),
     ],
 )
-def test_without_a_network_interface_ranks_are_skipped_with_the_reason(forked, monkeypatch, named, reason):
+@forked
+def test_without_a_network_interface_ranks_are_skipped_with_the_reason(start, monkeypatch, named, reason):
     def unreachable(_socket, _address):
         raise OSError(errno.ENETUNREACH, os.strerror(errno.ENETUNREACH))
 
