@@ -23,6 +23,7 @@ from pipeline.worker import client
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "{scale: few, measure: true, overrides: {}}"
+WITHOUT_WORKER = {"PIPELINE_WORKER": "off"}  # a single cell is done before a worker has started
 SCALE = """\
 stages:
   timing:
@@ -58,15 +59,25 @@ class Project:
             start_new_session=True,
         )
 
-    def snakemake(self, *words):
-        """Run `snakemake` to its end; return its exit code and all that it printed."""
+    def snakemake(self, *words, code=0, timeout_s=600):
+        """Run `snakemake` to its end, which is to be by this exit code; return all that it printed."""
         process = self.start(*words)
-        output, _ = process.communicate(timeout=600)
-        return process.returncode, output
+        output, _ = process.communicate(timeout=timeout_s)
+        assert process.returncode == code, output
+        return output
+
+    def edit(self, path, old, new, count=-1):
+        """Replace a text in a file, wherever it stands or so many times."""
+        text = (self.root / path).read_text()
+        assert old in text
+        (self.root / path).write_text(text.replace(old, new, count))
+
+    def append(self, path, text):
+        with (self.root / path).open("a") as file:
+            file.write(text)
 
     def planned(self, *words):
-        code, output = self.snakemake(*words, "--dry-run")
-        assert code == 0, output
+        output = self.snakemake(*words, "--dry-run")
         table = re.search(r"^job +count\n-+ +-+\n((?:\S+ +\d+\n)+)", output, re.MULTILINE)
         return {rule: int(count) for rule, count in map(str.split, table[1].splitlines())} if table else {}
 
@@ -95,8 +106,7 @@ def measured(tmp_path_factory, worker_id):
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not shared.exists():
             project = copied_project(tmp_path_factory.mktemp("project"), SCALE)
-            code, output = project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
-            assert code == 0, output
+            project.snakemake("--cores", "1", "--resources", "gpu=8", "reports/writeup.md")
             project.root.rename(shared)
     return Project(shutil.copytree(shared, tmp_path_factory.mktemp("measured") / "project"))
 
@@ -106,12 +116,6 @@ def project(measured, tmp_path):
     """A copy that the test may spoil; its files keep their times, so that nothing in it is stale."""
     shutil.copytree(measured.root, tmp_path / "project")
     return Project(tmp_path / "project")
-
-
-@pytest.fixture
-def without_worker(monkeypatch):
-    """Measure in ordinary processes: a single cell is done before a worker has started."""
-    monkeypatch.setenv("PIPELINE_WORKER", "off")
 
 
 class _Counts(logging.Handler):
@@ -155,3 +159,15 @@ def plan(monkeypatch):
         return counts.by_rule
 
     return planned
+
+
+@pytest.fixture
+def refusal(plan, capfd):
+    """Return what plans a run that cannot be: what it says in the end."""
+
+    def refused(project, *targets, **config):
+        with pytest.raises(SystemExit, match="1"):
+            plan(project, *targets, **config)
+        return capfd.readouterr().err.strip().splitlines()[-1]
+
+    return refused

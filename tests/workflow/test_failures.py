@@ -13,6 +13,7 @@ from pipeline.measure_command import DISK_IS_FULL
 from pipeline.registry import stages
 
 from ..processes import wait_until
+from .conftest import WITHOUT_WORKER, Project
 
 pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
@@ -28,10 +29,7 @@ BUGS = {
 
 def break_code(project, path, line, bug):
     """Put a bug behind a line of the project's code, indented like it."""
-    file = project.root / "src/pipeline" / path
-    text = file.read_text()
-    assert line in text
-    file.write_text(text.replace(line, f"{line}\n    {bug}", 1))
+    project.edit(f"src/pipeline/{path}", line, f"{line}\n    {bug}", count=1)
 
 
 def break_bf16(project):
@@ -45,13 +43,12 @@ def failed_records(project):
     return {each["cell"]["context_length"]: each["rows"][0]["reason"] for each in records if has_failed(each)}
 
 
-@pytest.mark.parametrize(("worker", "lengths"), [("", list(BUGS)), ("off", [17])])
-def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_it(project, worker, lengths):
+@pytest.mark.parametrize(("variables", "lengths"), [({}, list(BUGS)), (WITHOUT_WORKER, [17])])
+def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_it(project, variables, lengths):
     break_bf16(project)
-    project.variables["PIPELINE_WORKER"] = worker
+    project.variables |= variables
     grids = f"overrides={{timing: {{grids: [{{size: [tiny], context_length: {lengths}, precision: [bf16]}}]}}}}"
-    code, output = project.snakemake("--cores", "1", "reports/writeup.md", "--config", grids)
-    assert code == 1, output
+    output = project.snakemake("--cores", "1", "reports/writeup.md", "--config", grids, code=1)
     reasons = {length: BUGS[length][1] for length in lengths}
     assert failed_records(project) == reasons
     page = (project.root / "reports/writeup.md").read_text()
@@ -65,12 +62,10 @@ def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_
 
 def test_what_failed_is_published_compared_and_alone_measured_again(project, plan):
     break_bf16(project)
-    code, output = project.snakemake("results/timing/bf16.csv", "--quiet")
-    assert code == 1, output
+    project.snakemake("results/timing/bf16.csv", "--quiet", code=1)
     assert "Traceback" in (project.root / f"logs/{CELL.format(16)}.log".replace(" ", "/")).read_text()
     for words in (["results/timing/fp32.csv"], ["--config", "measure=false"]):  # in which no cell fails
-        code, output = project.snakemake(*words)
-        assert code == 0, output
+        project.snakemake(*words)
     for words in (["publish", "snapshot"], ["compare", "snapshot", "results"]):
         command = [sys.executable, "-m", "pipeline", *words]
         done = subprocess.run(command, cwd=project.root, env=project.environment(), capture_output=True, text=True)
@@ -78,11 +73,8 @@ def test_what_failed_is_published_compared_and_alone_measured_again(project, pla
     left = {"measure_timing": 1, "tabulate_timing": 1, "tabulate_cells": 1, "writeup": 1}
     assert plan(project, "reports/writeup.md") == left
 
-    step = project.root / "src/pipeline/stages/timing/measure.py"
-    step.write_text(step.read_text().replace("raise AssertionError('a bug')", "pass"))
-    code, output = project.snakemake()
-    assert code == 0, output
-    assert f"{CELL.format(16)} (failed before)" in output
+    project.edit("src/pipeline/stages/timing/measure.py", "raise AssertionError('a bug')", "pass")
+    assert f"{CELL.format(16)} (failed before)" in project.snakemake()
     assert failed_records(project) == {}
     assert plan(project) == {}
 
@@ -90,15 +82,13 @@ def test_what_failed_is_published_compared_and_alone_measured_again(project, pla
 def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_leaves_the_tables(project):
     break_code(project, "stages/accounting/measure.py", ") -> list[dict[str, Any]]:", "raise SystemExit(7)")
     grid = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
-    code, output = project.snakemake("--config", grid)
-    assert code == 1
+    project.snakemake("--config", grid, code=1)
     page = (project.root / "reports/writeup.md").read_text()
     what = "accounting question=fsdp size=XXL batch_size=1"
     assert "| `exit code 7, nothing in its log` | " in page.split("\n## ")[0]
     assert "No results: " in page
     break_code(project, "stages/timing/report.py", ") -> Section:", "raise ValueError('a broken section')")
-    code, output = project.snakemake("--config", grid)
-    assert code == 1
+    output = project.snakemake("--config", grid, code=1)
     assert "a broken section" in output
     assert f"snakemake: failed: {what}: exit code 7, nothing in its log (" in output
 
@@ -131,10 +121,9 @@ def test_an_interrupted_run_stops_and_writes_nothing_up(project, path, line):
 FIVE_CELLS = {"timing": {"grids": [{"size": ["tiny"], "context_length": [16, 17, 18, 19, 20]}]}}
 
 
-@pytest.mark.usefixtures("without_worker")
 def test_a_run_on_a_disk_that_fills_keeps_what_it_measures_and_stops(measured, small_disk, plan):
     disk = small_disk(size_mib=160)
-    project = type(measured)(shutil.copytree(measured.root, disk.folder / "project"))
+    project = Project(shutil.copytree(measured.root, disk.folder / "project"), WITHOUT_WORKER)
     free = shutil.disk_usage(disk.folder).free
     run = project.start("--config", f"overrides={json.dumps(FIVE_CELLS)}")
     wait_until(lambda: shutil.disk_usage(disk.folder).free < free - 3 * 2**20)

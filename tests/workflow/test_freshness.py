@@ -3,6 +3,7 @@
 import contextlib
 import shutil
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
@@ -14,14 +15,12 @@ pytestmark = pytest.mark.workflow
 @contextlib.contextmanager
 def edited(project, path, old, new):
     """Replace a text in a file for a while; its time stays new, which is to make no difference."""
-    file = project.root / path
-    before = file.read_text()
-    assert old in before
-    file.write_text(before.replace(old, new))
+    before = (project.root / path).read_text()
+    project.edit(path, old, new)
     try:
         yield
     finally:
-        file.write_text(before)
+        (project.root / path).write_text(before)
 
 
 def measured_again(**cells):
@@ -96,11 +95,6 @@ def test_an_override_measures_what_it_changes(measured, plan, timing, expected):
     assert plan(measured, overrides={"timing": timing}) == expected
 
 
-def test_an_error_while_freshness_is_told_ends_the_run(measured, plan, monkeypatch, capfd):
-    def fail(*_):
-        raise RuntimeError("nobody can tell")
-
-    monkeypatch.setattr(freshness, "why_stale", fail)
-    with pytest.raises(SystemExit):
-        plan(measured)
-    assert "nobody can tell" in capfd.readouterr().err
+def test_an_error_while_freshness_is_told_ends_the_run(measured, refusal, monkeypatch):
+    monkeypatch.setattr(freshness, "why_stale", Mock(side_effect=RuntimeError("nobody can tell")))
+    assert "nobody can tell" in refusal(measured)

@@ -10,7 +10,6 @@ from .conftest import ROOT, Project
 pytestmark = pytest.mark.workflow
 
 SCALES = ["auto", *sorted(path.stem for path in (ROOT / "config/scales").glob("*.yaml"))]
-CONFIG = {"measure": True, "overrides": {}}
 TABLES = ("results/flash/bf16.csv", "results/flash/fp16.csv", "results/ddp/bf16.csv", "results/attention/24.csv")
 
 
@@ -20,7 +19,7 @@ def test_every_scale_measures_bf16_attention_without_a_gpu_and_any_value_of_a_sp
 ):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     folders = ROOT / "config/scales", ROOT / "workflow/schemas"
-    asked = load_plan({**CONFIG, "scale": scale}, *folders, stages(), False).stages
+    asked = load_plan({"scale": scale, "measure": True, "overrides": {}}, *folders, stages(), False).stages
     assert "bf16" in {cell.dtype for cell in asked["flash"].cells}
     tables = [table for table in TABLES if asked[table.split("/")[1]].cells]
     # In this checkout itself: with its configuration and its scales.
@@ -31,8 +30,6 @@ def test_every_scale_measures_bf16_attention_without_a_gpu_and_any_value_of_a_sp
 @pytest.mark.slow
 def test_the_page_of_a_whole_run_without_a_gpu_can_be_read(project, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    process = project.start("--cores", "all", "reports/writeup.md", "--config", "scale=laptop")
-    output, _ = process.communicate(timeout=3600)
-    assert process.returncode == 0, output
+    project.snakemake("--cores", "all", "reports/writeup.md", "--config", "scale=laptop", timeout_s=3600)
     assert json.loads((project.root / "reports/summary.json").read_text())["scale"] == "laptop"
     assert len((project.root / "reports/writeup.md").read_text().splitlines()) <= 250

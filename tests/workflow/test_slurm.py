@@ -6,7 +6,8 @@ import os
 import shutil
 import signal
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -33,7 +34,6 @@ stages:
     settings: {min_bytes: 4000, max_bytes: 40000, budget_s: 0.1, unstable_rel_error: 1.0e+9}
     grids: [{backend: gloo, world_size: [2], nodes: [1, 2]}]
 """
-TIMING = "timing precision={} size=tiny context_length=16 batch_size=4 warmup_steps=5 repeat=1"
 # A run that is killed would leave its lock.
 ENDLESS = (
     *("--nolock", "--config"),
@@ -113,18 +113,12 @@ def endless_run(project, cluster, cells, nodes, *targets):
         run.end()
 
 
-@dataclass(frozen=True)
-class Ended:
-    """What a run printed at its end whose jobs were ended in three ways; those Slurm ended, by state; the third."""
-
-    lines: list[str]
-    jobs: dict[str, dict[str, str]]
-    killed: dict[str, str]
-
-
 @pytest.fixture(scope="module")
 def ended(unmeasured, cluster):
-    """A run of which one job loses its node, one reaches its time limit, and in one the cell is killed."""
+    """What a run printed of which one job loses its node, one reaches its time limit, and in one the cell is killed.
+
+    With the jobs that Slurm ended, by state, and the one in which the cell was killed.
+    """
     with endless_run(unmeasured, cluster, 3, 1) as run:
         jobs = list(run.jobs.values())
         nodes = [job["NodeList"] for job in jobs]
@@ -134,15 +128,14 @@ def ended(unmeasured, cluster):
         with cluster.without_node(lonely["NodeList"]):
             kill(run.measuring()[killed["JobID"]])
             lines = run.output()
-    return Ended(lines, {"NODE_FAIL": lonely, "TIMEOUT": late}, killed)
+    return SimpleNamespace(lines=lines, jobs={"NODE_FAIL": lonely, "TIMEOUT": late}, killed=killed)
 
 
 @pytest.fixture(scope="module")
 def finished(ended, unmeasured, cluster):
     """The project after another run of the same cells, and the jobs that it submitted."""
     before = {job["JobID"] for job in cluster.jobs()}
-    code, output = unmeasured.snakemake(*PROFILE)
-    assert code == 0, output
+    unmeasured.snakemake(*PROFILE)
     return unmeasured, {job["JobID"]: job for job in cluster.jobs() if job["JobID"] not in before}
 
 
@@ -192,8 +185,7 @@ def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finish
     path, record = next(iter(records(project).items()))
     machine = {**record["machine"], "kind": "NVIDIA Imaginary"}
     path.write_text(json.dumps({**record, "machine": machine}))
-    code, output = project.snakemake(*PROFILE, "--dry-run")
-    assert code == 0, output
+    project.snakemake(*PROFILE, "--dry-run")
 
 
 @pytest.fixture

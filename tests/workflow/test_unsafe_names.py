@@ -5,28 +5,24 @@ import re
 
 import pytest
 
+from .conftest import WITHOUT_WORKER, Project
+
 pytestmark = pytest.mark.workflow
 
 # Each way by which a shell would make this file, and what else it would not take as it stands.
 HOSTILE = "$(touch PWNED) `touch PWNED`; touch PWNED; 'a \"b * -c"
 
 
-def made_by_a_shell(project):
-    return list(project.root.rglob("PWNED*"))
-
-
-def test_a_record_whose_path_names_no_cell_stops_the_run_before_any_shell(project, plan, capfd):
+def test_a_record_whose_path_names_no_cell_stops_the_run_before_any_shell(project, refusal):
     record = project.records()[0]
     copy = record.parents[2] / "x$(touch PWNED).json"
     copy.write_text(record.read_text())
-    with pytest.raises(SystemExit, match="1"):
-        plan(project, "results/timing/fp32.csv", measure=False)
-    assert f"\nsnakemake: {copy.relative_to(project.root)}: " in capfd.readouterr().err
+    said = refusal(project, "results/timing/fp32.csv", measure=False)
+    assert said.startswith(f"snakemake: {copy.relative_to(project.root)}: ")
 
 
 def test_tables_of_a_value_that_a_shell_would_run_are_made(project):
-    precision = project.root / "src/pipeline/model/precision.py"
-    precision.write_text(precision.read_text().replace('("fp32",', f'("fp32", {HOSTILE!r},'))
+    project.edit("src/pipeline/model/precision.py", '("fp32",', f'("fp32", {HOSTILE!r},')
     record = next(path for path in project.records() if "precision=fp32" in path.parts)
     content = json.loads(record.read_text())
     content["cell"]["precision"] = HOSTILE
@@ -34,11 +30,10 @@ def test_tables_of_a_value_that_a_shell_would_run_are_made(project):
     copy.parent.mkdir(parents=True)
     copy.write_text(json.dumps(content))
     table = f"results/timing/{HOSTILE}.csv"
-    code, output = project.snakemake("--config", "measure=false", "--", "results/timing/cells.csv", table)
-    assert code == 0, output
+    project.snakemake("--config", "measure=false", "--", "results/timing/cells.csv", table)
     assert (project.root / table).is_file()
     assert HOSTILE.replace('"', '""') in (project.root / "results/timing/cells.csv").read_text()
-    assert not made_by_a_shell(project)
+    assert not list(project.root.rglob("PWNED*"))
 
 
 def test_every_word_that_a_rule_gives_the_shell_is_quoted(measured):
@@ -51,12 +46,10 @@ def test_every_word_that_a_rule_gives_the_shell_is_quoted(measured):
     assert {word for word in words if not word.endswith(":q}")} == {"{resources.gpu}", "{params.recipe}", "{DISK_FULL}"}
 
 
-@pytest.mark.usefixtures("without_worker")
 def test_a_checkout_and_a_folder_to_measure_into_may_have_a_space_and_quotes_in_their_names(project):
-    project.root = project.root.rename(project.root.with_name("it's a project"))
+    project = Project(project.root.rename(project.root.with_name("it's a project")), WITHOUT_WORKER)
     folder, table = project.root / 'my run\'s "$(touch PWNED)"', "results/accounting/fsdp.csv"
     formulas = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
-    code, output = project.snakemake("--directory", folder.name, table, "--config", formulas)
-    assert code == 0, output
+    project.snakemake("--directory", folder.name, table, "--config", formulas)
     assert (folder / table).is_file()
-    assert not made_by_a_shell(project)
+    assert not list(project.root.rglob("PWNED*"))
