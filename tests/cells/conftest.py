@@ -3,7 +3,8 @@ import sys
 
 import pytest
 
-from pipeline.cells import locks
+from pipeline.cells import locks, sources
+from pipeline.cells.disk import write_text
 
 
 @pytest.fixture
@@ -12,6 +13,20 @@ def own_locks(monkeypatch, tmp_path):
     monkeypatch.setattr(locks, "_held", {})
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
     return tmp_path / "locks"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Return what writes modules by their paths into the package that is read."""
+
+    def write_modules(modules):
+        for path, text in modules.items():
+            write_text(tmp_path / "pipeline" / path, text)
+        sources.forget()
+
+    monkeypatch.setattr(sources, "SOURCES", tmp_path)
+    yield write_modules
+    sources.forget()
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,18 @@ from ..complaints import complaint
 
 ROOT = Path(__file__).parents[2]
 SCALES, SCHEMAS = ROOT / "config/scales", ROOT / "workflow/schemas"
+OUTSIDE = ROOT / "tests/subjects/outside"
+MINE = {"attention": {"mine": f"{OUTSIDE}/kernels/attention.py:Right"}}
+NUMBERS = {"d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 2}
 
 
 def plan(has_gpu=False, scales=SCALES, **changes):
     config = {"scale": "smoke", "measure": True, "overrides": {}, **changes}
     return load_plan(config, scales, SCHEMAS, stages(), has_gpu)
+
+
+def timing(**words):
+    return {"overrides": {"timing": words}}
 
 
 def test_the_automatic_scale_follows_the_machine_and_every_scale_gives_cells():
@@ -25,43 +33,29 @@ def test_the_automatic_scale_follows_the_machine_and_every_scale_gives_cells():
     assert (plan(True, scale="quick").scale, plan(False, scale="quick").scale) == ("quick", "quick-cpu")
 
 
-def test_levers_train_in_bf16_on_gpus_and_on_a_cpu_in_fp32():
-    def precisions(has_gpu, scale):
-        return {cell.precision for cell in plan(has_gpu, scale=scale).stages["levers"].cells}
-
-    assert [precisions(True, scale) for scale in ("auto", "quick", "seeds")] == [{"bf16"}] * 3
-    assert [precisions(False, scale) for scale in ("auto", "quick", "smoke")] == [{"fp32"}] * 3
+@pytest.mark.parametrize(("has_gpu", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_levers_train_in_bf16_on_gpus_and_on_a_cpu_in_fp32(has_gpu, precision):
+    for scale in ("auto", "quick", "seeds" if has_gpu else "smoke"):
+        assert {cell.precision for cell in plan(has_gpu, scale=scale).stages["levers"].cells} == {precision}
 
 
 def test_the_words_of_a_configuration_ask_for_the_same_cells():
-    config = {
-        "scale": "auto",
-        "measure": True,
-        "overrides": {"timing": {"grids": [{"size": ["mine"]}]}},
-        "only": "timing",
-        "sizes": {"mine": {"d_model": 64, "d_ff": 128, "num_layers": 2, "num_heads": 2}},
-        "subjects": {},
-    }
+    config = {"scale": "auto", "only": "timing", "sizes": {"mine": NUMBERS}, "subjects": {}}
+    config |= timing(grids=[{"size": ["mine"]}])
     asked = plan(**config)
     words = config_words(config, asked)
     assert [word.partition("=")[0] for word in words] == ["scale", "only", "sizes", "overrides"]
     again = {key: yaml_value(value, key) for key, _, value in (word.partition("=") for word in words)}
     assert plan(has_gpu=True, **again) == asked
     # Snakemake hands on numbers inside of a command's values as text.
-    told = {**config, "sizes": {"mine": {key: str(number) for key, number in config["sizes"]["mine"].items()}}}
+    told = {**config, "sizes": {"mine": {key: str(number) for key, number in NUMBERS.items()}}}
     assert config_words(told, plan(**told)) == words
 
 
 def test_an_override_replaces_grids_and_merges_settings():
-    changed = plan(overrides={"timing": {"grids": [{"size": ["micro"]}], "settings": {"vocab_size": 2}}})
-    timing = changed.stages["timing"]
-    assert [cell.size for cell in timing.cells] == ["micro"]
-    assert timing.settings.vocab_size == 2
-    assert timing.settings.max_steps == plan().stages["timing"].settings.max_steps
-
-
-def timing(**words):
-    return {"overrides": {"timing": words}}
+    changed = plan(**timing(grids=[{"size": ["micro"]}], settings={"vocab_size": 2})).stages["timing"]
+    assert [cell.size for cell in changed.cells] == ["micro"]
+    assert changed.settings == replace(plan().stages["timing"].settings, vocab_size=2)
 
 
 @pytest.mark.parametrize(
@@ -148,10 +142,6 @@ def test_a_run_that_would_write_up_nothing_says_what_to_do(tmp_path):
     assert "holds no records to render: measure with" in unmeasured
 
 
-OUTSIDE = ROOT / "tests/subjects/outside"
-MINE = {"attention": {"mine": f"{OUTSIDE}/kernels/attention.py:Right"}}
-
-
 def test_the_users_own_reach_the_stage_that_measures_their_kind_and_the_configurations_replace_the_scales(tmp_path):
     planned = plan(subjects=MINE)
     assert [subject.name for subject in planned.stages["flash"].subjects] == ["mine"]
@@ -185,11 +175,9 @@ def test_what_is_asked_for_and_does_nothing_is_told(tmp_path, changes, idle):
 
 
 def test_sizes_of_the_users_own_stand_in_grids_by_the_names_that_say_them():
-    numbers = {"d_model": 64, "d_ff": 96, "num_layers": 2, "num_heads": 2}
     grids = {"timing": {"grids": [{"size": ["tiny", "mine"]}]}, "ddp": {"grids": [{"size": "mine"}]}}
-    planned = plan(sizes={"mine": numbers}, overrides=grids)
+    planned = plan(sizes={"mine": NUMBERS}, overrides=grids)
     name = "mine-d64-f96-l2-h2-kv2-v0"
     assert [cell.size for cell in planned.stages["timing"].cells] == ["tiny", name]
     assert [cell.size for cell in planned.stages["ddp"].cells] == [name]
-    refused = complaint(plan, sizes={"mine": numbers}, **timing(grids=[{"size": ["other"]}]))
-    assert refused.endswith("got 'other'")
+    assert complaint(plan, sizes={"mine": NUMBERS}, **timing(grids=[{"size": ["other"]}])).endswith("got 'other'")

@@ -40,20 +40,17 @@ def claim(count, pool=FOUR):
 
 @pytest.fixture
 def start(start_python):
-    """Start processes that claim GPUs, tell them, and go on as told."""
+    """Start a process that claims GPUs and goes on as told; return it and these."""
 
     def start_one(count, then="time.sleep(60)"):
-        return start_python(HOLDER.format(then=then), count, ",".join(FOUR))
+        process = start_python(HOLDER.format(then=then), count, ",".join(FOUR))
+        return process, tuple(process.stdout.readline().strip().split(","))
 
     return start_one
 
 
-def claimed_by(process):
-    return tuple(process.stdout.readline().strip().split(","))
-
-
 def test_a_gpu_in_use_is_passed_over_and_cuda_sees_the_claimed_ones_alone(start):
-    claimed_by(start(1))
+    start(1)
     assert claim(2).device_ids == claim(2).device_ids == ("GPU-b", "GPU-c")  # not locked out by itself
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-c"
     assert claim(1, ["MIG-GPU-c/1/0"]).device_ids == ("MIG-GPU-c/1/0",)  # a slice
@@ -61,27 +58,25 @@ def test_a_gpu_in_use_is_passed_over_and_cuda_sees_the_claimed_ones_alone(start)
 
 def test_a_killed_holders_lock_is_freed_though_a_program_that_it_started_lives_on(start):
     child = "import subprocess; print(subprocess.Popen(['sleep', '60'], close_fds=False).pid, flush=True)"
-    holder = start(4, then=f"{child}\ntime.sleep(60)")
-    claimed_by(holder)
+    holder, _ = start(4, then=f"{child}\ntime.sleep(60)")
     child_pid = int(holder.stdout.readline())
     holder.kill()
     try:
-        assert claimed_by(start(4)) == FOUR
+        assert start(4)[1] == FOUR
         os.kill(child_pid, 0)
     finally:
         os.kill(child_pid, signal.SIGKILL)
 
 
 def test_whoever_waits_for_many_keeps_none_meanwhile(start):
-    claimed_by(start(1))
+    start(1)
     assert devices._try_locks(FOUR, 4, []) is None
-    assert claimed_by(start(3)) == ("GPU-b", "GPU-c", "GPU-d")
+    assert start(3)[1] == ("GPU-b", "GPU-c", "GPU-d")
 
 
 def test_a_long_wait_is_announced_once_with_who_has_what_it_waits_for(start, monkeypatch, capsys):
     monkeypatch.setattr(locks, "QUIET_S", 0.1)
-    holder = start(3)
-    claimed_by(holder)
+    holder, _ = start(3)
     polls = iter([0.1] * 5)  # and then the holder dies
     monkeypatch.setattr(random, "uniform", lambda *_: next(polls, None) or holder.kill() or 0.1)
     assert claim(2).waited_s > 0.1
@@ -107,7 +102,7 @@ def test_a_claim_of_none_hides_every_gpu_and_locks_nothing(folder, count, pool):
 
 @pytest.mark.parametrize("granted", ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"])
 def test_a_scheduler_s_allocation_is_taken_as_it_is_and_one_that_cells_share_is_locked(granted, start, monkeypatch):
-    claimed_by(start(2))
+    start(2)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert claim(2).device_ids == ("GPU-c", "GPU-d")  # no GPUs were granted to the job
     monkeypatch.setenv(granted, "4")

@@ -6,7 +6,7 @@ from pipeline import cli
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.failed import LONGEST, failures, how_it_ended
 from pipeline.cells.freshness import Present, has_changed_code, why_stale
-from pipeline.cells.record import read_head, read_record
+from pipeline.cells.record import read_record
 from pipeline.cells.tabulate import cell_table
 from pipeline.registry import stages
 from pipeline.stages.profile.cell import Cell, Settings
@@ -42,17 +42,14 @@ def left(tmp_path):
 
 def test_a_failed_cell_has_its_rows_and_a_command_that_measures_it_and_is_stale_whatever_is_the_same(left):
     record = read_record(left, stages())
-    keys = [{name: row[name] for name in key} for row, key in zip(record["rows"], Cell().row_keys(), strict=True)]
-    assert keys == Cell().row_keys()
-    assert {(row["status"], row["reason"]) for row in record["rows"]} == {("failed", "ended by SIGKILL")}
+    assert record["rows"] == [{**key, "status": "failed", "reason": "ended by SIGKILL"} for key in Cell().row_keys()]
     assert record["command"].startswith("python -m pipeline measure profile ")
     table = cell_table([left], stages())
     assert ",failed,ended by SIGKILL," in table
     assert table.rstrip().endswith(",a.log")
-    head = read_head(left, stages())
-    present = Present(head["machine"]["software"], 0)
-    assert why_stale(head, Settings(), Cell().gpus, present) == "failed before"
-    assert not has_changed_code(head)
+    present = Present(record["machine"]["software"], 0)
+    assert why_stale(record, Settings(), Cell().gpus, present) == "failed before"
+    assert not has_changed_code(record)
 
 
 def test_failures_are_those_of_the_records_that_are_there(left, tmp_path):

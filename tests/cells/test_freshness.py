@@ -1,4 +1,5 @@
 import copy
+import functools
 import os
 import sys
 import time
@@ -30,42 +31,38 @@ class Settings:
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def package(write, monkeypatch, tmp_path):
     """A package of which a cell has imported MODULES."""
-    for name in MODULES:
-        path = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(MEASURE if name.endswith("measure") else "X = 1\n")
-    monkeypatch.setattr(sources, "SOURCES", tmp_path)
+    paths = {f"{'/'.join(name.split('.')[1:])}.py": name for name in MODULES if "." in name}
+    write({path: MEASURE if name.endswith("measure") else "X = 1\n" for path, name in paths.items()})
     monkeypatch.setattr(freshness, "loaded_modules", lambda: set(MODULES))
-    sources.forget()
-    yield tmp_path / "pipeline"
-    sources.forget()
+    return tmp_path / "pipeline"
+
+
+def facts_now(issued_at=AFTER_ALL_EDITS, **words):
+    return code_facts("pipeline.stages.timing", issued_at, os.environ, **words)
 
 
 @pytest.fixture
 def record(package):
     """A record of a cell of 2 GPUs that was measured as all is now."""
-    return {
-        "settings": {"steps": 10, "budget_s": 2.0},
-        "machine": {"software": {**VERSIONS, "cudnn": "9"}, "gpus_available": 8},
-        "code": code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ),
-    }
+    machine = {"software": {**VERSIONS, "cudnn": "9"}, "gpus_available": 8}
+    return {"settings": {"steps": 10, "budget_s": 2.0}, "machine": machine, "code": facts_now()}
+
+
+def why(record, present=NOW):
+    return why_stale(record, Settings(), 2, present)
 
 
 def test_a_record_counts_what_was_measured_not_what_ran_it_or_derives_from_it_nor_what_tells_its_memory_if_it_fits(
-    record, package, monkeypatch
+    record, write, monkeypatch
 ):
     ran, told = ("pipeline.model", "pipeline.stages.timing.measure"), "pipeline.stages.timing.needs"
     assert tuple(record["code"]["modules"]) == ran
-    (package / "stages/timing/needs.py").write_text("from pipeline import model\n")
-    sources.forget()
+    write({"stages/timing/needs.py": "from pipeline import model\n"})
     monkeypatch.setattr(freshness, "loaded_modules", lambda: {*MODULES, told})
-    assert tuple(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ)["modules"]) == ran
-    assert tuple(code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ, measured=False)["modules"]) == (
-        *ran,
-        told,
-    )
+    assert tuple(facts_now()["modules"]) == ran
+    assert tuple(facts_now(measured=False)["modules"]) == (*ran, told)
 
 
 def test_every_room_that_counts_is_one_of_the_project():
@@ -74,15 +71,12 @@ def test_every_room_that_counts_is_one_of_the_project():
 
 def changed(record, *path, value):
     other = copy.deepcopy(record)
-    part = other
-    for name in path[:-1]:
-        part = part[name]
-    part[path[-1]] = value
+    functools.reduce(dict.__getitem__, path[:-1], other)[path[-1]] = value
     return other
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "why"),
+    ("path", "value", "said"),
     [
         (("settings", "steps"), 10, None),
         (("settings", "steps"), 11, "settings changed"),
@@ -94,8 +88,8 @@ def changed(record, *path, value):
         (("code", "libraries", "OMP_PLACES"), "cores", "OMP_PLACES changed"),
     ],
 )
-def test_what_changed_is_why_a_cell_is_stale(record, path, value, why):
-    assert why_stale(changed(record, *path, value=value), Settings(), 2, NOW) == why
+def test_what_changed_is_why_a_cell_is_stale(record, path, value, said):
+    assert why(changed(record, *path, value=value)) == said
 
 
 @pytest.mark.parametrize(
@@ -104,60 +98,53 @@ def test_what_changed_is_why_a_cell_is_stale(record, path, value, why):
 )
 def test_a_cell_is_stale_where_it_would_have_more_of_the_gpus_that_it_asks_for(record, had, asks, there, is_stale):
     measured = changed(record, "machine", "gpus_available", value=had)
-    why = why_stale(measured, Settings(), asks, Present(VERSIONS, gpus=there))
-    assert why == ("2 GPUs for it now" if is_stale else None)
+    said = why_stale(measured, Settings(), asks, Present(VERSIONS, gpus=there))
+    assert said == ("2 GPUs for it now" if is_stale else None)
 
 
 @pytest.mark.parametrize("name", ["cores", "cpu_quota", "memory_limit_bytes"])
 def test_a_cell_is_stale_where_the_host_allows_other_than_it_did(record, name):
     allowed = {"cores": 2, "cpu_quota": None, "memory_limit_bytes": None}
     now = Present(VERSIONS, gpus=4, allowed=allowed)
-    assert why_stale(record, Settings(), 2, now) is None  # it is of an earlier version, which did not tell
+    assert why(record, now) is None  # it is of an earlier version, which did not tell
     record["machine"] |= allowed
-    assert why_stale(record, Settings(), 2, now) is None
-    assert name in why_stale(changed(record, "machine", name, value=1), Settings(), 2, now)
-    assert why_stale(changed(record, "machine", name, value=1), Settings(), 2, NOW) is None  # another host measures
+    assert why(record, now) is None
+    record["machine"][name] = 1
+    assert name in why(record, now)
+    assert why(record) is None  # another host measures
 
 
 def test_a_variable_that_an_imported_module_names_makes_its_cell_stale_when_it_says_something_else(
-    record, package, monkeypatch
+    record, write, monkeypatch
 ):
-    assert why_stale(record, Settings(), 2, Present(VERSIONS, 4, {**os.environ, kernel_sets.VARIABLE: "tl"})) is None
-    (package / "model.py").write_text(f"VARIABLE = '{kernel_sets.VARIABLE}'\n")
-    sources.forget()
+    assert why(record, Present(VERSIONS, 4, {**os.environ, kernel_sets.VARIABLE: "tl"})) is None
+    write({"model.py": f"VARIABLE = '{kernel_sets.VARIABLE}'\n"})
     for was, other in ({}, {kernel_sets.VARIABLE: "tl"}), ({kernel_sets.VARIABLE: "tl"}, {}):
         monkeypatch.setattr(os, "environ", was)
-        record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ) | {"libraries": {}}
-        assert why_stale(record, Settings(), 2, Present(VERSIONS, 4, was)) is None
-        assert why_stale(record, Settings(), 2, Present(VERSIONS, 4, other)) == "PIPELINE_ATTENTION changed"
+        record["code"] = facts_now() | {"libraries": {}}
+        assert why(record, Present(VERSIONS, 4, was)) is None
+        assert why(record, Present(VERSIONS, 4, other)) == "PIPELINE_ATTENTION changed"
 
 
-def test_edited_modules_make_stale_those_that_imported_them(record, package):
-    for path in ("cli.py", "errors.py", "cells/run.py", "stages/timing/rows.py", "stages/flash/cell.py"):
-        (package / path).write_text("X = 2\n")
-    (package / "model.py").write_text("X = 1  # as before\n")
-    sources.forget()
-    assert why_stale(record, Settings(), 2, NOW) is None
+def test_edited_modules_make_stale_those_that_imported_them(record, write):
+    others = ("cli.py", "errors.py", "cells/run.py", "stages/timing/rows.py", "stages/flash/cell.py")
+    write(dict.fromkeys(others, "X = 2\n") | {"model.py": "X = 1  # as before\n"})
+    assert why(record) is None
     assert not has_changed_code(record)
-    for path in ("model.py", "stages/timing/measure.py"):
-        (package / path).write_text(f"{MEASURE}X = 2\n")
-    sources.forget()
-    assert why_stale(record, Settings(), 2, NOW) == "code changed: pipeline.model and 1 more"
+    write(dict.fromkeys(("model.py", "stages/timing/measure.py"), f"{MEASURE}X = 2\n"))
+    assert why(record) == "code changed: pipeline.model and 1 more"
     assert has_changed_code(record)
 
 
 def test_of_a_module_edited_while_the_cell_ran_no_version_is_believed_whatever_its_date(package):
     os.utime(package / "model.py", (AFTER_ALL_EDITS, AFTER_ALL_EDITS))
-    assert (
-        freshness.CHANGED_MEANWHILE
-        not in code_facts("pipeline.stages.timing", time.time() + 1, os.environ)["modules"].values()
-    )
+    assert freshness.CHANGED_MEANWHILE not in facts_now(time.time() + 1)["modules"].values()
     issued_at = time.time()
     while time.time() < issued_at + 0.05:  # file systems may tell times to a tick of the clock
         pass
     (package / "model.py").write_text("X = 2\n")
     os.utime(package / "model.py", (1_000, 1_000))  # as `cp -p` and `rsync -a` leave it
-    modules = code_facts("pipeline.stages.timing", issued_at, os.environ)["modules"]
+    modules = facts_now(issued_at)["modules"]
     assert modules["pipeline.model"] == freshness.CHANGED_MEANWHILE
     assert modules["pipeline.stages.timing.measure"] == sources.module_digest("pipeline.stages.timing.measure")
 
@@ -166,7 +153,7 @@ MINE = {"kind": "attention", "name": "mine", "use": "mine:flash", "digest": "a"}
 
 
 @pytest.mark.parametrize(
-    ("measured", "asked", "why"),
+    ("measured", "asked", "said"),
     [
         ([MINE], [MINE], None),
         ([MINE], [{**MINE, "digest": "b"}], "attention.mine changed"),
@@ -176,8 +163,8 @@ MINE = {"kind": "attention", "name": "mine", "use": "mine:flash", "digest": "a"}
         ([MINE], [{**MINE, "name": "other"}], "attention.other, attention.mine changed"),
     ],
 )
-def test_a_cell_is_stale_when_the_users_own_are_others_or_edited(record, measured, asked, why):
-    assert why_stale({**record, "subjects": measured}, Settings(), 2, NOW, asked) == why
+def test_a_cell_is_stale_when_the_users_own_are_others_or_edited(record, measured, asked, said):
+    assert why_stale({**record, "subjects": measured}, Settings(), 2, NOW, asked) == said
 
 
 def test_one_of_the_users_own_that_was_edited_meanwhile_has_no_digest(tmp_path, monkeypatch):
@@ -198,14 +185,14 @@ def test_a_cell_is_stale_where_a_peer_of_its_stage_came_or_has_another_version(r
     stage = ModuleType("pipeline.stages.timing.cell")
     stage.PACKAGES = ("fa4",)
     monkeypatch.setitem(sys.modules, "pipeline.stages.timing.cell", stage)
-    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ)
-    assert why_stale(record, Settings(), 2, NOW) is None
+    record["code"] = facts_now()
+    assert why(record) is None
     found["fa4"] = "4.0"
-    assert why_stale(record, Settings(), 2, NOW) == "another version of flash-attn-4"
-    record["code"] = code_facts("pipeline.stages.timing", AFTER_ALL_EDITS, os.environ)
-    assert why_stale(record, Settings(), 2, NOW) is None
+    assert why(record) == "another version of flash-attn-4"
+    record["code"] = facts_now()
+    assert why(record) is None
     del record["code"]["peers"]  # an earlier version wrote it
-    assert why_stale(record, Settings(), 2, NOW) is None
+    assert why(record) is None
 
 
 def test_what_changes_values_is_there_what_cells_set_or_only_names_a_place_is_not_and_no_path_tells_whose_it_is():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.cells import fields, layout
-from pipeline.cells.disk import WholeFile
+from pipeline.cells.disk import WholeFile, write_text
 from pipeline.cells.record import write_record
 from pipeline.registry import stages
 from pipeline.stages.timing.cell import Cell
@@ -54,8 +54,7 @@ def test_records_at_the_paths_of_their_cells_are_found(tmp_path):
 )
 def test_a_path_that_is_no_cells_is_named_in_one_line(tmp_path, place):
     path = tmp_path / f"timing/cells/{place}.json"
-    path.parent.mkdir(parents=True)
-    path.write_text("{}")
+    write_text(path, "{}")
     told = complaint(layout.recorded_cells, tmp_path, stages()["timing"])
     assert told.startswith(f"{tmp_path}/timing/cells/")
     assert told.endswith("move it out of the results")

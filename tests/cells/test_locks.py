@@ -88,36 +88,29 @@ def test_a_file_taken_away_while_it_is_locked_does_not_count(folder, monkeypatch
     assert locks.try_lock("host")
 
 
-def put_a_hard_link(path):
-    (path.parents[1] / "elsewhere").write_text("of somebody")
-    path.hardlink_to(path.parents[1] / "elsewhere")
-
-
 @pytest.mark.parametrize(
     ("put", "why"),
     [
-        (lambda path: path.symlink_to(path.parents[1] / "elsewhere"), "it is a symbolic link"),
-        (Path.mkdir, "Is a directory"),
-        (os.mkfifo, "it must be a plain file with one name"),
-        (put_a_hard_link, "it must be a plain file with one name"),
+        (lambda path, elsewhere: path.symlink_to(elsewhere), "it is a symbolic link"),
+        (lambda path, _: path.mkdir(), "Is a directory"),
+        (lambda path, _: os.mkfifo(path), "it must be a plain file with one name"),
+        (lambda path, elsewhere: path.hardlink_to(elsewhere), "it must be a plain file with one name"),
     ],
 )
-def test_what_is_no_file_in_a_lock_s_place_is_one_line_and_left_alone(folder, put, why):
-    locks.check_folder()
-    put(folder / "host.lock")
-    before = sorted((path.name, path.lstat().st_size) for path in folder.parent.rglob("*"))
+def test_what_is_no_file_in_a_lock_s_place_is_one_line_and_left_alone(folder, tmp_path, put, why):
+    def all_files():
+        return sorted((path.name, path.lstat().st_size) for path in tmp_path.rglob("*"))
+
+    (tmp_path / "elsewhere").write_text("of somebody")
+    put(locks.check_folder() / "host.lock", tmp_path / "elsewhere")
+    before = all_files()
     for function in (locks.try_lock, locks.holder):
         assert complaint(function, "host").startswith(f"cannot lock {folder}/host.lock: {why}; ")
-    assert sorted((path.name, path.lstat().st_size) for path in folder.parent.rglob("*")) == before
+    assert all_files() == before
 
 
 def folder_of_mode(mode):
     return lambda path: (path.mkdir(), path.chmod(mode))
-
-
-def linked_folder(path):
-    folder_of_mode(0o1777)(path.with_name("elsewhere"))
-    path.symlink_to("elsewhere")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +118,7 @@ def linked_folder(path):
     [
         (folder_of_mode(0o777), "its mode must be 1777, got 777"),
         (folder_of_mode(0o1755), "its mode must be 1777, got 1755"),
-        (linked_folder, "it is a symbolic link"),
+        (lambda path: path.symlink_to("/tmp"), "it is a symbolic link"),
         (Path.touch, "it must be a folder"),
         (lambda path: path.parent.rmdir(), "No such file or directory"),
     ],

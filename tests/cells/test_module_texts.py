@@ -1,6 +1,5 @@
 import ast
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,11 +15,6 @@ def module(tmp_path, monkeypatch):
     path = tmp_path / "module.py"
     path.write_text(TEXT)
     return path
-
-
-def kept_file(module: Path) -> Path:
-    [file] = (module.parent / "__pycache__").iterdir()
-    return file
 
 
 def test_a_text_says_what_it_imports_and_may_read_and_a_second_process_need_not_parse_it(module, monkeypatch):
@@ -43,7 +37,8 @@ def test_what_is_kept_is_of_this_text_and_these_rules_alone(module, monkeypatch)
 @pytest.mark.parametrize("damage", ["", "1", "{}", '{"of": "another"}', '{"of": 1, "digest": ', "\udcff"])
 def test_what_is_kept_and_damaged_is_written_anew(module, damage):
     said = module_texts.read(module)
-    kept, whole = kept_file(module), kept_file(module).read_text()
+    (kept,) = (module.parent / "__pycache__").iterdir()
+    whole = kept.read_text()
     kept.write_text(damage, errors="surrogateescape")
     assert module_texts.read(module) == said
     assert kept.read_text() == whole

@@ -21,7 +21,6 @@ LLAMA = {
     "rope_scaling": {"factor": 32.0},
     "vocab_size": 128256,
 }
-
 BIASED = {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": False}
 
 

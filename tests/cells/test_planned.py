@@ -7,6 +7,7 @@ import pytest
 
 from pipeline.cells import planned
 from pipeline.cells.config import Plan, StagePlan, load_plan
+from pipeline.cells.disk import write_text
 from pipeline.cells.planned import PlannedStage
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
@@ -36,22 +37,24 @@ def expected_s(results, settings=SETTINGS, on_gpu=False):
 
 def leave(results, content):
     (path,) = planned_stage("timing", results).records()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    Path(path).write_text(content)
+    write_text(Path(path), content)
 
 
-def taking(seconds):
-    return json.dumps(record(settings=asdict(SETTINGS), seconds=seconds))
+def taking(seconds, **parts):
+    return json.dumps(record(settings=asdict(SETTINGS), seconds=seconds, **parts))
 
 
-def test_a_cell_takes_what_it_took_before(tmp_path):
+def test_a_cell_takes_what_it_took_before_with_the_same_settings_unless_it_failed(tmp_path):
     assert expected_s(tmp_path) == TOLD_S
     leave(tmp_path, taking({"start_up": 1.5, "set_up": 0.5, "measuring": 40.0, "cpu_stolen": 3.0}))
     assert expected_s(tmp_path) == 42.0
-    leave(tmp_path, json.dumps(json.loads(taking({"start_up": 1, "set_up": 1, "measuring": 1})) | {"log": "a.log"}))
-    assert expected_s(tmp_path) == TOLD_S  # of a failure
     others = Settings(budget_s=1.0)  # with other settings it takes another time
     assert expected_s(tmp_path, others) == needs.expected_s(Cell(), others, on_gpu=False)
+    failure = taking({"start_up": 1, "set_up": 1, "measuring": 1}, log="a.log")
+    # Of a failure, of a record that does not tell and of a damaged one.
+    for content in (failure, taking({}), taking({"start_up": "x", "measuring": 1}), "{", "[]", ""):
+        leave(tmp_path, content)
+        assert expected_s(tmp_path) == TOLD_S, content
 
 
 def test_a_cell_is_missing_until_it_has_a_record_though_no_other_of_its_stage_has_one(tmp_path):
@@ -63,12 +66,6 @@ def test_a_cell_that_does_not_fit_into_memory_takes_no_time(tmp_path, monkeypatc
     monkeypatch.setattr(planned, "memory_limit_bytes", lambda: 1000)
     assert expected_s(tmp_path) == planned.SKIPPED_S
     assert expected_s(tmp_path, on_gpu=True) > planned.SKIPPED_S
-
-
-def test_a_record_that_does_not_tell_or_is_damaged_is_passed_over(tmp_path):
-    for content in (taking({}), taking({"start_up": "x", "measuring": 1}), "{", "[]", ""):
-        leave(tmp_path, content)
-        assert expected_s(tmp_path) == TOLD_S, content
 
 
 @pytest.mark.parametrize("stage", stages())

@@ -21,6 +21,7 @@ from ..complaints import complaint
 from ..records import CPU, record, timed_row
 
 RECORD = record()
+CODE = RECORD["code"]
 
 
 @pytest.mark.parametrize("others_cores", [0.5, None])
@@ -37,31 +38,23 @@ def test_a_value_that_is_no_number_is_refused(tmp_path):
     assert not (tmp_path / "cell.json").exists()
 
 
-def without(path):
-    changed = copy.deepcopy(RECORD)
-    *parents, name = path.split(".")
-    del functools.reduce(dict.__getitem__, parents, changed)[name]
-    return changed
-
-
 def complaint_about(changed, parse=parse_record):
     return complaint(parse, json.dumps(changed).encode(), "cell.json", stages())
 
 
 @pytest.mark.parametrize("part", [*RECORD, "machine.kind", "machine.software", "machine.software.cuda", "code.digest"])
 def test_a_part_that_a_record_lacks_is_named_with_file_and_remedy(part):
+    changed, (*parents, name) = copy.deepcopy(RECORD), part.split(".")
+    del functools.reduce(dict.__getitem__, parents, changed)[name]
     remedy = ": measure it again (delete the file and repeat the command)" if part != "schema_version" else ""
-    assert complaint_about(without(part)) == f"cell.json is no record: it has no {part}{remedy}"
-
-
-CODE, SECONDS = RECORD["code"], RECORD["seconds"]
+    assert complaint_about(changed) == f"cell.json is no record: it has no {part}{remedy}"
 
 
 # What tables, pages and `compare` rely on, each with a value that is none.
 @pytest.mark.parametrize(
     ("part", "value"),
     [
-        *(("seconds", SECONDS | part) for part in ({"measuring": -1}, {"measuring": "long"}, {"x": 1})),
+        *(("seconds", RECORD["seconds"] | part) for part in ({"measuring": -1}, {"measuring": "long"}, {"x": 1})),
         ("started_at", "yesterday"),
         *(("machine", CPU | part) for part in ({"gpus_taken": "GPU-a"}, {"kind": ""}, {"gpus": ["H200"]})),
         *(("machine", CPU | part) for part in ({"cpu": "a CPU"}, {"memory_bytes": "8 GB"})),

@@ -1,3 +1,4 @@
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,25 +23,22 @@ class Peak(Row):
 
 
 TIME = {"phase": "forward", "status": "ok", "time_ms": 2}
-NO_TIMES = (0, -1.5, float("nan"), float("inf"), "2", True, [2.0])
 
 
 def test_a_row_as_declared_is_sound():
     more = {"calls": 3, "samples_ms": [1, 2.5], "on_gpu": False, "reason": "a word"}
-    for row in (
-        TIME,
-        TIME | more,
-        TIME | {"calls": None},
-        {"phase": "forward", "status": "oom"},
-        {"status": "skipped"},
-    ):
+    without_values = {"phase": "forward", "status": "oom"}, {"status": "skipped"}
+    for row in (TIME, TIME | more, TIME | {"calls": None}, *without_values):
         RowTypes.one(Time).check({}, [row])
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        *(({"time_ms": value}, f"time_ms must be a finite number above 0, got {value!r}") for value in NO_TIMES),
+        *(
+            ({"time_ms": value}, f"time_ms must be a finite number above 0, got {value!r}")
+            for value in (0, -1.5, float("nan"), float("inf"), "2", True, [2.0])
+        ),
         ({"time_ms": None}, "time_ms is missing: must be a finite number above 0"),
         *(({"calls": value}, f"calls must be a whole number, at least 0, got {value}") for value in (1.5, -1)),
         ({"samples_ms": 1.0}, "samples_ms must be a list, each a finite number, got 1.0"),
@@ -52,18 +50,16 @@ def test_a_row_as_declared_is_sound():
     ],
 )
 def test_a_value_that_is_not_allowed_is_named_with_its_row_column_and_what_is(changes, complaint):
-    with pytest.raises(ValueError, match=r"^row 2: ") as raised:
+    with pytest.raises(ValueError, match=f"^row 2: {re.escape(complaint)}"):
         RowTypes.one(Time).check({}, [{**TIME, "phase": "backward"}, {**TIME, **changes}])
-    assert str(raised.value).startswith(f"row 2: {complaint}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Race(Row):
-    KEYS = ("impl",)
-    impl: str = column("whose", allowed=("ours", "torch"), or_subject=True)
 
 
 def test_a_column_may_hold_a_name_of_the_users_own_if_it_is_one():
+    @dataclass(frozen=True, kw_only=True)
+    class Race(Row):
+        KEYS = ("impl",)
+        impl: str = column("whose", allowed=("ours", "torch"), or_subject=True)
+
     RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"} for impl in ("ours", "torch", "mine", "my_flash_2")])
     assert RowTypes.one(Race).names() == {"ours", "torch"}
     for impl in ("Mine", "", "a" * 33, "<b>", "../x", "mine\n", 3):

@@ -9,7 +9,6 @@ import torch
 
 from pipeline.cells import quiet_host, run
 from pipeline.cells.devices import Claim
-from pipeline.cells.library_environment import library_environment
 from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.cells.scheduler import SlurmJob
 from pipeline.errors import Skipped
@@ -82,12 +81,13 @@ def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(error, status, reas
     assert all(row["reason"].startswith(reason) and "\n" not in row["reason"] for row in rows)
 
 
-REFUSED = "takes 33.6 GB of memory or more, this machine has 16.0 GB; `measure --force` tries it"
-WARNED = "takes 12.0 GB of memory or more, of which 9.0 GB are free: it may be killed\n"
-
-
 @pytest.mark.parametrize(
-    ("needed_gb", "refused", "warned"), [(33.6, REFUSED, ""), (12, "None", WARNED), (8, "None", ""), (0, "None", "")]
+    ("needed_gb", "refused", "warned"),
+    [
+        (33.6, "takes 33.6 GB of memory or more, this machine has 16.0 GB; `measure --force` tries it", ""),
+        (12, "None", "takes 12.0 GB of memory or more, of which 9.0 GB are free: it may be killed\n"),
+        *((needed_gb, "None", "") for needed_gb in (8, 0)),
+    ],
 )
 def test_what_this_machine_cannot_hold_is_refused_and_what_is_not_free_now_measured_with_a_warning(
     monkeypatch, capsys, needed_gb, refused, warned
@@ -129,9 +129,8 @@ def test_a_record_says_how_and_when_its_process_was_started_in_which_job_and_how
     assert record["scheduler"] == {"name": "slurm", "job": "7", "nodes": "n[1-2]"}
     assert record["seconds"]["start_up"] > 1e9  # issued in 1970
     assert {"waiting", "set_up", "measuring"} < set(record["seconds"])
-    host = record["host"]
-    assert set(host) == {"cores", "others_cores", "busy", "load_before", "load_after"}
-    assert (host["cores"], host["busy"]) == (len(os.sched_getaffinity(0)), False)
+    assert set(record["host"]) == {"cores", "others_cores", "busy", "load_before", "load_after"}
+    assert (record["host"]["cores"], record["host"]["busy"]) == (len(os.sched_getaffinity(0)), False)
     # A clock that is set back gives no negative time.
     later = run.ProcessStart("ordinary", time.time() + 3600, START.command)
     assert min(record_of(lambda *_: [], start=later)["seconds"].values()) >= 0
@@ -139,17 +138,11 @@ def test_a_record_says_how_and_when_its_process_was_started_in_which_job_and_how
 
 def test_a_variable_that_a_package_sets_as_it_is_imported_does_not_stand_in_the_record(monkeypatch):
     # As scikit-learn does, which Transformers imports: such a record would be stale for ever.
-    told = lambda _package, _issued_at, environment, **_: {"libraries": library_environment(environment)}  # noqa: E731
-    monkeypatch.setattr(run.freshness, "code_facts", told)
+    monkeypatch.setattr(run.freshness, "code_facts", lambda _package, _at, environment, **_: dict(environment))
     monkeypatch.setenv("KMP_BLOCKTIME", "200")
-
-    def measure(*_):
-        os.environ["KMP_INIT_AT_FORK"] = "FALSE"
-        return [ROW]
-
-    libraries = record_of(measure)["code"]["libraries"]
-    assert "KMP_INIT_AT_FORK" not in libraries
-    assert libraries["KMP_BLOCKTIME"] == "200"
+    told = record_of(lambda *_: os.environ.update(KMP_INIT_AT_FORK="FALSE") or [ROW])["code"]
+    assert "KMP_INIT_AT_FORK" not in told
+    assert told["KMP_BLOCKTIME"] == "200"
 
 
 @pytest.mark.parametrize("asked", [0, 1])
@@ -187,14 +180,9 @@ def test_the_time_waited_for_the_host_for_gpus_and_for_the_worker_is_neither_sta
     assert seconds["set_up"] + seconds["measuring"] < 1e3
 
 
-@dataclass(frozen=True)
-class SoleCell(Cell):
-    shares_host = False
-
-
-@dataclass(frozen=True)
-class CellOfAnyNumber(Cell):
-    takes_fewer_gpus = True
+def cell_that(says, gpus=1):
+    """Return a cell of another kind, which says one more thing of itself."""
+    return type("CellThatSays", (Cell,), says)(gpus)
 
 
 @pytest.mark.parametrize(
@@ -202,9 +190,8 @@ class CellOfAnyNumber(Cell):
     [
         (Cell(), 0, None, True, 0),
         (Cell(), 1, None, False, 1),
-        (SoleCell(), 0, None, True, 0),
-        (SoleCell(), 1, None, True, 1),
-        (CellOfAnyNumber(gpus=8), 8, 2, False, 2),
+        *((cell_that({"shares_host": False}), count, None, True, count) for count in (0, 1)),
+        (cell_that({"takes_fewer_gpus": True}, gpus=8), 8, 2, False, 2),
         (Cell(gpus=4), 2, None, False, None),  # is skipped
         (Cell(gpus=4), 8, 2, False, None),
     ],

@@ -6,8 +6,8 @@ from pipeline.cells.scheduler import SlurmJob, slurm_job
 
 @pytest.fixture(autouse=True)
 def outside_of_a_job(monkeypatch):
-    for name in ("SLURM_JOB_ID", "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"):
-        monkeypatch.delenv(name, raising=False)
+    for name in ("ID", "NODELIST", "NUM_NODES"):
+        monkeypatch.delenv(f"SLURM_JOB_{name}", raising=False)
 
 
 def test_a_job_names_its_nodes_and_outside_of_one_there_is_none(monkeypatch):

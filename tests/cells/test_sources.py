@@ -14,30 +14,16 @@ PACKAGE = {
 }
 
 
-@pytest.fixture
-def package(tmp_path, monkeypatch):
-    for name, text in PACKAGE.items():
-        path = tmp_path / "pipeline" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    monkeypatch.setattr(sources, "SOURCES", tmp_path)
-    sources.forget()
-    yield tmp_path / "pipeline"
-    sources.forget()
+MODEL = "subject/model.py"
+
+
+@pytest.fixture(autouse=True)
+def package(write):
+    write(PACKAGE)
 
 
 def digest_of_measure():
     return sources.code_digest(sources.reached_modules("pipeline.measure"))
-
-
-def digest_after(path, old, new):
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    sources.forget()
-    return digest_of_measure()
-
-
-MODEL = "subject/model.py"
 
 
 @pytest.mark.parametrize(
@@ -51,42 +37,37 @@ MODEL = "subject/model.py"
     ],
 )
 def test_what_reached_code_does_changes_the_digest_and_comments_docstrings_and_layout_do_not(
-    package, path, old, new, counts
+    write, path, old, new, counts
 ):
     before = digest_of_measure()
-    assert (digest_after(package / path, old, new) != before) == counts
+    assert old in PACKAGE[path]
+    write({path: PACKAGE[path].replace(old, new)})
+    assert (digest_of_measure() != before) == counts
 
 
 @pytest.mark.parametrize("around", ["__init__.py", "subject/__init__.py"])
 @pytest.mark.parametrize("how", ["import pipeline.subject.model as model", "from pipeline.subject import model"])
-def test_the_packages_around_a_reached_module_count(package, how, around):
-    before = digest_after(package / "measure.py", "from pipeline.subject import model", how)
-    (package / around).write_text("import torch\n")
-    sources.forget()
+def test_the_packages_around_a_reached_module_count(write, how, around):
+    write({"measure.py": f"{how}\n"})
+    before = digest_of_measure()
+    write({around: "import torch\n"})
     assert digest_of_measure() != before
 
 
-def test_an_import_inside_a_function_is_followed(package):
-    (package / "late.py").write_text("Y = 1\n")
-    digest_after(package / "subject/model.py", "return x + 1", "from pipeline import late\n    return x + late.Y")
-    assert "pipeline.late" in sources.reached_modules("pipeline.measure")
-
-
-def test_modules_that_import_each_other_are_reached_once_and_one_that_is_not_there_has_no_digest(package):
-    (package / "section.py").write_text("from pipeline import measure, other\n")
-    (package / "other.py").write_text("from pipeline import section\n")
-    sources.forget()
+def test_modules_that_import_each_other_and_inside_of_functions_are_reached_and_one_that_is_not_there_has_no_digest(
+    write,
+):
+    section = "from pipeline import measure\n\ndef late():\n    from pipeline import other\n"
+    write({"section.py": section, "other.py": "from pipeline import section\n"})
     reached = (f"pipeline.{name}" for name in ("section", "other", "measure", "subject", "subject.model"))
     assert sources.reached_modules("pipeline.section") == {"pipeline", *reached}
     assert sources.module_digest("pipeline")
     assert sources.module_digest("pipeline.gone") is sources.module_digest("pipeline.subject.model.f") is None
 
 
-def test_the_files_of_a_module_are_those_beside_it_that_it_names_or_that_have_its_name(package):
-    for name in ("page.css", "section.md", "sections.md"):
-        (package / name).write_text("")
-    (package / "section.py").write_text("STYLE, NONE, TEXT = 'page.css', 'missing.css', 'words'\n")
-    sources.forget()
+def test_the_files_of_a_module_are_those_beside_it_that_it_names_or_that_have_its_name(write):
+    write(dict.fromkeys(("page.css", "section.md", "sections.md"), ""))
+    write({"section.py": "STYLE, NONE, TEXT = 'page.css', 'missing.css', 'words'\n"})
     assert [path.name for path in sources.data_files(["pipeline.section"])] == ["page.css", "section.md"]
 
 

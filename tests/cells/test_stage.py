@@ -1,7 +1,9 @@
 import sys
+from dataclasses import asdict
 
 import pytest
 
+from pipeline.cells.rows import outcome_rows
 from pipeline.cells.stage import FILES, RUN_COLUMNS, Stage
 from pipeline.registry import stages
 
@@ -14,15 +16,11 @@ from pipeline.cells.fields import axis
 
 SPLIT_AXIS = "size"
 
-
 @dataclass(frozen=True)
 class Cell:
     size: str = axis("small", allowed=("small",))
     gpus = 1
-
-    def row_keys(self):
-        return [{}]
-
+    row_keys = lambda self: [{}]
 
 @dataclass(frozen=True)
 class Settings:
@@ -32,13 +30,11 @@ ROWS = """\
 from dataclasses import dataclass
 from pipeline.cells.rows import Row, RowTypes, column
 
-
 @dataclass(frozen=True, kw_only=True)
 class Warmth(Row):
     KEYS = ("place",)
     place: str = column("where")
     warmth_c: float = column("how warm")
-
 
 ROW_TYPES = RowTypes.one(Warmth)
 """
@@ -70,12 +66,9 @@ def test_a_stage_with_all_its_parts_is_complete(warmth):
 
 
 @pytest.mark.parametrize("stage", stages().values(), ids=stages())
-def test_every_stage_is_complete_and_a_cell_that_could_not_be_measured_leaves_sound_rows(stage):
-    stage.check(stages())
+def test_a_cell_of_any_stage_that_could_not_be_measured_leaves_sound_rows(stage):
     cell = stage.cell_type()
-    keys, axes = cell.row_keys(), {axis: getattr(cell, axis) for axis in stage.axes}
-    stage.row_types.check(axes, [{**key, "status": "skipped", "reason": "no GPU"} for key in keys])
-    assert {name for key in keys for name in key} <= set(stage.row_types.key_columns())
+    stage.row_types.check(asdict(cell), outcome_rows(cell, "skipped", "no GPU"))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -93,15 +86,8 @@ def test_a_file_that_a_stage_lacks_is_named(warmth, name):
         ("cell", "row_keys", "keys", ": Cell has no row_keys, the keys of the rows of a cell that could not be meas"),
         ("cell", 'AXIS = "size"', 'AXIS = "precision"', ": SPLIT_AXIS must be one of size"),
         ("cell", "SPLIT", 'READS = ("heat",)\nSPLIT', ": READS has 'heat', known stages are warmth"),
-        *(
-            (
-                "cell",
-                "    gpus",
-                f'    {name}: str = axis("a")\n    gpus',
-                f": two columns of its tables are called '{name}'",
-            )
-            for name in ("place", "torch")
-        ),
+        ("cell", "    gpus", '    place: str = axis("a")\n    gpus', ": two columns of its tables are called 'place'"),
+        ("cell", "    gpus", '    torch: str = axis("a")\n    gpus', ": two columns of its tables are called 'torch'"),
         ("rows", '("place",)', '("town",)', ": Warmth: KEYS has 'town', which is no column of it"),
         ("rows", 'column("how warm")', "0.0", ": Warmth: warmth_c is no column: declare"),
         ("rows", "ROW_TYPES =", "ROWS =", " has no ROW_TYPES"),

@@ -8,7 +8,6 @@ import pytest
 from pipeline.cells import tabulate
 from pipeline.cells.disk import WholeFile
 from pipeline.cells.record import write_record
-from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.timed_rows import why_unstable
 from pipeline.registry import stages
 
@@ -68,7 +67,7 @@ def test_records_of_two_stages_make_no_table(left):
 def test_a_cell_is_as_the_worst_of_its_rows_that_have_a_value(left, statuses, expected):
     phases = ("forward", "backward", "optimizer", "train_step")
     rows = [
-        timed_row(phase, SAMPLES_OF[status]) if status in WITH_VALUES else failed_row(status, f"why {status}", phase)
+        timed_row(phase, SAMPLES_OF[status]) if status in SAMPLES_OF else failed_row(status, f"why {status}", phase)
         for status, phase in zip(statuses, phases, strict=False)
     ]
     (line,) = table("cells", left(rows=rows))
@@ -88,8 +87,8 @@ def test_a_cell_is_as_the_worst_of_its_rows_that_have_a_value(left, statuses, ex
 def test_no_cell_is_judged_by_a_reference_beside_others(left, statuses, clock, expected):
     rows = [
         attention_row(impl, SAMPLES_OF[status], clock=clock)
-        if status in WITH_VALUES
-        else {"impl": impl, **failed_row(status)}
+        if status in SAMPLES_OF
+        else failed_row(status) | {"impl": impl}
         for impl, status in statuses.items()
     ]
     flash = stages()["flash"]
@@ -98,12 +97,10 @@ def test_no_cell_is_judged_by_a_reference_beside_others(left, statuses, clock, e
     assert line["status"] == expected
 
 
-GPUS = {"gpus": [{"memory_bytes": 5}, {"memory_bytes": 6}], "gpus_taken": ["b", "a"]}
-
-
 def test_a_cell_carries_its_axes_as_a_command_takes_them_its_time_its_host_and_its_gpus(left):
     host = {"cores": 2.0, "others_cores": None, "busy": False, "load_before": 0.25, "load_after": 0.5}
-    line, told = table("cells", left(), left("told", host=host, machine=CPU | GPUS))
+    gpus = {"gpus": [{"memory_bytes": 5}, {"memory_bytes": 6}], "gpus_taken": ["b", "a"]}
+    line, told = table("cells", left(), left("told", host=host, machine=CPU | gpus))
     sizes = "size=small context_length=256 batch_size=4 warmup_steps=5"
     assert line["cell"] == f"precision=fp32 {sizes} repeat=1"
     assert [line[name] for name in ("start_up_s", "set_up_s", "measuring_s")] == ["3.0", "1.0", "4.0"]

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from pipeline.parallel import NaiveDDP
+from pipeline.parallel import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 
 from ..ranks import on_ranks
 from .ways import OVERLAPPING, assert_same, every_way, gradients, synchronize
@@ -16,13 +16,9 @@ LAYERS = 6
 WIDTH = 8
 LAYER_BYTES = 4 * WIDTH * WIDTH
 TWO_LAYERS = 2 * LAYER_BYTES
-# By the name of the class: how many there are, and how many of them start during the backward pass.
-COLLECTIVES = {"NaiveDDP": LAYERS, "FlatDDP": 1, "OverlapDDP": LAYERS, "BucketedDDP": LAYERS // 2}
-DURING_BACKWARD = {"NaiveDDP": 0, "FlatDDP": 0, "OverlapDDP": LAYERS, "BucketedDDP": LAYERS // 2}
-
-
-def name_of(ddp):
-    return type(ddp).__name__
+# How many there are, and how many of them start during the backward pass.
+COLLECTIVES = {NaiveDDP: LAYERS, FlatDDP: 1, OverlapDDP: LAYERS, BucketedDDP: LAYERS // 2}
+DURING_BACKWARD = {**COLLECTIVES, NaiveDDP: 0, FlatDDP: 0}
 
 
 def layers(count=LAYERS):
@@ -54,15 +50,14 @@ def test_collectives_are_one_a_trained_parameter_or_one_a_dtype_or_one_a_bucket(
     net[-1].weight = net[0].weight
     net[1].requires_grad_(False)
     ddp = way(net)
-    count = COLLECTIVES[name_of(ddp)]
+    count = COLLECTIVES[type(ddp)]
     for _ in range(3):
         with all_reduces_recorded() as (sent, maps):
             with ddp.no_sync():
                 loss(ddp, context).backward()
-            assert not sent
-            assert not maps
+            assert sent == maps == []
             loss(ddp, context).backward()
-            assert len(sent) == DURING_BACKWARD[name_of(ddp)]
+            assert len(sent) == DURING_BACKWARD[type(ddp)]
             ddp.finish_gradient_synchronization()
         assert [tensor.nbytes for tensor in sent] == [LAYERS * LAYER_BYTES // count] * count
         assert [tensor.nbytes for tensor in maps] == [LAYERS]
@@ -115,7 +110,7 @@ def test_gradients_are_carried_while_the_layers_before_are_still_to_go_backward(
     link, carried = Link(is_open=True), []
 
     def wait_for_what_is_complete():
-        complete = len(carried) // (LAYERS // COLLECTIVES[name_of(ddp)])
+        complete = len(carried) // (LAYERS // COLLECTIVES[type(ddp)])
         deadline = time.monotonic() + PATIENCE_S
         while link.carried < complete and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -127,7 +122,7 @@ def test_gradients_are_carried_while_the_layers_before_are_still_to_go_backward(
     ddp = way(net)
     with mock.patch.object(dist, "all_reduce", link.all_reduce):
         synchronize(ddp, loss(ddp, context))
-    assert carried == {"OverlapDDP": [0, 1, 2, 3, 4, 5], "BucketedDDP": [0, 0, 1, 1, 2, 2]}[name_of(ddp)]
+    assert carried == {OverlapDDP: [0, 1, 2, 3, 4, 5], BucketedDDP: [0, 0, 1, 1, 2, 2]}[type(ddp)]
     assert_averaged(context, ddp)
 
 
@@ -140,5 +135,5 @@ def test_a_backward_pass_waits_for_no_collective_and_the_finish_for_all(context,
         assert link.carried == 0
         link.open()
         ddp.finish_gradient_synchronization()
-        assert link.carried == COLLECTIVES[name_of(ddp)]
+        assert link.carried == COLLECTIVES[type(ddp)]
     assert_averaged(context, ddp)

@@ -13,18 +13,6 @@ from .refusals import refusal
 from .training import assert_alike, assert_same_state, groups_of, make_net, make_pair, train, train_alike
 
 
-def in_groups(net, make_optimizer):
-    return make_optimizer(groups_of(net), AdamW, lr=0.05)
-
-
-def with_momentum(net, make_optimizer):
-    return make_optimizer(net.parameters(), SGD, lr=0.05, momentum=0.9)
-
-
-def in_bfloat16(net, make_optimizer):
-    return make_optimizer(net.bfloat16().parameters(), AdamW, lr=0.05)
-
-
 def with_a_group_added(net, make_optimizer):
     optimizer = make_optimizer(net[0].parameters(), SGD, lr=0.05, momentum=0.9)
     train(net, optimizer, [10])
@@ -34,7 +22,12 @@ def with_a_group_added(net, make_optimizer):
 
 
 # How many steps come before saving.
-CASES = [(in_groups, 0), (in_groups, 3), (with_momentum, 3), (in_bfloat16, 3), (with_a_group_added, 3)]
+CASES = [
+    *((lambda net, make_optimizer: make_optimizer(groups_of(net), AdamW, lr=0.05), steps) for steps in (0, 3)),
+    (lambda net, make_optimizer: make_optimizer(net.parameters(), SGD, lr=0.05, momentum=0.9), 3),
+    (lambda net, make_optimizer: make_optimizer(net.bfloat16().parameters(), AdamW, lr=0.05), 3),
+    (with_a_group_added, 3),
+]
 
 
 def saved_in_each_case(context):

@@ -190,7 +190,7 @@ class Outer(nn.Module):
 
 
 @on_ranks(2)
-def test_what_cannot_be_sharded_is_refused_in_one_line(context):
+def test_what_cannot_be_sharded_or_is_not_the_same_on_all_ranks_is_refused_in_one_line(context):
     shared, chosen = nn.Module(), nn.Linear(3, 3)
     shared.layer, shared.also = chosen, chosen.weight
     for module, said in (
@@ -203,6 +203,10 @@ def test_what_cannot_be_sharded_is_refused_in_one_line(context):
     with pytest.raises(ValueError, match=r"^nothing to shard: shard is true for no module with parameters$"):
         FSDP(nn.Linear(3, 3), shard=lambda module: False)
     assert "cannot be copied or pickled" in refusal(TypeError, torch.save, FSDP(nn.Linear(3, 3)), "/dev/null")
+    with pytest.raises(ValueError, match=r"^modules differ between ranks: rank 0 has .* rank 1 has "):
+        FSDP(nn.Linear(3, 3 + context.rank))
+    with pytest.raises(ValueError, match=r"^modules: rank 1 raised ValueError: nothing to shard"):
+        FSDP(nn.Sequential(nn.Linear(3, 3)), shard=lambda module: context.rank == 0)
 
 
 @on_ranks(2)
@@ -225,11 +229,3 @@ def test_what_would_train_wrongly_is_refused_in_one_line(context):
     fsdp = FSDP(layers)
     with pytest.raises(RuntimeError, match=r"^the unit of 0\.weight is used during the forward pass of that of 2\."):
         layers[2](torch.ones(1, 4))
-
-
-@on_ranks(2)
-def test_ranks_with_different_modules_or_units_all_raise(context):
-    with pytest.raises(ValueError, match=r"^modules differ between ranks: rank 0 has .* rank 1 has "):
-        FSDP(nn.Linear(3, 3 + context.rank))
-    with pytest.raises(ValueError, match=r"^modules: rank 1 raised ValueError: nothing to shard"):
-        FSDP(nn.Sequential(nn.Linear(3, 3)), shard=lambda module: context.rank == 0)
