@@ -66,9 +66,11 @@ def test_a_stage_with_all_its_parts_is_complete(warmth):
 
 
 @pytest.mark.parametrize("stage", stages().values(), ids=stages())
-def test_a_cell_of_any_stage_that_could_not_be_measured_leaves_sound_rows(stage):
+def test_every_stage_is_complete_and_a_cell_that_could_not_be_measured_leaves_sound_rows(stage):
+    stage.check(stages())
     cell = stage.cell_type()
     stage.row_types.check(asdict(cell), outcome_rows(cell, "skipped", "no GPU"))
+    assert {name for key in cell.row_keys() for name in key} <= set(stage.row_types.key_columns())
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -31,6 +31,14 @@ def test_each_machine_and_version_is_named_once():
     assert [uuid in found["GPUs used"] for uuid in ("12345678", "feedbeef")] == [True, True]
 
 
+def test_cells_that_kept_to_the_cores_of_their_gpus_are_counted():
+    host = {"cores": 8.0, "others_cores": 0.0, "busy": False, "load_before": 1.0, "load_after": 1.0}
+    shared, alone = (levers_record(*ROWS, machine={**GPU, "cores": cores}, host=host) for cores in (16, 8))
+    assert facts.side_by_side(cells(shared, alone, shared)) == 2
+    shared["machine"] = {**shared["machine"], "gpus_taken": []}
+    assert facts.side_by_side(cells(shared)) == 0
+
+
 def test_vocabularies_are_told_where_models_of_a_name_differ():
     ten, one = (pd.DataFrame({"setting_vocab_size": [size]}) for size in (10_000, 1_000))
     found = facts.vocabularies({"memory": one, "timing": ten, "levers": ten, "ceilings": pd.DataFrame()})

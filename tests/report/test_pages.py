@@ -73,7 +73,7 @@ def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_pat
     missing = [{"stage": "fsdp", "cell": {"world_size": 4, "size": size}} for size in ("xl", "2.7B")]
     text = writeup(tmp_path, levers_record(*ROWS), scale="paper", missing=missing, outdated=["abc"])
     assert 'scale "paper" that have not been measured, by stage: fsdp 2. ' in text
-    edited = "1 of 1 cells (levers) was edited"
+    edited = "1 of 1 cells (levers) has been edited"
     assert [edited in page for page in (text, (run / "writeup.md").read_text())] == [True, False]
 
 

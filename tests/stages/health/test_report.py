@@ -37,6 +37,12 @@ def test_the_section_of_a_sound_machine_is_whole_and_warns_of_nothing(gpus):
         assert (heads.count("|"), len(lines)) == (gpus + 2, gpus)
 
 
+@pytest.mark.parametrize(("wrong", "told"), [(85, "18 / 85"), (None, "18")])
+def test_wrong_checksums_stand_beside_the_links_that_are_up(wrong, told):
+    found = section(2, change=lambda rows: [row.update(nvlinks_up=18, nvlink_crc_errors=wrong) for row in rows[:2]])
+    assert shown(found)["gpus"].rows["links"].tolist() == [told] * 2
+
+
 def test_a_slow_gpu_is_named_with_what_it_does_and_should_a_link_with_both_ends_and_each_finding_as_read():
     rows = alarms(section(2, {1: 2.0}))
     assert {row["name"] for row in rows} == {"1 (1ace0123)"}

@@ -14,7 +14,7 @@ def part(section, name):
     return shown(section)[name]
 
 
-def captured(size="small", context_length=256, profiler="auto", **columns):
+def captured(size="small", context_length=128, profiler="auto", **columns):
     rows = sound("profile")
     for name, value in {"size": size, "context_length": context_length, "profiler": profiler, **columns}.items():
         rows = rows[rows[name] == value]
@@ -45,7 +45,7 @@ def test_captures_of_a_forward_pass_alone_are_shown_as_such_and_those_of_two_pro
     found = build(pair[pair["range"] == PASSES[0]], {})
     assert set(part(found, "kinds").rows["range"]) == {PASSES[0]}
     assert set(part(found, "kernels").rows["part"]) == {"forward only"}
-    both = [captured(profiler=profiler, precision="fp32") for profiler in ("auto", "torch")]
+    both = [captured(context_length=256, profiler=profiler, precision="bf16") for profiler in ("auto", "torch")]
     found = build(pd.concat(both, ignore_index=True), {})
     assert len(part(found, "kinds").rows["label"].unique()) == 1
     assert len(part(found, "shares").rows) == len(PASSES)
@@ -53,7 +53,7 @@ def test_captures_of_a_forward_pass_alone_are_shown_as_such_and_those_of_two_pro
 
 
 def test_a_larger_model_in_lower_precision_leads_at_the_context_that_most_have(pair):
-    medium = captured("medium", 1024, precision="bf16").assign(context_length=256)
+    medium = captured("medium", 1024, precision="bf16").assign(context_length=128)
     found = build(pd.concat([pair, medium, captured(context_length=512, precision="bf16")], ignore_index=True), {})
     assert len(part(found, "kinds").rows["label"].unique()) == 3
     assert set(part(found, "kinds").rows["range"]) == {PASSES[-1]}

@@ -73,8 +73,12 @@ def _gpus(states: pd.DataFrame, rates: pd.DataFrame) -> Table:
     by_gpu = rates.pivot_table("rate", "gpu_index", ["work", "load"], "first")
     found = states.join(by_gpu.set_axis(by_gpu.columns.map("_".join), axis="columns"), on="gpu_index")
     found = found.assign(all_errors=found["ecc_uncorrected"] + found["ecc_corrected"])
-    found = found.assign(errors=written(found, "{ecc_uncorrected:.0f} / {all_errors:.0f}"))
+    found = found.assign(
+        up=written(found, "{nvlinks_up:.0f}"),
+        up_and_wrong=written(found, "{nvlinks_up:.0f} / {nvlink_crc_errors:.0f}"),
+        errors=written(found, "{ecc_uncorrected:.0f} / {all_errors:.0f}"),
+    )
+    found = found.assign(links=found["up_and_wrong"].fillna(found["up"]))
     names = "name matmul_alone:number matmul_together:number copy_alone:number copy_together:number"
-    names += " mean_sm_clock_mhz:count mean_power_w:count max_temperature_c:count nvlinks_up:count"
-    names += " nvlink_crc_errors:count errors"
+    names += " mean_sm_clock_mhz:count mean_power_w:count max_temperature_c:count links errors"
     return WORDS.table("gpus", found, names, all_rows=False, only_filled=True)

@@ -131,11 +131,14 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
     is_told = rows["is_alone"] | rows["levers"].isin([*named, *timed.dropna(subset="predicted")["levers"]])
     told = rows[is_told].join(duel.set_index("levers")[[*COLUMNS]], on="levers")
     by_formula = " " + WORDS.say("by_formula") if told["predicted"].notna().any() else ""
-    shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes:gb mfu_pct repeats loss predicted:times"
+    shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes:gb mfu_pct loss predicted:times"
     gpus = rows["cards"].str.findall(r"\b[0-9a-f]{8}\b").explode().nunique()
     ran_on = f"; {WORDS.say('ran_on', gpus=gpus)}" if gpus else ""
+    repeats = int(told["repeats"].max())
     more = " " + WORDS.say("more", n=len(rows) - len(told)) if len(told) < len(rows) else ""
-    return WORDS.table("ladder", told, shown, only_filled=True, by_formula=by_formula, ran_on=ran_on, more=more)
+    return WORDS.table(
+        "ladder", told, shown, only_filled=True, by_formula=by_formula, ran_on=ran_on, repeats=repeats, more=more
+    )
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
