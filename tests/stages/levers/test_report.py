@@ -154,6 +154,8 @@ def test_what_trains_otherwise_makes_room_or_came_out_wrong_has_a_row_and_tunes_
     assert "80.0 ms" in section.answer
     assert "40.0 ms" not in section.answer
     assert "fused+bf16_weights" in set(shown(section)["ladder"].rows["levers"])  # the fastest of all
+    advice = {change.judged["levers"]: "changes training" in change.what for change in section.changes}
+    assert advice == {"fused+bf16_weights": True, "fused": False, "checkpointing": False}
     wrong = failed("wrong", **CELL, size="medium", levers="flash")
     section = told(step("eager", 100.0), wrong, step("sdpa", 80.0))
     assert "wrong" in shown(section)["ladder"].markdown()

@@ -142,19 +142,21 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
-    """Return each lever alone and the fastest tuned combination; of SDPA and ours ours only where it is faster."""
+    """Return the fastest tuned combination, the fastest of all, each lever alone; of SDPA and ours the faster one."""
     ratios = duel.set_index("levers")["ratio"]
     is_ours_faster = ratios.get("flash", 0.0) > LEAST_DIFFERENCE * ratios.get("sdpa", 0.0)
     alone = duel[duel["is_alone"] & (duel["levers"] != ("sdpa" if is_ours_faster else "flash"))]
+    fastest = duel[duel["levers"].str.contains("+", regex=False)].nsmallest(1, "median_ms")
+    combined = pd.concat([tuned[~tuned["is_alone"]], fastest]).drop_duplicates("levers")
     return [
         Change.between(
-            row["name"] + (" (changes training)" if row["levers"] in UNPROVEN else ""),
+            row["name"] + (" (changes training)" if {*names(row["levers"])} & {*UNPROVEN} else ""),
             # Another host changes what rests on a step that waits for it.
             row["where"] + (", limited by the host" if "host" in (row["limited_by"], row["limited_by_peer"]) else ""),
             peer_of(row),
             row,
         )
-        for _, row in pd.concat([tuned[~tuned["is_alone"]], alone]).iterrows()
+        for _, row in pd.concat([combined, alone]).iterrows()
     ]
 
 
