@@ -156,6 +156,8 @@ def test_what_trains_otherwise_makes_room_or_came_out_wrong_has_a_row_and_tunes_
     assert "fused+bf16_weights" in set(shown(section)["ladder"].rows["levers"])  # the fastest of all
     advice = {change.judged["levers"]: "changes training" in change.what for change in section.changes}
     assert advice == {"fused+bf16_weights": True, "fused": False, "checkpointing": False}
+    section = told(step("eager", 100.0), step("fused", 80.0), step("fused+sdpa", 90.0), step("eager_again", 79.0))
+    assert [change.judged["levers"] for change in section.changes] == ["fused"]
     wrong = failed("wrong", **CELL, size="medium", levers="flash")
     section = told(step("eager", 100.0), wrong, step("sdpa", 80.0))
     assert "wrong" in shown(section)["ladder"].markdown()

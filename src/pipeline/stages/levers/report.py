@@ -146,8 +146,8 @@ def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
     ratios = duel.set_index("levers")["ratio"]
     is_ours_faster = ratios.get("flash", 0.0) > LEAST_DIFFERENCE * ratios.get("sdpa", 0.0)
     alone = duel[duel["is_alone"] & (duel["levers"] != ("sdpa" if is_ours_faster else "flash"))]
-    fastest = duel[duel["levers"].str.contains("+", regex=False)].nsmallest(1, "median_ms")
-    combined = pd.concat([tuned[~tuned["is_alone"]], fastest]).drop_duplicates("levers")
+    of_all = duel[duel["levers"] != EAGER_AGAIN].nsmallest(1, "median_ms")
+    fastest = pd.concat([tuned, of_all]).drop_duplicates("levers")
     return [
         Change.between(
             row["name"] + (" (changes training)" if {*names(row["levers"])} & {*UNPROVEN} else ""),
@@ -156,7 +156,7 @@ def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
             peer_of(row),
             row,
         )
-        for _, row in pd.concat([combined, alone]).iterrows()
+        for _, row in pd.concat([fastest[~fastest["is_alone"]], alone]).iterrows()
     ]
 
 
