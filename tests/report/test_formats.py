@@ -24,6 +24,7 @@ def test_a_field_of_a_sentence_names_what_writes_it_and_what_is_filled_in_is_esc
 
 @pytest.mark.parametrize(("peak", "after"), [(1e9, "750 ms, 1.00 GB"), (None, "750 ms")])
 def test_a_change_of_two_steps_has_their_times_and_what_memory_is_known(peak, after):
-    new = pd.Series(STEP | {"median_ms": 750.0, "peak_bytes": peak, "verdict": "faster"})
-    change = Change.between("what", "where", pd.Series(STEP), new)
+    new = pd.Series(STEP | {"median_ms": 750.0, "peak_bytes": peak, "verdict": "faster", "repeats": 3})
+    change = Change.between("what", "where", pd.Series(STEP | {"repeats": 1}), new)
     assert (change.before, change.after, change.judged["verdict"]) == ("1.50 s, 2.00 GB", after, "faster")
+    assert change.judged["repeats"] == 1

@@ -33,12 +33,15 @@ class Change:
     def between(
         cls, what: str, where: str, before: pd.Series, after: pd.Series, memory: str = "peak_bytes"
     ) -> "Change":
-        """Make a change of two steps, `after` judged beside `before`; memory: the column of their bytes, if known."""
+        """Make a change of two steps, `after` judged beside `before`, with the repeats of that which has fewer.
+
+        memory: the column of their bytes, if known.
+        """
         old, new = (
             formats.ms(step["median_ms"]) + (f", {formats.data_size(step[memory])}" if pd.notna(step[memory]) else "")
             for step in (before, after)
         )
-        return cls(what, where, old, new, after.to_dict())
+        return cls(what, where, old, new, {**after, "repeats": min(before["repeats"], after["repeats"])})
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,17 @@ def test_no_headline_and_no_change_rests_on_a_step_that_the_host_limits():
     assert "TFLOP/s" not in section(cell(10.0, precision="bf16", limited_by="host")).answer
 
 
+def test_the_main_precision_stands_beside_fp32_without_and_with_tf32_and_says_how_often_both_were_repeated():
+    others = cell(900.0, 901.0, 899.0), cell(400.0, precision="tf32")
+    found = section(*others, cell(300.0, 301.0, 299.0, precision="bf16")).changes
+    assert [(change.what.partition("bf16 instead of ")[2], change.judged["repeats"]) for change in found] == [
+        ("fp32 without TF32", 3),
+        ("fp32 with TF32", 1),
+    ]
+    assert [change.judged["ratio"] for change in found] == pytest.approx([3.0, 4 / 3])
+    assert [change.what for change in section(*others).changes] == ["tf32 instead of fp32 without TF32"]
+
+
 def test_rows_tell_their_repeats_and_gpus_and_narrow_models_lead():
     found = section(
         *(cell(100.0, 100.1, 99.9, size="2.35B"), cell(50.0, 90.0, 51.0, precision="bf16", size="2.35B")),

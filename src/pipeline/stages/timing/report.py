@@ -18,6 +18,7 @@ from pipeline.stages.timing.cell import FIRST_STEP, PHASES
 
 WORDS = Words(__file__)
 PRECISIONS = ("fp32", "tf32", "bf16")
+INSTEAD_OF = {"fp32": "fp32 without TF32", "tf32": "fp32 with TF32"}
 WORK = ["size", "context_length", "batch_size"]
 CELL = ["precision", *WORK]
 STEP = "train_step"
@@ -44,14 +45,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     setting = _main_setting(steps)
     where, gains = WHERE.format(**setting), _gains(eager, setting)
     here = gains[gains["context_length"] == setting["context_length"]]
-    steps_here = here[here["phase"] == STEP]
     return Section(
         _answer(alike(steps, setting), where),
         [_steps(alike(eager, setting), where), _achieved(steps, setting, beside), _gain_by_width(gains)],
-        [
-            Change.between(f"{row['precision']} instead of fp32 without TF32", SETTING.format(**row), peer_of(row), row)
-            for _, row in in_order(steps_here[~steps_here["by_host"]], ["size"], ORDERS).tail(1).iterrows()
-        ],
+        [change for peer, words in INSTEAD_OF.items() for change in _changes(steps, setting, peer, words)],
         for_course=[*for_course, _precisions(here[here["phase"].isin([*PASSES, STEP])], setting)],
     )
 
@@ -71,6 +68,17 @@ def _answer(steps: pd.DataFrame, where: str) -> str:
         return WORDS.say("no_sound_steps", where=where)
     best = sound.loc[sound["model_tflops_per_s"].idxmax()]
     return WORDS.say("answer", where=where, largest=sound.iloc[-1], best=best)
+
+
+def _changes(steps: pd.DataFrame, setting: Mapping[str, Any], peer: str, words: str) -> list[Change]:
+    """Set the main precision against another, on the largest model of which the host limits neither step."""
+    here = alike(steps, {name: setting[name] for name in ("batch_size", "context_length")})
+    duel = versus(here, WORK, "precision", setting["precision"], [peer])
+    by_gpu = duel[(duel["precision"] != peer) & ~duel[["limited_by", "limited_by_peer"]].eq("host").any(axis=1)]
+    return [
+        Change.between(f"{row['precision']} instead of {words}", SETTING.format(**row), peer_of(row), row)
+        for _, row in in_order(by_gpu, ["size"], ORDERS).tail(1).iterrows()
+    ]
 
 
 def _steps(here: pd.DataFrame, where: str) -> Table:
