@@ -269,8 +269,7 @@ def test_callers_at_once_run_side_by_side_and_none_leaves_a_zombie(run, tmp_path
     # Each waits for all the others to be there: were one to wait for another's end, none would end.
     callers = [run.start(MEETING, cwd=tmp_path) for _ in range(4)]
     assert [caller.communicate(timeout=PATIENCE_S)[0] for caller in callers] == ["4\n"] * 4
-    assert_ended(run.processes[2].children())
-    assert run.processes[2].children() == []
+    wait_until(lambda: run.processes[2].children() == [])
 
 
 def test_a_caller_of_no_run_of_one_that_is_gone_of_another_user_or_that_wants_none_has_no_worker(run, monkeypatch):
@@ -311,7 +310,7 @@ def test_what_a_run_started_ends_with_it_wherever_it_went_and_so_do_its_cells_bu
     if end:
         assert not any(map(has_ended, started))
         end(ending.parent.pid, number)
-    assert ending.parent.wait(20) == -number
+    assert ending.parent.wait(PATIENCE_S) == -number
     assert_ended([*started, *ending.processes])
     assert not has_ended(cell_of_other)
     other.kill()

@@ -83,8 +83,12 @@ class Run:
         return found
 
     def nodes_of_ranks(self):
-        ranks = [process for process in self.cluster.processes() if one_node.__name__ in process.cmdline()]
-        return {process.environ()["SLURMD_NODENAME"] for process in ranks}
+        nodes = set()
+        for process in self.cluster.processes():
+            with contextlib.suppress(psutil.Error):
+                if one_node.__name__ in process.cmdline():
+                    nodes.add(process.environ()["SLURMD_NODENAME"])
+        return nodes
 
     def output(self):
         """Wait for the end of the run, which fails; return what it printed."""

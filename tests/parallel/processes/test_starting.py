@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -63,14 +63,17 @@ def processes_before():
 
 def ranks_alive():
     """List the live processes that the test started, but for multiprocessing's two helpers, which stay."""
+    from ...processes import has_ended  # here, for fresh ranks import this module without its package
+
     children = set(psutil.Process().children(recursive=True)) - PROCESSES_BEFORE
-    alive = [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in alive if not is_helper(child)]
+    return [child for child in children if not is_helper(child) and not has_ended(child)]
 
 
 def is_helper(process):
-    words = " ".join(process.cmdline())
-    return "resource_tracker" in words or ("forkserver" in words and process.ppid() == os.getpid())
+    with suppress(psutil.Error):  # one that has ended meanwhile
+        words = " ".join(process.cmdline())
+        return "resource_tracker" in words or ("forkserver" in words and process.ppid() == os.getpid())
+    return False
 
 
 def describe(context):
