@@ -1,20 +1,20 @@
-# make env      the environment in .venv, from constraints.txt, with what tests and checks need
-# make writeup  an environment without those and then everything: measure this machine, write reports/writeup.md
-# make quick    the same in six minutes: the first screen's figures
-# make test     the environment and then the tests, except the slow ones
-# make test-slow   those
+# make env        install into .venv, from constraints.txt, with what tests and checks need
+# make writeup    install without those, measure this machine and write reports/writeup.md
+# make quick      the same in six minutes, with the figures of the report's first screen
+# make test       install and run the tests, except the slow ones
+# make test-slow  install and run the slow tests
 PYTHON ?= python3
 VENV := .venv
 TARGET := reports/writeup.md
 
-# Where it is set every process of the many would compile its modules anew.
+# If it were set, each of the many processes would compile its modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: env writeup quick test test-slow lint
 
 env: $(VENV)/with-tests
 
-# Of all modules few are ever imported: what commands import is compiled here, the rest where it is.
+# Few modules are ever imported: those that commands import are compiled here, others when first imported.
 INSTALL = $(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 COMPILE = $(VENV)/bin/python -c "import pandas, snakemake.cli, torch._inductor.compile_fx, triton"
 
@@ -30,7 +30,7 @@ $(VENV)/with-tests: pyproject.toml constraints.txt
 	$(COMPILE)
 	touch $(VENV)/installed $@
 
-# Two jobs at a time: tables and sections, and cells that leave the host to others.
+# Two jobs at a time: tables and sections, and cells that can run side by side.
 writeup: $(VENV)/installed
 	PATH="$$PWD/$(VENV)/bin:$$PATH" python -m snakemake --cores 2 $(TARGET)
 
@@ -45,7 +45,7 @@ test-slow: env
 
 lint: env
 	PATH="$$PWD/$(VENV)/bin:$$PATH" ruff check . && PATH="$$PWD/$(VENV)/bin:$$PATH" ruff format --check .
-	# Text files are read and written in a named encoding.
+	# Text files must be opened with an explicit encoding.
 	PATH="$$PWD/$(VENV)/bin:$$PATH" ruff check --preview --select PLW1514 src tools
 	PATH="$$PWD/$(VENV)/bin:$$PATH" snakefmt --check workflow
 	PATH="$$PWD/$(VENV)/bin:$$PATH" mypy

@@ -1,12 +1,12 @@
-"""Tensors laid out in memory in every way that a caller's may be, with poison around them."""
+"""Lay out tensors in memory in every way that a caller's may be, surrounded by NaN."""
 
 import itertools
 import math
 
 import torch
 
-OFFSETS = (0, 1, 4)  # in elements; of 4 fp32 has 16 bytes, which are aligned, and what has 16 bits 8, which are not
-GUARD = 64  # elements before and behind
+OFFSETS = (0, 1, 4)  # in elements: 4 are 16 bytes in fp32, which is aligned, but 8 bytes in a 16-bit dtype
+GUARD = 64  # elements before and after
 
 
 def _memory(shape, offset, like):
@@ -36,7 +36,7 @@ LAYOUTS = {
     "columns of a wider tensor": _of_a_wider_tensor(8),
     "columns of a tensor with odd rows": _of_a_wider_tensor(1),
     "one of three heads": _one_of_three_heads,
-    "sequence before heads": _transposed(1, -2),  # of three dimensions: dense
+    "sequence before heads": _transposed(1, -2),  # dense for 3-D tensors
     "sequence before batch": _transposed(0, -2),
     "rows that are columns": _transposed(-2, -1),
 }
@@ -44,7 +44,7 @@ PLACES = list(itertools.product(LAYOUTS, OFFSETS))
 
 
 def laid_out(x, layout, offset=0):
-    """Return a tensor of the same numbers, laid out so, as many elements from an aligned address, amid NaN."""
+    """Return a copy in this layout, `offset` elements past an aligned address, surrounded by NaN."""
     view = LAYOUTS[layout](x, offset).copy_(x)
     assert view.shape == x.shape
     return view

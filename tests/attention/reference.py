@@ -1,4 +1,4 @@
-"""What the fused attention functions are compared with: fp64, and the formula with every score in memory."""
+"""References for the fused attention functions: fp64, and the formula with every score in memory."""
 
 import math
 
@@ -9,13 +9,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from pipeline.attention import eager_attention
 from pipeline.attention.reference import allowed_errors, exact_attention
 
-# Three TF32 products stay below it; a single one is two hundred times as far off.
+# Three TF32 products stay below it; a single one is off by 200 times as much.
 FP32_RELATIVE_ERROR = 2e-6
-SCORES_AT_ONCE = 2**25  # in fp64: with all of a case's at once a test took 26 GB, and five of them no GPU of 80 GB
+SCORES_AT_ONCE = 2**25  # in fp64: with all at once a test took 26 GB, and five did not fit on an 80 GB GPU
 
 
 def random_inputs(shape_q, n_keys, dtype, device="cpu", scale=1.0, kv_heads=None):
-    """Draw q, k, v and the output's gradient, normal numbers; k and v are as q but for the sequence and the heads."""
+    """Draw normal q, k, v and output gradient; k and v are shaped like q except for the sequence and the heads."""
     generator = torch.Generator().manual_seed(0)
     shape_k = (*shape_q[:-3], kv_heads or shape_q[-3], n_keys, shape_q[-1])
     drawn = [torch.randn(shape, generator=generator) for shape in (shape_q, shape_k, shape_k, shape_q)]
@@ -24,13 +24,13 @@ def random_inputs(shape_q, n_keys, dtype, device="cpu", scale=1.0, kv_heads=None
 
 
 def uncancelled_inputs(shape_q, n_keys, dtype, device="cpu"):
-    """Draw inputs as `random_inputs` of which the products that are added up have one sign, in most sums.
+    """Draw inputs like `random_inputs`, but so that in most sums all products have the same sign.
 
-    A sum is then as large as its natural scale, and one that is not kept in fp32 loses more than one rounding.
+    A sum is then as large as its natural scale, and a sum that is not kept in fp32 is off by more than one rounding.
     """
     q, k, v, do = (tensor.abs() for tensor in random_inputs(shape_q, n_keys, torch.float32))
-    # Half of the keys have gradients of scores of the other sign, and are themselves of the other sign. Their values
-    # are not in some columns, so that an output does not vanish.
+    # Half of the keys are negative, and so are the gradients of their scores and their values, except in a quarter of
+    # the columns, so that outputs do not vanish.
     sign = torch.ones(n_keys, 1)
     sign[::2] = -1
     head_dim = shape_q[-1]
@@ -46,7 +46,7 @@ def results(attend, q, k, v, do, *arguments, **options):
 
 
 def assert_equal(found, expected, **within):
-    """Compare tensors in turn, bit by bit unless `within` says otherwise."""
+    """Compare tensors pairwise, bitwise unless `within` sets tolerances."""
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, **({"rtol": 0, "atol": 0} | within))
 
@@ -56,16 +56,15 @@ def relative_errors(actual, exact):
 
 
 def attention_errors(actual, exact):
-    """Return the relative errors of output and gradients, where a gradient vanishes those over its natural scale."""
+    """Return the relative errors of output and gradients; a vanishing gradient's is relative to its natural scale."""
     pairs = zip(("output", "dq", "dk", "dv"), actual, strict=True)
     return torch.tensor([exact.relative_error(quantity, tensor) for quantity, tensor in pairs])
 
 
 def assert_rounded_at_most(roundings, function, q, k, v, do, is_causal):
-    """Assert that no number is off by more than sums kept in fp32 (in fp64, for fp64) and some roundings account for.
+    """Assert that no number is off by more than fp32 sums (fp64 sums for fp64) and `roundings` roundings explain.
 
-    `roundings`: how often a number is rounded to the inputs' dtype on its way: 1 where only results are, 2 where the
-    weights are too.
+    `roundings`: how often a number is rounded to the inputs' dtype: 1 if only results are, 2 if weights are too.
     """
     inputs = (q, k, v, do)
     actual = results(function, *inputs, is_causal)
@@ -77,11 +76,11 @@ def assert_rounded_at_most(roundings, function, q, k, v, do, is_causal):
         allowed = allowed_errors(roundings, *some_inputs, is_causal)
         found = zip((output, dq, dk, dv), exact, allowed, strict=True)
         ratios = [((a.double() - e).abs() / b).max().item() for a, e, b in found]
-        assert all(error <= 1 for error in ratios), ratios  # not so where one is NaN
+        assert all(error <= 1 for error in ratios), ratios  # also fails for NaN
 
 
 def assert_fp32_is_exact(function, q, k, v, do, is_causal):
-    """Assert that fp32's relative errors against fp64 are small: they are of roundings, not of lower precision."""
+    """Assert that fp32's relative errors against fp64 are small: due to rounding, not to lower precision."""
     actual = results(function, q, k, v, do, is_causal)
     assert [tensor.dtype for tensor in actual] == [torch.float32] * 4
     errors = attention_errors(actual, exact_attention(q, k, v, do, is_causal))
@@ -107,7 +106,7 @@ def _efficient_attention(q, k, v, is_causal):
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal)
 
 
-# n_queries, n_keys, is_causal, window: over one tile and many, queries that see nothing, a window wider than all keys.
+# n_queries, n_keys, is_causal, window: one tile and many, queries that see nothing, a window wider than all keys.
 MASKS = [
     (70, 113, "bottom_right", None),
     (113, 70, "bottom_right", None),
@@ -149,20 +148,20 @@ def by_formula(q, k, v, is_causal=False, scale=None, enable_gqa=False, window=No
 
 
 def inputs_of(n_queries, n_keys, head_dim=16, heads=2, kv_heads=None, dtype=torch.float32, device="cpu"):
-    """Draw inputs as `random_inputs`, a batch of one."""
+    """Draw `random_inputs` with a batch of one."""
     return random_inputs((1, heads, n_queries, head_dim), n_keys, dtype, device, kv_heads=kv_heads)
 
 
 def assert_as_exact_as_the_formula(function, *inputs, of_exact=0.0, **arguments):
     """Assert that errors against float64 are at most twice those of the formula in the inputs' dtype.
 
-    of_exact: what else is allowed, of the exact numbers' L2 norm.
+    of_exact: an extra allowance, as a fraction of the exact result's L2 norm.
     """
     formula = lambda *given, **those: by_formula(*given, **those)[0]  # noqa: E731
     exact = results(formula, *(tensor.double() for tensor in inputs), **arguments)
     plain = results(formula, *inputs, **arguments)
     found = results(function, *inputs, **arguments)
-    # Of one key the weight is 1 and the gradients of scores vanish, but for rounding: what is left scales with o.
+    # With one key its weight is 1 and the score gradients vanish except for rounding, which scales with o.
     vanishing = (2 * torch.finfo(inputs[0].dtype).eps + of_exact) * exact[0].norm()
     for name, a, b, e in zip(("o", "dq", "dk", "dv"), found, plain, exact, strict=True):
         assert a.dtype == inputs[0].dtype

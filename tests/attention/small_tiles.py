@@ -1,4 +1,4 @@
-"""The Triton attention by tiles so small that a few hundred rows are many of them."""
+"""The Triton attention with tiles so small that a few hundred rows fill many."""
 
 from pipeline.attention.triton.autograd import planned_by
 from pipeline.attention.triton.tiles import BackwardConfig, Choices, Chunking, TileConfig
@@ -10,6 +10,6 @@ IN_CHUNKS = {f"{part}_chunks{of}": SHORT_CHUNKS for part in ("forward", "backwar
 
 
 def with_small_tiles(dq_has_its_own_kernel, **choices):
-    """Attend by small tiles, and take no sequence for a short one."""
+    """Return attention with small tiles that treats no sequence as short."""
     backward = BackwardConfig(SMALL, SMALL if dq_has_its_own_kernel else None, SMALL)
     return planned_by(Choices(forward_tiles=SMALL, backward_tiles=backward, longest_short_sequence=0, **choices)).apply

@@ -9,10 +9,10 @@ from .reference import assert_fp32_is_exact, assert_rounded_at_most, random_inpu
 
 
 def attention(q, k, v, is_causal, *, diagonal=0, scale=1.0, dropped=slice(0, 0), sums=torch.float32):
-    """Compute the plain formula in fp32, rounding the result; all that is not asked for is as it should be.
+    """Compute the plain formula in fp32 and round the result; with the defaults it is correct.
 
-    `diagonal`: how far after its own a query sees keys; `dropped`: keys that no query sees; `sums`: the dtype in which
-    the output is summed up, 16 keys at a time.
+    `diagonal`: how many keys past its own a query sees; `dropped`: keys that no query sees; `sums`: the dtype in which
+    the output is summed, 16 keys at a time.
     """
     queries, keys, values = (tensor.float() for tensor in (q, k, v))
     scores = queries @ keys.mT * (scale / math.sqrt(q.shape[-1]))
@@ -20,7 +20,7 @@ def attention(q, k, v, is_causal, *, diagonal=0, scale=1.0, dropped=slice(0, 0),
     if is_causal:
         hidden |= torch.ones_like(hidden).triu(1 + diagonal)
     hidden[:, dropped] = True
-    hidden[:, 0] = False  # a query sees something
+    hidden[:, 0] = False  # every query sees something
     weights = torch.softmax(scores.masked_fill(hidden, -math.inf), dim=-1)
     output = torch.zeros_like(queries, dtype=sums)
     for start in range(0, k.shape[-2], 16):
@@ -29,13 +29,13 @@ def attention(q, k, v, is_causal, *, diagonal=0, scale=1.0, dropped=slice(0, 0),
     return output.to(q.dtype)
 
 
-# With the dtypes that they are for: None is the bound of norms, roundings are of results only, or of weights too.
+# (roundings, dtype). Roundings: None for the bound on norms, 1 if only results are rounded, 2 if weights are too.
 BOUNDS = [(None, torch.float32), (1, torch.float32)]
 BOUNDS += itertools.product((1, 2), (torch.bfloat16, torch.float16))
 
 
 @pytest.mark.parametrize(("roundings", "dtype"), BOUNDS)
-def test_the_plain_formula_in_fp32_is_within_every_bound_and_what_is_wrong_is_not(roundings, dtype):
+def test_every_bound_accepts_the_plain_formula_in_fp32_and_rejects_wrong_ones(roundings, dtype):
     within = functools.partial(assert_rounded_at_most, roundings) if roundings else assert_fp32_is_exact
     for n_queries, n_keys in [(1, 1), (239, 1), (17, 17), (113, 203), (203, 113)]:
         for inputs, is_causal in ((random_inputs, True), (uncancelled_inputs, False)):

@@ -1,4 +1,4 @@
-"""What the fused implementations, in Triton and in PyTorch operations, have in common."""
+"""Test what the fused implementations in Triton and in PyTorch operations have in common."""
 
 import math
 
@@ -14,7 +14,7 @@ either = pytest.mark.parametrize("name", NAMES)
 
 
 @either
-def test_only_the_inputs_the_output_and_the_log_sum_exp_are_kept(name):
+def test_only_inputs_output_and_log_sum_exp_are_kept(name):
     q, k, v, _ = random_inputs((2, 3, 40, 16), 60, torch.float16)
     output = NAMES[name].apply(*(tensor.requires_grad_() for tensor in (q, k, v)), False)
     kept = output.grad_fn.saved_tensors
@@ -35,7 +35,7 @@ def test_gradients_cannot_be_differentiated_again(name, loss):
 
 
 @pytest.mark.parametrize("name", [*NAMES, "sdpa"])
-def test_under_autocast_attention_is_computed_in_its_dtype(name):
+def test_attention_under_autocast_uses_autocasts_dtype(name):
     q, k, v, _ = random_inputs((1, 2, 20, 16), 20, torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output = ATTENTION[name](q, k, v, True)
@@ -44,11 +44,11 @@ def test_under_autocast_attention_is_computed_in_its_dtype(name):
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
-def test_torchs_own_is_causal_too(is_causal):
+def test_sdpa_equals_eager_attention(is_causal):
     q, k, v, _ = random_inputs((1, 2, 20, 16), 20, torch.float32)
     torch.testing.assert_close(ATTENTION["sdpa"](q, k, v, is_causal), ATTENTION["eager"](q, k, v, is_causal))
 
 
-def test_large_logits_overflow_nothing():
+def test_large_logits_do_not_overflow():
     inputs = random_inputs((1, 2, 150, 16), 150, torch.float32, scale=20.0)
     assert_rounded_at_most(1, FlashAttentionTiled.apply, *inputs, True)

@@ -21,7 +21,7 @@ GOOD = (2, 8, 16)
         (torch.zeros(2, 8, 32), None, None, r"k has shape \(2, 8, 16\): must be as q, \(2, 8, 32\)"),
     ],
 )
-def test_what_cannot_be_done_is_one_clear_error(function, q, k, v, complaint):
+def test_unsupported_inputs_raise_one_clear_error(function, q, k, v, complaint):
     tensors = [torch.zeros(GOOD) if tensor is None else tensor for tensor in (q, k, v)]
     with pytest.raises(ValueError, match=complaint):
         function.apply(*tensors, True)
@@ -39,8 +39,8 @@ def test_autocast_casts_neither_integers_nor_fp64(attend, dtype):
                 attend(*tensors, True)
 
 
-def test_a_head_dimension_without_a_kernel_is_refused_and_so_are_wrappers_of_tensors_which_have_no_memory():
-    """A wrapper, such as a DTensor, says that it lies at address 0: there a GPU's kernel would end the process."""
+def test_too_wide_heads_and_tensor_wrappers_without_memory_are_refused():
+    """A wrapper such as a DTensor reports address 0, and a GPU kernel that reads there would kill the process."""
     with pytest.raises(ValueError, match="head_dim must be at most 256, got 257"):
         FlashAttentionTriton.apply(*[torch.zeros(2, 8, 257)] * 3, True)
     good = torch.zeros(GOOD)

@@ -17,7 +17,7 @@ every_shape = pytest.mark.parametrize(("n_queries", "n_keys", "is_causal", "chun
 
 @every_shape
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_chunks_of_any_size_give_in_fp64_what_autograd_gives(dtype, n_queries, n_keys, is_causal, chunk_elements):
+def test_chunks_of_any_size_match_autograd_in_fp64(dtype, n_queries, n_keys, is_causal, chunk_elements):
     tensors = inputs(n_queries, n_keys, dtype)
     exact = exact_attention(*tensors, is_causal, chunk_elements)
     by_autograd = results(eager_attention, *(tensor.double() for tensor in tensors), is_causal)
@@ -25,13 +25,13 @@ def test_chunks_of_any_size_give_in_fp64_what_autograd_gives(dtype, n_queries, n
 
 
 @every_shape
-def test_natural_scales_are_sums_of_the_absolute_values_of_products(n_queries, n_keys, is_causal, chunk_elements):
+def test_natural_scales_sum_the_absolute_values_of_products(n_queries, n_keys, is_causal, chunk_elements):
     q, k, v, do = (x[0, 0] for x in inputs(n_queries, n_keys))
     scores = torch.stack([(q * key).sum(-1) for key in k], dim=1) / 4  # √head_dim
     future = torch.arange(n_keys) > torch.arange(n_queries)[:, None]
     weights = torch.softmax(scores.masked_fill(future, -torch.inf) if is_causal else scores, dim=-1)
-    values = torch.einsum("ij,jd->ijd", weights, v)  # whose sum over keys is the output
-    # Of a score's gradient, weight · (do · v - do · output), the products that it is a sum of.
+    values = torch.einsum("ij,jd->ijd", weights, v)  # their sum over keys is the output
+    # The products that sum to a score's gradient, weight · (do · v - do · output).
     of_output = (do[:, None, None] * values[:, None]).flatten(2, 3).expand(-1, n_keys, -1)
     parts = torch.cat([do[:, None] * v, -of_output], -1) * weights[..., None] / 4
     expected = {
@@ -47,7 +47,7 @@ def test_natural_scales_are_sums_of_the_absolute_values_of_products(n_queries, n
 
 
 @pytest.mark.parametrize(("kv_heads", "is_causal"), [(1, False), (2, True), (3, True)])
-def test_heads_of_keys_that_queries_share_give_what_copies_of_them_give(kv_heads, is_causal):
+def test_shared_heads_of_keys_give_the_same_as_copies_of_them(kv_heads, is_causal):
     q, _, _, do = inputs(24, 24, leading=(2, 6))
     _, k, v, _ = inputs(24, 24, leading=(2, kv_heads))
     exact = exact_attention(q, k, v, do, is_causal)
@@ -59,9 +59,9 @@ def test_heads_of_keys_that_queries_share_give_what_copies_of_them_give(kv_heads
         torch.testing.assert_close(getattr(exact, name), summed, rtol=1e-12, atol=1e-13)
 
 
-def test_errors_of_weights_make_errors_as_large_as_are_foretold():
+def test_errors_of_weights_cause_errors_of_the_predicted_size():
     q, k, v, do = (x[0, 0] for x in inputs(9, 24, torch.float64))
-    v, do = v.abs(), do.abs()  # whose products do not cancel
+    v, do = v.abs(), do.abs()  # so that their products do not cancel
     weights = torch.softmax(q @ k.mT / 4, dim=-1)
     errors = torch.full_like(weights, 1e-3)
     output, _, _, dv = natural_scales(weights, q, k, v, do, errors)
@@ -69,7 +69,7 @@ def test_errors_of_weights_make_errors_as_large_as_are_foretold():
     torch.testing.assert_close(dv, (weights + errors).mT @ do - weights.mT @ do)
 
 
-def test_the_error_of_a_gradient_that_vanishes_is_relative_to_its_natural_scale():
+def test_the_error_of_a_vanishing_gradient_is_relative_to_its_natural_scale():
     q, k, v, do = inputs(5, 1, torch.float32)
     exact = exact_attention(q, k, v, do, False)
     assert exact.dk.norm() < 1e-12 * exact.scale_dk.norm()
@@ -77,7 +77,7 @@ def test_the_error_of_a_gradient_that_vanishes_is_relative_to_its_natural_scale(
     assert exact.relative_error("output", 1.1 * exact.output) == pytest.approx(0.1)
 
 
-def test_no_more_of_the_score_matrix_is_there_than_was_allowed():
+def test_no_more_than_chunk_elements_of_the_score_matrix_exist_at_once():
     tensors = inputs(64, 64, leading=(1,))
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profile:
         exact_attention(*tensors, False, chunk_elements=8 * 64)

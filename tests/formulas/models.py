@@ -1,4 +1,4 @@
-"""Small models and their training steps, of which tests count what formulas say."""
+"""Small models and their training steps, for tests that compare formulas with counts."""
 
 from pipeline.formulas.sizes import ModelSize, OwnSize
 from pipeline.model import TransformerLM

@@ -20,7 +20,7 @@ SHAPES = {
 
 
 def count_saved(workload):
-    """Run a forward pass; give the bytes of the distinct storages that it keeps, batch and model apart."""
+    """Run a forward pass; return the bytes of the distinct storages that it keeps, without batch and model."""
     step = step_of(workload)
     return saved_tensors.saved_bytes(
         step.forward, [*step.model.parameters(), *step.model.buffers(), step.tokens, step.targets]
@@ -36,7 +36,7 @@ def test_saved_bytes_equal_the_counted_tensors(shape, precision, attention, chec
     assert saved_bytes(workload) == count_saved(workload)
 
 
-def test_cudas_fused_norm_keeps_one_tensor_less_and_its_autocast_the_softmax_in_fp32_beside_its_copy():
+def test_on_cuda_a_norm_saves_one_tensor_less_and_autocast_saves_the_softmax_in_fp32_too():
     cuda = Workload(SIZES["small"], 10_000, 4, 256)
     norms = 2 * SIZES["small"].num_layers + 1
     assert saved_bytes(replace(cuda, device_type="cpu")) - saved_bytes(cuda) == norms * residual_stream_bytes(cuda)
@@ -45,7 +45,7 @@ def test_cudas_fused_norm_keeps_one_tensor_less_and_its_autocast_the_softmax_in_
         found = bytes_by_part(replace(cuda, precision="bf16", device_type=device_type))
         assert found["scores"] == of_an_element * elements
     flash = bytes_by_part(replace(cuda, attention="flash"))
-    assert flash["scores"] == 4 * elements / cuda.seq_len  # one log-sum-exp a query
+    assert flash["scores"] == 4 * elements / cuda.seq_len  # one LSE per query
 
 
 SMALL = Workload(ModelSize(d_model=32, d_ff=56, num_layers=2, num_heads=2), vocab_size=40, batch_size=2, seq_len=16)
@@ -53,14 +53,14 @@ ON_GPUS = [pytest.param(name, "cuda", marks=pytest.mark.gpu) for name in ("eager
 
 
 @pytest.mark.parametrize(("attention", "device_type"), [("flash", "cpu"), *ON_GPUS])
-def test_the_model_keeps_what_its_parts_add_up_to(attention, device_type):
+def test_the_model_saves_the_sum_of_its_parts(attention, device_type):
     if device_type == "cpu" and torch.cuda.is_available():
         pytest.skip("where there is a GPU, Triton runs on it alone")
     workload = replace(SMALL, attention=attention, device_type=device_type)
     assert count_saved(workload) == sum(bytes_by_part(workload).values())
 
 
-def test_eager_attention_keeps_softmax_and_inputs_and_has_the_scores_too_and_flash_no_more_than_it_keeps():
+def test_eager_attention_peaks_at_scores_plus_softmax_and_flash_at_what_it_keeps():
     eager, flash = (attention_bytes(replace(SMALL, attention=kind)) for kind in ("eager", "flash"))
     leaves = [torch.randn(2, 2, 16, 16, requires_grad=True) for _ in range(3)]
     assert eager["inputs"] == sum(leaf.nbytes for leaf in leaves)

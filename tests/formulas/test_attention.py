@@ -17,7 +17,7 @@ BYTES = {torch.float32: 4, torch.float64: 8}
 
 
 class LiveBytes(TorchDispatchMode):
-    """Count the bytes of all storages that operations made and that are still alive, and the most there were."""
+    """Count the bytes of storages that operations made and that are still alive, and their peak."""
 
     def __init__(self):
         super().__init__()
@@ -44,7 +44,7 @@ def inputs(shape, dtype):
 
 
 def eager(q, k, v, shape):
-    """Compute the plain formula, keys and values repeated where heads of queries share them."""
+    """Compute the plain formula, with keys and values repeated if query heads share them."""
     if shape.has_shared_keys:
         k, v = (x.repeat_interleave(shape.query_heads_per_kv_head, dim=1) for x in (k, v))
     return eager_attention(q, k, v, shape.is_causal)
@@ -52,7 +52,7 @@ def eager(q, k, v, shape):
 
 @pytest.mark.parametrize("dtype", BYTES)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bytes_are_those_that_an_eager_pass_allocates(shape, dtype):
+def test_predicted_bytes_are_those_that_an_eager_pass_allocates(shape, dtype):
     with LiveBytes() as counted:
         *leaves, gradient = inputs(shape, dtype)
         output = eager(*(leaf.requires_grad_() for leaf in leaves), shape)
@@ -61,24 +61,24 @@ def test_bytes_are_those_that_an_eager_pass_allocates(shape, dtype):
     assert counted.peak == attention.peak_bytes(shape, BYTES[dtype], "cpu")
 
 
-def test_on_a_gpu_the_peak_has_one_score_matrix_more():
+def test_the_peak_on_a_gpu_has_one_more_score_matrix():
     shape = Shape(8, 1, 4096, 64, False)
     peaks = {device_type: attention.peak_bytes(shape, 4, device_type) for device_type in ("cpu", "cuda")}
     assert peaks["cuda"] - peaks["cpu"] == shape.scores * 4
     assert peaks["cuda"] == pytest.approx(4 * shape.scores * 4, rel=0.05)
 
 
-def test_a_causal_pass_does_half_and_a_backward_pass_two_and_a_half_times_the_forward():
+def test_causal_halves_the_flops_and_backward_has_two_and_a_half_times_the_forward():
     whole, causal = Shape(1, 2, 128, 64, False), Shape(1, 2, 128, 64, True)
     assert attention.forward_flops(causal) * 2 == attention.forward_flops(whole) == 4 * 2 * 128**2 * 64
     of_passes = [attention.pass_flops(whole, name) for name in ("forward", "backward", "forward_backward")]
     assert of_passes == [times * attention.forward_flops(whole) for times in (1, 2.5, 3.5)]
-    shared = replace(whole, query_heads_per_kv_head=2)  # whose keys and values save no FLOPs
+    shared = replace(whole, query_heads_per_kv_head=2)  # sharing keys and values saves no FLOPs
     assert attention.pass_flops(shared, "backward") == attention.pass_flops(whole, "backward")
     assert attention.flash_saved_bytes(shared) == attention.flash_saved_bytes(whole)
 
 
-def test_the_longest_sequence_that_fits_is_the_last_one_whose_peak_does():
+def test_the_longest_sequence_that_fits_is_the_last_whose_peak_fits():
     shape = Shape(8, 1, 1, 64, False)
     longest = attention.longest_that_fits(shape, 4, "cuda", memory_bytes=10**9)
     peaks = [attention.peak_bytes(Shape(8, 1, length, 64, False), 4, "cuda") for length in (longest, longest + 1)]

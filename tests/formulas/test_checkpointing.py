@@ -6,9 +6,9 @@ from pipeline.formulas.checkpointing import KINDS, blocks_run_again, inputs_kept
 
 
 def simulate(num_layers, every, kind):
-    """Play the backward pass with a set of stored inputs; return the most that were stored, and the blocks run again.
+    """Simulate a backward pass with a set of stored inputs; return the most stored at once, and the blocks rerun.
 
-    A rerun may start only from a stored input, and every block's backward pass must come once, last block first.
+    A rerun may start only from a stored input, and every block must go backward exactly once, last block first.
     """
     starts = range(0, num_layers, every) if kind != "recursive" or num_layers <= every else (0, (num_layers + 1) // 2)
     stored, most, ran, differentiated = set(starts), 0, 0, []
@@ -29,7 +29,7 @@ def simulate(num_layers, every, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 @pytest.mark.parametrize("num_layers", [1, 2, 3, 5, 8, 13, 32])
-def test_reruns_start_from_inputs_that_are_there_and_reach_every_block(num_layers, every, kind):
+def test_reruns_start_from_stored_inputs_and_reach_every_block(num_layers, every, kind):
     most, ran = simulate(num_layers, every, kind)
     assert ran == blocks_run_again(num_layers, every, kind)
     if kind != "recursive":
@@ -38,9 +38,9 @@ def test_reruns_start_from_inputs_that_are_there_and_reach_every_block(num_layer
 
 
 @pytest.mark.parametrize("power", [1, 2, 3, 5, 10])
-def test_halving_takes_a_logarithm_of_inputs_and_of_forward_passes(power):
+def test_halving_needs_logarithmically_many_inputs_and_forward_passes(power):
     assert simulate(2**power, 1, "recursive") == (power + 1, 2**power // 2 * (power + 1))
 
 
-def test_without_checkpoints_nothing_runs_again():
+def test_nothing_runs_again_without_checkpoints():
     assert blocks_run_again(8, 0, "segments") == 0

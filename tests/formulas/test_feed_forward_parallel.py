@@ -16,11 +16,11 @@ MESHES = [(1, 1), (2, 1), (4, 1), (1, 2), (1, 3), (2, 2), (4, 3)]
 def counted(phase, batch_shares, width_shares, keeps_weights):
     """Count what one of X × Y devices computes and sends on rings over X and Y."""
     rows, columns = T // batch_shares, F // width_shares
-    products = 6 if phase == "backward" else 3  # backward the gradients of both factors
+    products = 6 if phase == "backward" else 3  # backward computes the gradients of both factors
     # An all-gather and a reduce-scatter send (n − 1) / n of a buffer each, an all-reduce is both.
     rounds = {("forward", False): 1, ("forward", True): 0}.get((phase, keeps_weights), 2)
     weights = rounds * (batch_shares - 1) / batch_shares * 3 * D * columns
-    # Of the forward pass the output, of the backward pass the input's gradient is a sum over Y.
+    # The output in the forward pass and the input's gradient in the backward pass are sums over Y.
     outputs = 2 * (width_shares - 1) / width_shares * rows * D
     return products * 2 * rows * D * columns, 2 * weights, 2 * outputs
 
@@ -28,19 +28,19 @@ def counted(phase, batch_shares, width_shares, keeps_weights):
 @pytest.mark.parametrize("phase", PASSES)
 @pytest.mark.parametrize("keeps_weights", [False, True])
 @pytest.mark.parametrize("shares", MESHES)
-def test_flops_and_bytes_are_those_of_shares_that_are_multiplied_and_sent(shares, keeps_weights, phase):
+def test_flops_and_bytes_match_a_count_over_the_shares(shares, keeps_weights, phase):
     expected = cost(LAYER, phase, *shares, keeps_weights)
     found = (expected.flops, expected.weight_bytes, expected.activation_bytes)
     assert counted(phase, *shares, keeps_weights) == pytest.approx(found)
 
 
-# Round figures of an H200 with NVLink, and a batch at which either axis alone is enough for hundreds of devices.
+# Round numbers for an H200 with NVLink, and a batch at which either axis alone suffices for hundreds of devices.
 LARGE = Layer(Block(4608, 12288, matrices=3), 1e6, flops_per_s=1e15, bytes_per_s=4.5e11)
 
 
 @pytest.mark.parametrize("phase", PASSES)
 @pytest.mark.parametrize("strategy", ["data_parallel", "fsdp", "tensor"])
-def test_at_the_most_devices_computing_takes_as_long_as_communicating(strategy, phase):
+def test_at_the_device_limit_computing_takes_as_long_as_communicating(strategy, phase):
     found = cost(LARGE, phase, *most_shares(LARGE, strategy, phase), keeps_weights=strategy == "data_parallel")
     if (strategy, phase) == ("data_parallel", "forward"):
         assert found.communication_s(LARGE) == 0
@@ -48,7 +48,7 @@ def test_at_the_most_devices_computing_takes_as_long_as_communicating(strategy, 
         assert found.compute_s(LARGE) == pytest.approx(found.communication_s(LARGE))
 
 
-@pytest.mark.parametrize("tokens", [1e6, 1000])  # so few that tensor parallelism alone pays
+@pytest.mark.parametrize("tokens", [1e6, 1000])  # 1000 are so few that only tensor parallelism pays
 @pytest.mark.parametrize("phase", PASSES)
 @pytest.mark.parametrize("axes_overlap", [False, True])
 def test_no_other_split_has_more_devices(axes_overlap, phase, tokens):
@@ -65,7 +65,7 @@ def test_no_other_split_has_more_devices(axes_overlap, phase, tokens):
 
 
 @pytest.mark.parametrize("phase", PASSES)
-def test_no_other_whole_split_of_two_axes_in_turn_has_more_devices(phase):
+def test_no_other_integer_split_without_overlap_has_more_devices(phase):
     random = np.random.default_rng(0)
     for tokens, d_ff in random.integers(1, [4000, 3000], (200, 2)):
         layer = Layer(Block(D, int(d_ff), matrices=3), int(tokens), flops_per_s=1e12, bytes_per_s=2e10)
@@ -75,7 +75,7 @@ def test_no_other_whole_split_of_two_axes_in_turn_has_more_devices(phase):
         assert math.prod(most_whole_shares(layer, "fsdp_tensor", phase)) == max(fitting)
 
 
-def test_a_limit_of_one_axis_or_of_axes_that_overlap_is_rounded_down():
+def test_limits_of_one_axis_or_of_overlapping_axes_are_rounded_down():
     layer = replace(LAYER, block=Block(D, 300, matrices=3), tokens=370)
     assert most_whole_shares(layer, "fsdp", "forward") == (4, 1)
     assert most_whole_shares(layer, "tensor", "forward") == (1, 5)

@@ -11,7 +11,7 @@ VOCAB_SIZE, BATCH_SIZE, SEQ_LEN = 100, 3, 24
 
 
 @pytest.mark.parametrize("size", [SIZES["tiny"], ODD_SIZE, GROUPED])
-def test_flops_equal_those_that_torch_counts(size):
+def test_flops_equal_torchs_count(size):
     workload = (size, VOCAB_SIZE, BATCH_SIZE, SEQ_LEN)
     model = build_model(size, VOCAB_SIZE, SEQ_LEN)
     with FlopCounterMode(display=False) as forward_counter:
@@ -23,7 +23,7 @@ def test_flops_equal_those_that_torch_counts(size):
     assert train_step_flops(*workload) == forward_flops(*workload) + backward_flops(*workload)
 
 
-def test_causal_attention_counts_half_of_the_scores_and_all_other_products():
+def test_causal_flops_count_half_of_attention_and_all_other_products():
     per_sequence = (SIZES["8B"], 151_936, 1, 32_768)
     products = 6 * 32_768 * (34 * (4 * 4096**2 + 3 * 4096 * 11_008) + 4096 * 151_936)
     assert 2 * (causal_train_step_flops(*per_sequence) - products) == train_step_flops(*per_sequence) - products

@@ -8,7 +8,7 @@ from pipeline.formulas.sizes import SIZES
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
 @pytest.mark.parametrize("sizes", [[1], [8], [5, 100, 3], [24, 8], [7, 1000, 7]])
-def test_pieces_hold_every_element_once_and_each_parameter_begins_aligned(sizes, world_size):
+def test_pieces_hold_every_element_once_and_each_parameter_starts_aligned(sizes, world_size):
     layout = flat_layout(sizes, world_size)
     assert all(place % ALIGNMENT == 0 for place in (*layout.offsets, layout.piece))
     assert layout.elements == world_size * layout.piece >= sum(sizes)
@@ -28,7 +28,7 @@ def plan_of(elements, compute_itemsize=4, replicated=0):
     return FsdpPlan(tuple(flat_layout([count], 2) for count in elements), replicated, 4, compute_itemsize)
 
 
-def test_kept_are_a_share_of_what_is_sharded_all_of_what_is_not_and_two_buffers_as_large_as_their_largest_unit():
+def test_a_rank_keeps_its_shards_all_that_is_replicated_and_two_buffers_of_largest_units():
     plan = plan_of([160, 320], replicated=10)
     assert plan.persistent_bytes == plan.gradient_bytes == 4 * (240 + 10)
     assert plan.moments_bytes == 8 * (240 + 10)
@@ -36,10 +36,10 @@ def test_kept_are_a_share_of_what_is_sharded_all_of_what_is_not_and_two_buffers_
     assert plan_of([160], compute_itemsize=2).gathered_bytes == 2 * 160
 
 
-def test_gradients_peak_where_the_most_have_been_received_or_are_under_way():
-    # The first unit's gradients, the second's buffer on its way, the pieces of the second and third.
+def test_peak_gradient_bytes_include_received_pieces_and_buffers_being_sent():
+    # The first unit's gradients, the second's buffer being sent, the pieces of the second and third.
     assert plan_of([160, 160, 160]).collecting_bytes == 4 * (160 + 160 + 80 + 80)
-    # Where a piece is converted, it has also arrived as it was sent.
+    # A piece to convert also exists in the dtype in which it was sent.
     assert plan_of([160, 160], compute_itemsize=2).collecting_bytes == 2 * (160 + 160 + 80) + 4 * 80
 
 
@@ -48,14 +48,14 @@ def test_the_last_two_units_are_not_gathered_again():
     assert sent == {"allgather_base": 4 * (2 * 960 - 800), "reduce_scatter_base": 4 * 960, "allreduce": 40}
 
 
-def test_communication_is_exposed_at_both_ends_of_a_step_and_where_it_outlasts_the_computation():
+def test_communication_is_exposed_at_both_ends_of_a_step_and_if_it_outlasts_computation():
     plan = plan_of([160, 320])
-    at_ends_bytes = 2 * 4 * 160 / 2  # of two ranks each sends half of the first unit, twice
+    at_ends_bytes = 2 * 4 * 160 / 2  # each of two ranks sends half of the first unit, twice
     assert plan.exposed_s(4000.0, 1000.0, computation_s=10.0) == at_ends_bytes / 1000
     assert plan.exposed_s(4000.0, 1000.0, computation_s=1.0) == pytest.approx(4.0 - 1.0)
 
 
-def test_with_more_ranks_the_peak_falls_towards_activations_and_buffers():
+def test_the_peak_falls_towards_activations_and_buffers_with_more_ranks():
     workload = Workload(SIZES["xl"], 10_000, 2, 512)
     plans = [fsdp_training.sharded_by_block(workload.size, 10_000, ranks, 4) for ranks in (1, 2, 4, 64)]
     peaks = [fsdp_training.peak_bytes(workload, plan) for plan in plans]

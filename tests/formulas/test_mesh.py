@@ -12,7 +12,7 @@ SPLITS = [{"fsdp_size": 8, "tensor_size": 8}, {"fsdp_axes": 1, "tensor_axes": 2}
 
 @pytest.mark.parametrize("changed", [{}, {"axes_overlap": True}, {"weight_bytes": 1}, *SPLITS])
 @pytest.mark.parametrize("block", [XXL, Block(8192, 28672, matrices=3)])
-def test_at_the_least_batch_computing_takes_as_long_as_communicating(changed, block):
+def test_computing_takes_as_long_as_communicating_at_the_least_batch(changed, block):
     mesh = replace(V5P, **changed)
     times_s = [block_s(block, share * least_tokens(block, mesh), mesh) for share in (0.9, 1, 1.1)]
     less, least, more = (each["compute"] / each["communication"] for each in times_s)
@@ -20,7 +20,7 @@ def test_at_the_least_batch_computing_takes_as_long_as_communicating(changed, bl
     assert least == pytest.approx(1)
 
 
-def test_times_by_hand():
+def test_times_equal_a_calculation_by_hand():
     found = block_s(XXL, 64_000, V5P)
     assert found["compute"] == 4 * 64_000 * 16384 * 53248 / (64 * 4.6e14)
     assert found["fsdp"] == 4 * 16384 * 53248 / (4 * 1.8e11 * 2)

@@ -18,17 +18,17 @@ BLOCK = block_parameter_count(WIDTHS.size)
         ("rms_norm", WHOLE, WIDTHS, 2, 2 * (8 * N * D + 3 * D)),  # eight tensors and the weight
         ("swiglu", FORWARD, WIDTHS, 2, 2 * 3 * N * F),
         ("swiglu", BACKWARD, WIDTHS, 2, 2 * 5 * N * F),
-        ("rotary", FORWARD, SHARED, 4, 4 * 2 * 16 * (64 + 16) + 4 * 16 * 8),  # queries and the fewer keys, both ways
+        ("rotary", FORWARD, SHARED, 4, 4 * 2 * 16 * (64 + 16) + 4 * 16 * 8),  # queries and fewer keys, read and written
         ("linear_cross_entropy", FORWARD, WIDTHS, 2, 2 * (N + 10_000) * D + 8 * N),
         ("adamw", WHOLE, WIDTHS, 4, 4 * 7 * BLOCK),  # four tensors are read and three written
     ],
 )
-def test_bytes_are_those_of_the_tensors_that_are_read_and_written(operation, phase, widths, element_bytes, moved):
+def test_moved_bytes_are_those_of_the_tensors_read_and_written(operation, phase, widths, element_bytes, moved):
     assert moved_bytes(operation, phase, widths, element_bytes) == moved
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_both_phases_move_and_compute_what_each_does(operation):
+def test_the_whole_is_the_sum_of_forward_and_backward(operation):
     assert flops(operation, WHOLE, WIDTHS) == sum(flops(operation, phase, WIDTHS) for phase in (FORWARD, BACKWARD))
     if operation != "adamw":
         parts = [moved_bytes(operation, phase, WIDTHS, 2) for phase in (FORWARD, BACKWARD)]
@@ -36,14 +36,14 @@ def test_both_phases_move_and_compute_what_each_does(operation):
         assert min(parts) > 0
 
 
-def test_only_the_head_multiplies_and_backward_twice_as_much():
+def test_only_the_head_has_product_flops_twice_as_many_in_backward():
     found = [product_flops("linear_cross_entropy", phase, WIDTHS) for phase in (FORWARD, BACKWARD, WHOLE)]
     assert found == [count * N * D * 10_000 for count in (2, 4, 6)]
     assert flops("linear_cross_entropy", WHOLE, WIDTHS) == found[2]
     assert {product_flops(name, WHOLE, WIDTHS) for name in OPERATIONS if name != "linear_cross_entropy"} == {0}
 
 
-def test_flops_follow_the_numbers_that_an_operation_is_done_for():
+def test_flops_are_proportional_to_the_elements_of_an_operation():
     assert flops("rms_norm", WHOLE, WIDTHS) == 15 * N * D
     assert flops("rotary", FORWARD, SHARED) == 3 * 16 * (64 + 16)
     assert flops("swiglu", BACKWARD, WIDTHS) == 11 * N * F

@@ -12,7 +12,7 @@ OWN = [GROUPED, replace(GROUPED, head_dim=12), replace(GROUPED, tie_embeddings=T
 
 
 @pytest.mark.parametrize("size", [*SIZES.values(), ODD_SIZE, *OWN])
-def test_parameters_and_their_bytes_are_the_models(size):
+def test_parameter_count_and_bytes_equal_the_models(size):
     with torch.device("meta"):
         parameters = list(build_model(size, vocab_size=10_000).parameters())
     assert parameter_count(size, 10_000) == sum(parameter.numel() for parameter in parameters)

@@ -21,7 +21,7 @@ WORKLOADS = {
     "wide feed-forward": Workload(ModelSize(32, 256, 2, 2), 60, 4, 32),
     "long context": Workload(ModelSize(32, 64, 2, 2), 60, 2, 192),
 }
-# Tied, the gradients of head and embedding stand beside each other before they are added.
+# If tied, the gradients of head and embedding exist side by side before they are added.
 OWN = {
     "wide heads": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, head_dim=64), 60, 2, 96),
     "tied": Workload(OwnSize(32, 64, 2, 2, num_kv_heads=2, tie_embeddings=True), 3000, 1, 8),
@@ -34,14 +34,14 @@ DEEP = {
 
 @pytest.fixture
 def sizes_alone(monkeypatch):
-    """Multiply without oneDNN, which takes memory of its own, and record sizes without the code that allocates."""
+    """Multiply without oneDNN, which allocates memory of its own, and record sizes without stack traces."""
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
     profile = torch.profiler.profile
     monkeypatch.setattr(recording, "profile", lambda **options: profile(**options | {"with_stack": False}))
 
 
 def measured_peaks(workload, mode, path):
-    """Record two steps on the CPU; return the peak of each phase of the first and of the second."""
+    """Record two steps on the CPU; return the peaks by phase, of the first and of the second."""
     with record_memory(torch.device("cpu"), path) as recorder:
         recorder.phase("build")
         step = step_of(workload)
@@ -67,7 +67,7 @@ H200_PEAKS = {"forward": 18_007_388_168, "backward": 27_326_877_704}
 CUBLAS_WORKSPACES = {"forward": 32 * 2**20, "backward": 64 * 2**20}
 
 
-def test_predicted_peaks_of_a_gpu_are_those_recorded_there_but_for_workspaces():
+def test_predicted_gpu_peaks_equal_the_recorded_ones_except_for_workspaces():
     moments = predict_peaks(LARGEST, "train_step", first_step=True)
     for phase, peak_bytes in H200_PEAKS.items():
         scalars = peak_bytes - CUBLAS_WORKSPACES[phase] - moments[phase].total_bytes
@@ -93,7 +93,7 @@ SDPA = {"attention": "sdpa"}
         ("deep and wide", "fp32", "train_step", {"checkpoint_every": 3, "checkpointing": "selective"} | SDPA),
     ],
 )
-def test_predicted_peaks_are_the_recorded_ones(name, precision, mode, varied, tmp_path):
+def test_predicted_cpu_peaks_match_the_recorded_ones(name, precision, mode, varied, tmp_path):
     workload = replace((WORKLOADS | OWN | DEEP)[name], device_type="cpu", precision=precision, **varied)
     first, second = measured_peaks(workload, mode, tmp_path / "snapshot.pickle")
     for peaks, first_step in ((first, True), (second, False)):
@@ -102,26 +102,26 @@ def test_predicted_peaks_are_the_recorded_ones(name, precision, mode, varied, tm
         assert found == pytest.approx(peaks, rel=WITHIN[precision])
 
 
-def test_on_cuda_the_update_needs_the_training_state_and_once_more_the_parameters():
+def test_the_update_on_cuda_needs_the_training_state_plus_a_copy_of_the_parameters():
     sizes, moment = (LARGEST.size, LARGEST.vocab_size), optimizer_moment(LARGEST)
     expected_bytes = training_state(parameter_count(*sizes)).total_bytes + parameter_bytes(*sizes)
     assert moment.total_bytes - moment.bytes_by_category["other"] == expected_bytes
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_on_cuda_the_softmax_s_backward_pass_has_one_fp32_score_matrix_more(precision):
+def test_the_softmax_backward_on_cuda_has_one_more_fp32_score_matrix(precision):
     def at_the_softmax(attention):
         moments = backward_moments(replace(LARGEST, seq_len=1024, precision=precision, attention=attention))
         return next(moment.bytes_by_category["temporaries"] for moment in moments if moment.what == "attention")
 
     matrix = 4 * LARGEST.batch_size * LARGEST.size.num_heads * 1024**2
     vectors = 4 * 4 * LARGEST.batch_size * 1024 * LARGEST.size.d_model
-    # Gradients of the softmax's output and input and their temporary, in bf16 less the softmax's copy that is gone.
+    # Gradients of the softmax's output and input and their temporary, in bf16 minus the softmax's freed copy.
     matrices = 3 if precision == "fp32" else 2.5
     assert at_the_softmax("eager") - at_the_softmax("flash") == pytest.approx(matrices * matrix, abs=vectors)
 
 
-def test_the_first_step_has_no_moments_before_its_update():
+def test_the_first_step_has_no_adamw_moments_before_its_update():
     first, later = (predict_peaks(LARGEST, "train_step", first_step=first) for first in (True, False))
     for phase in ("forward", "backward"):
         assert first[phase].bytes_by_category["optimizer_state"] == 0

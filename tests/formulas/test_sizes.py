@@ -23,7 +23,7 @@ WITHOUT = replace(GROUPED, without=("bias", "qk_norm"))
         (replace(WITHOUT, head_dim=16, tie_embeddings=True), f"{NAME}-hd16-tied-without.bias.qk_norm"),
     ],
 )
-def test_a_name_says_the_numbers_and_the_size_is_found_by_it(size, name):
+def test_a_name_spells_out_the_size_and_looks_it_up(size, name):
     assert size.name(name.partition("-")[0]) == name
     assert name in SIZES
     assert SIZES[name] == size
@@ -40,18 +40,18 @@ def test_a_name_says_the_numbers_and_the_size_is_found_by_it(size, name):
         "mine-d64-f96-l2-h8-kv3-v0",  # 3 does not divide 8
         "mine-d72-f96-l2-h8-kv8-v0",  # an odd head_dim
         "mine-d64-f0-l2-h8-kv8-v0",
-        f"{NAME}-hd8",  # as without it: one spelling
+        f"{NAME}-hd8",  # the default head_dim must not be spelled out
         *(f"{NAME}-{more}" for more in ("hd7", "hd0", "tied-hd16", "tied-tied")),
         *(f"{NAME}-without{words}" for words in ("", ".heads", ".qk_norm.bias", ".bias.bias")),
     ],
 )
-def test_what_is_no_size_is_not_one(name):
+def test_invalid_names_are_not_sizes(name):
     assert name not in SIZES
     assert SIZES.get("mine-d064-f96-l2-h8-kv2-v120") is None
 
 
-def test_a_group_of_heads_reads_one_head_of_keys_and_values():
-    """With keys and values repeated by hand, the model with a head for each computes the same."""
+def test_a_group_of_query_heads_shares_one_key_value_head():
+    """A model with a key/value head per query head computes the same if keys and values are repeated by hand."""
     shared = build_training_step(GROUPED, vocab_size=7, context_length=8, batch_size=2, precision="fp32", device="cpu")
     size = ModelSize(d_model=64, d_ff=96, num_layers=2, num_heads=8)
     whole = build_training_step(size, vocab_size=120, context_length=8, batch_size=2, precision="fp32", device="cpu")
@@ -60,5 +60,5 @@ def test_a_group_of_heads_reads_one_head_of_keys_and_values():
         if "k_proj" in name or "v_proj" in name:
             state[name] = weight.unflatten(0, (2, 8)).repeat_interleave(4, dim=0).flatten(0, 1)
     whole.model.load_state_dict(state)
-    assert shared.tokens.max() >= 7  # it has a vocabulary of its own
+    assert shared.tokens.max() >= 7  # the size's own vocabulary is used
     torch.testing.assert_close(shared.model(shared.tokens), whole.model(shared.tokens))

@@ -17,7 +17,7 @@ def test_the_least_number_of_devices_is_just_enough(activation_bytes):
     assert sharded.bytes_per_device(least - 1) >= 50
 
 
-def test_an_unsharded_share_stands_whole_on_every_device():
+def test_replicated_bytes_are_whole_on_every_device():
     assert Sharded(1050, 50).least_devices(50) is None  # the activations fill a device
     assert Sharded(1020, 60).bytes_per_device(10) == 1020 / 10 + 60
 

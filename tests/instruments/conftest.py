@@ -4,7 +4,7 @@ from pipeline.instruments.sampling import bursts, interleaving, kernel_timing, s
 
 
 class Clock:
-    """A clock on which nothing takes time but what sleeps on it, whatever else the machine does."""
+    """A fake clock that only `sleep` advances."""
 
     now_s = 0.0
 
@@ -17,7 +17,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Have the instruments read such a clock."""
+    """Make the instruments read a fake clock."""
     found = Clock()
     for module in (bursts, interleaving, kernel_timing, step_timing):
         monkeypatch.setattr(module, "perf_counter", found.perf_counter)

@@ -4,7 +4,7 @@ from pipeline.compat.torch_private import TorchDispatchMode, operator_name
 
 
 class Executed(TorchDispatchMode):
-    """Counts the operators that run; one whose result a checkpoint kept does not."""
+    """Count the operators that run; an operator whose result a checkpoint kept does not run again."""
 
     def __init__(self):
         super().__init__()

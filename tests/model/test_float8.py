@@ -8,7 +8,7 @@ from pipeline.model.transformer import TransformerLM
 
 
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
-def test_the_blocks_and_nothing_else_are_converted_by_the_recipe(monkeypatch, recipe):
+def test_the_recipe_converts_only_the_blocks(monkeypatch, recipe):
     peer = Mock()
     peer.Float8LinearConfig.from_recipe_name = lambda name: name
     monkeypatch.setattr(float8, "load", lambda _name, _module: peer)

@@ -21,11 +21,11 @@ def after_steps(make, weights):
 
 
 @pytest.mark.parametrize("update", [optimizers._update, optimizers._update_in_triton])
-def test_moments_in_bf16_move_weights_as_fp32_ones_do_but_for_their_rounding(monkeypatch, update):
+def test_bf16_moments_update_weights_like_fp32_ones_up_to_rounding(monkeypatch, update):
     device = "cuda" if torch.cuda.is_available() else "cpu"
     start = [torch.randn(shape, dtype=torch.float64) for shape in ((37, 40), (5,), (3,))]
     exact, _ = after_steps(torch.optim.AdamW, start)
-    for name in ("_update", "_update_in_triton"):  # by Triton's kernel, in its interpreter where there is no GPU
+    for name in ("_update", "_update_in_triton"):  # the Triton kernel too, without a GPU in the interpreter
         monkeypatch.setattr(optimizers, name, update)
     found, optimizer = after_steps(Bf16MomentsAdamW, [weight.float().to(device) for weight in start])
     for before, wanted, weight in list(zip(start, exact, found, strict=True))[:-1]:
@@ -35,7 +35,7 @@ def test_moments_in_bf16_move_weights_as_fp32_ones_do_but_for_their_rounding(mon
     assert {each.dtype for each in kept} == {torch.bfloat16}
 
 
-def test_muon_takes_the_matrices_of_blocks_and_adamw_all_else_once():
+def test_muon_takes_the_matrices_of_blocks_and_adamw_everything_else():
     model = TransformerLM(50, 8, d_model=16, num_layers=2, num_heads=2, d_ff=32)
     optimizer = muon(model, fused=False)
     assert isinstance(optimizer, Several)

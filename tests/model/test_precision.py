@@ -14,14 +14,14 @@ def test_precision_sets_fp32_products_and_autocast_whatever_was_set(tf32_switch,
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_former_state_comes_back_even_after_an_exception(precision, tf32_switch):
+def test_the_former_state_is_restored_even_after_an_exception(precision, tf32_switch):
     with pytest.raises(KeyError), precision_context(precision, "cpu"):
         raise KeyError
     assert allows_tf32() == tf32_switch.allows_tf32
     assert not torch.is_autocast_enabled("cpu")
 
 
-def test_matmul_precision_leaves_autocast_alone_and_an_unknown_one_is_named_in_one_line():
+def test_matmul_precision_leaves_autocast_alone_and_refuses_unknown_names():
     with matmul_precision("bf16"):
         assert not torch.is_autocast_enabled("cpu")
     message = "^precision='fp8': must be one of fp32, bf16, tf32$"

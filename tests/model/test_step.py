@@ -36,7 +36,7 @@ def test_loss_falls_when_one_batch_is_repeated(precision):
     assert last < 0.5 * first
 
 
-def test_run_is_the_three_phases_and_the_last_updates_every_parameter_and_drops_the_gradients():
+def test_run_equals_its_phases_and_the_last_updates_every_parameter():
     whole, phases = build_step(), build_step()
     for _ in range(2):
         before = [parameter.clone() for parameter in phases.model.parameters()]
@@ -50,7 +50,7 @@ def test_run_is_the_three_phases_and_the_last_updates_every_parameter_and_drops_
     torch.testing.assert_close(whole.model.state_dict(), phases.model.state_dict(), rtol=0, atol=0)
 
 
-def test_the_seed_determines_weights_and_tokens_and_targets_are_the_tokens_that_follow():
+def test_the_seed_determines_weights_and_tokens_and_targets_are_next_tokens():
     first, again, other = build_step(seed=3), build_step(seed=3), build_step(seed=4)
     torch.testing.assert_close(first.tokens[:, 1:], first.targets[:, :-1], rtol=0, atol=0)
     assert first.run() == again.run() != other.run()
@@ -64,7 +64,7 @@ def test_loss_is_the_mean_over_tokens_of_the_negative_log_likelihood():
 
 
 @pytest.mark.parametrize("weights_dtype", [torch.float32, torch.bfloat16])
-def test_bf16_has_logits_in_bf16_and_all_that_is_kept_in_the_weights_dtype_but_the_angles(weights_dtype):
+def test_bf16_logits_are_bf16_and_all_state_but_the_angles_has_the_weights_dtype(weights_dtype):
     step, logit_dtypes = build_step("bf16", weights_dtype=weights_dtype), []
     step.model.register_forward_hook(lambda module, args, logits: logit_dtypes.append(logits.dtype))
     loss = step.forward().item()
@@ -78,7 +78,7 @@ def test_bf16_has_logits_in_bf16_and_all_that_is_kept_in_the_weights_dtype_but_t
     assert loss == pytest.approx(build_step().run().item(), rel=0.01)
 
 
-def test_backward_multiplies_in_the_precision_but_outside_autocast():
+def test_backward_uses_the_matmul_precision_without_autocast():
     step, seen = build_step("tf32"), []
     step.model.lm_head.weight.register_hook(
         lambda gradient: seen.append((torch.get_float32_matmul_precision(), torch.is_autocast_enabled("cpu")))
@@ -108,7 +108,7 @@ def test_ranges_name_the_phases_in_order():
 
 
 def test_compiled_step_equals_the_eager_step_and_all_its_blocks_share_one_compilation(monkeypatch):
-    # As it is traced and cut into graphs; the code that torch generates of them, half a minute's work, is torch's own.
+    # This tests tracing and graphs only: generating code takes half a minute and is torch's responsibility.
     monkeypatch.setattr(torch.nn.Module, "compile", partialmethod(torch.nn.Module.compile, backend="aot_eager"))
     torch._dynamo.reset()
     counters.clear()

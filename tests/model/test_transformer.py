@@ -26,7 +26,7 @@ def random_tokens(seq_len=CONTEXT_LENGTH, batch_size=2):
 
 
 @pytest.mark.parametrize(("size_name", "parameters"), NUMBER_OF_PARAMETERS.items())
-def test_named_sizes_have_the_published_parameter_counts_and_are_built_on_the_context_s_device(size_name, parameters):
+def test_named_sizes_have_published_parameter_counts_on_the_context_device(size_name, parameters):
     with torch.device("meta"):
         model = TransformerLM(vocab_size=10_000, context_length=256, **asdict(SIZES[size_name]))
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
@@ -38,7 +38,7 @@ def test_weights_are_drawn_from_a_normal_truncated_at_three_standard_deviations(
     model = build_model(d_model=256, d_ff=768)
     gate, embedding = model.layers[0].feed_forward.gate_proj.weight, model.token_embedding.weight
     for weight, std in ((gate, (2 / (256 + 768)) ** 0.5), (embedding, 1.0)):
-        # Cutting a normal at 3 standard deviations leaves it 0.987 of its own.
+        # Truncation at 3 standard deviations reduces a normal's standard deviation to 0.987 of its value.
         assert weight.std().item() == pytest.approx(0.987 * std, rel=0.02)
         assert 2.5 * std < weight.abs().max() <= 3 * std
 
@@ -51,7 +51,7 @@ def test_norms_divide_by_the_root_of_mean_square_plus_epsilon():
         torch.testing.assert_close(norm(x), x / (0.01**2 + 1e-5) ** 0.5)
 
 
-def test_logits_depend_on_the_order_of_earlier_tokens_and_on_no_future_token_or_other_sequence():
+def test_logits_depend_only_on_earlier_tokens_of_their_sequence_and_their_order():
     model, tokens = build_model(), random_tokens()
     before = model(tokens)
     changed = tokens.clone()
@@ -86,14 +86,14 @@ def test_queries_and_keys_are_rotated_and_values_are_not():
     q, k, v, _ = attention.call_args.args
     assert not torch.allclose(q[..., :2, :], q[..., 1:3, :])
     torch.testing.assert_close(v[..., :2, :], v[..., 1:3, :])
-    # One token everywhere: a score can depend on the distance alone, if queries and keys turn alike.
+    # With one token everywhere, scores depend only on the distance if queries and keys rotate alike.
     scores = q @ k.mT
     torch.testing.assert_close(scores[..., :-1, :-1], scores[..., 1:, 1:])
 
 
-def test_model_is_one_graph_for_the_compiler():
+def test_model_compiles_to_one_graph():
     model, tokens = build_model(), random_tokens()
-    # Tracing alone is at stake here: the compiled code's values are compared in test_step.py.
+    # This tests only tracing; test_step.py compares the values of compiled code.
     compiled = torch.compile(model, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(tokens), model(tokens))
 

@@ -1,4 +1,4 @@
-"""Whether memory is freed that something held."""
+"""Check that memory has been freed."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ A_MOMENT_S = 30.0
 
 
 def still_there(storages: Sequence[StorageWeakRef]) -> int:
-    """Count those not freed; a thread of gloo's may hold the tensor of its last collective for a moment longer."""
+    """Count those not freed; a gloo thread may hold the tensor of its last collective for a moment longer."""
     deadline = time.monotonic() + A_MOMENT_S
     while not all(storage.expired() for storage in storages) and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Modules that go wrong, or may."""
+"""Modules that fail, or are easy to get wrong."""
 
 import torch
 from torch import nn
@@ -28,7 +28,7 @@ class Boxed(nn.Module):
 
 
 class Unboxing(nn.Module):
-    """Layers that need each other's buffers in between."""
+    """Boxed layers, with operations between them."""
 
     def __init__(self, box, width):
         super().__init__()
@@ -42,7 +42,7 @@ class Unboxing(nn.Module):
 
 
 class Lookup(nn.Module):
-    """An embedding as a function, of which nothing tells beforehand that its gradient will be sparse."""
+    """A functional embedding: nothing shows beforehand that its gradient will be sparse."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The net that replicated and sharded training is shown with, and its data."""
+"""The net for tests of replicated and sharded training, and its data."""
 
 from contextlib import nullcontext
 
@@ -13,7 +13,7 @@ ROWS = 12
 
 
 class CourseLinear(nn.Module):
-    """A linear layer that is none of torch's."""
+    """A linear layer that is not torch's."""
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -24,7 +24,7 @@ class CourseLinear(nn.Module):
 
 
 class Block(nn.Module):
-    """A block with a norm and a bias; it is given a keyword and returns a tuple, with what it was given in it."""
+    """A block with a norm and a bias; it takes a keyword argument and returns it in a dict with its output."""
 
     def __init__(self, width, hidden):
         super().__init__()
@@ -37,7 +37,7 @@ class Block(nn.Module):
 
 
 class Net(nn.Module):
-    """An embedding, blocks (the middle one larger than all else), a frozen layer, buffers, branches, a head."""
+    """An embedding, blocks (the middle one is the largest part), a frozen layer, buffers, branches, a head."""
 
     def __init__(self, seed=0, tied=False, checkpointed=0, reentrant=False, dtype=torch.float64):
         super().__init__()

@@ -2,7 +2,7 @@ import pytest
 
 
 def refusal(error, function, *arguments):
-    """Return what a function says as it raises this error."""
+    """Return the message of this error, which a function must raise."""
     with pytest.raises(error) as raised:
         function(*arguments)
     return str(raised.value)

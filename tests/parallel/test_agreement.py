@@ -14,7 +14,7 @@ def sharded(parameters, optimizer_cls=SGD, **arguments):
     return ShardedOptimizer(parameters, optimizer_cls, **arguments)
 
 
-# By what every rank says.
+# By the message of the error on every rank.
 CONSTRUCTIONS = {
     "shape (3, 2)": lambda rank: sharded(nn.Linear(2, 2 + rank // 2).parameters()),
     "1 parameters": lambda rank: sharded(nn.Linear(2, 2, bias=rank < 2).parameters()),
@@ -33,21 +33,21 @@ CONSTRUCTIONS = {
 
 @on_ranks(3)
 @pytest.mark.parametrize("told", CONSTRUCTIONS)
-def test_a_mismatch_at_construction_is_the_same_error_on_every_rank(context, told):
+def test_a_mismatch_at_construction_raises_the_same_error_on_every_rank(context, told):
     said = refusal(ValueError, CONSTRUCTIONS[told], context.rank)
     assert said.startswith("parameter groups")
     assert told in said
 
 
 @on_ranks(1, 2)
-def test_what_is_wrong_on_every_rank_is_the_error_that_the_plain_optimizer_raises(context):
+def test_an_error_on_every_rank_is_the_plain_optimizers(context):
     assert refusal(ValueError, sharded, [], AdamW).startswith("optimizer got an empty parameter list")
     assert refusal(TypeError, sharded, torch.ones(2), AdamW).startswith("params argument given to the optimizer")
 
 
 @on_ranks(2)
 def test_hyperparameters_of_any_kind_are_accepted(context):
-    note = type("Note", (), {"__repr__": lambda self: f"of rank {context.rank}"})()  # as an address differs
+    note = type("Note", (), {"__repr__": lambda self: f"of rank {context.rank}"})()  # differs by rank, like an address
     extra = {"lr": torch.tensor(0.05), "note": note, "foreach": False}
     ours, plain = make_pair(AdamW, lambda net: [{"params": net.parameters(), **extra}])
     train(*ours, range(2))
@@ -71,7 +71,7 @@ ADDITIONS = {
 
 
 @on_ranks(2)
-def test_a_group_refused_on_any_rank_is_refused_on_all_and_leaves_the_optimizer_as_it_was(context):
+def test_a_group_refused_on_any_rank_is_refused_on_all_and_changes_nothing(context):
     ours, plain = make_pair(OnlyMatrices, lambda net: [net[0].weight], lr=0.1, momentum=0.9)
     for told, make_parameters in ADDITIONS.items():
         group = {"params": make_parameters(ours[0], context.rank)}

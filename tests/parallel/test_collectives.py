@@ -16,7 +16,7 @@ LAYERS = 6
 WIDTH = 8
 LAYER_BYTES = 4 * WIDTH * WIDTH
 TWO_LAYERS = 2 * LAYER_BYTES
-# How many there are, and how many of them start during the backward pass.
+# How many collectives there are, and how many of them start during the backward pass.
 COLLECTIVES = {NaiveDDP: LAYERS, FlatDDP: 1, OverlapDDP: LAYERS, BucketedDDP: LAYERS // 2}
 DURING_BACKWARD = {**COLLECTIVES, NaiveDDP: 0, FlatDDP: 0}
 
@@ -32,7 +32,7 @@ def loss(ddp, context):
 
 @contextmanager
 def all_reduces_recorded():
-    """Note the tensor of each all-reduce of gradients and, apart from these, of the maps of which there are."""
+    """Record the tensors of all-reduces: gradients and, separately, the maps that tell which gradients exist."""
     real, of_gradients, of_maps = dist.all_reduce, [], []
 
     def all_reduce(tensor, *args, **kwargs):
@@ -45,7 +45,7 @@ def all_reduces_recorded():
 
 @on_ranks(2)
 @every_way(TWO_LAYERS)
-def test_collectives_are_one_a_trained_parameter_or_one_a_dtype_or_one_a_bucket(context, way):
+def test_there_is_one_collective_per_trained_parameter_dtype_or_bucket(context, way):
     net = layers(LAYERS + 2)
     net[-1].weight = net[0].weight
     net[1].requires_grad_(False)
@@ -68,7 +68,7 @@ PATIENCE_S = 15  # for what should happen within milliseconds
 
 
 class Link:
-    """A network that carries one all-reduce after the other in the background, and none while it is closed."""
+    """A network that carries all-reduces one at a time in the background, and none while it is closed."""
 
     def __init__(self, is_open):
         self._real, self._last, self._open = dist.all_reduce, None, Event()
@@ -105,8 +105,8 @@ def assert_averaged(context, ddp):
 
 @on_ranks(2)
 @every_way(TWO_LAYERS, OVERLAPPING)
-def test_gradients_are_carried_while_the_layers_before_are_still_to_go_backward(context, way):
-    """However slow backward passes are, only the last layer's collective, or the last bucket's, is left then."""
+def test_gradients_are_carried_while_earlier_layers_still_have_to_go_backward(context, way):
+    """If backward passes are slow enough, only the last layer's or bucket's collective is left at the end."""
     link, carried = Link(is_open=True), []
 
     def wait_for_what_is_complete():
@@ -128,7 +128,7 @@ def test_gradients_are_carried_while_the_layers_before_are_still_to_go_backward(
 
 @on_ranks(2)
 @every_way(TWO_LAYERS, OVERLAPPING)
-def test_a_backward_pass_waits_for_no_collective_and_the_finish_for_all(context, way):
+def test_backward_waits_for_no_collective_and_finish_for_all(context, way):
     link, ddp = Link(is_open=False), way(layers())
     with mock.patch.object(dist, "all_reduce", link.all_reduce):
         loss(ddp, context).backward()

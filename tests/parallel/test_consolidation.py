@@ -21,7 +21,7 @@ def with_a_group_added(net, make_optimizer):
     return optimizer
 
 
-# How many steps come before saving.
+# How to build the optimizer, and the number of steps before saving.
 CASES = [
     *((lambda net, make_optimizer: make_optimizer(groups_of(net), AdamW, lr=0.05), steps) for steps in (0, 3)),
     (lambda net, make_optimizer: make_optimizer(net.parameters(), SGD, lr=0.05, momentum=0.9), 3),
@@ -54,7 +54,7 @@ def assert_continued_in_each_case(context, saved):
     for (build, steps), loaded in zip(CASES, by_case, strict=True):
         net, alone, throughout = make_net(), make_net(), make_net()
         sharded, plain, unbroken = build(net, ShardedOptimizer), build(alone, make_plain), build(throughout, make_plain)
-        sharded.param_groups[0]["lr"] = plain.param_groups[0]["lr"] = 1.0  # which loading sets
+        sharded.param_groups[0]["lr"] = plain.param_groups[0]["lr"] = 1.0  # loading must reset it
         train(throughout, unbroken, range(5))
         own = sum(sharded.owner(parameter) == context.rank for parameter in net.parameters())
         for module, optimizer, kept in ((net, sharded, own), (alone, plain, len(loaded["net"]))):
@@ -65,14 +65,14 @@ def assert_continued_in_each_case(context, saved):
             assert_alike((module, optimizer), (throughout, unbroken))
 
 
-def test_what_two_ranks_save_goes_on_in_a_plain_optimizer_and_in_any_world_size(host):
+def test_state_saved_by_two_ranks_resumes_in_a_plain_optimizer_and_any_world_size(host):
     _, saved = host.run(saved_in_each_case, 2)
     for world_size in (1, 2, 3):
         host.run(assert_continued_in_each_case, world_size, saved=saved)
 
 
 @on_ranks(2)
-def test_looking_up_the_state_of_another_ranks_parameter_leaves_it_in_the_state_dict(context):
+def test_looking_up_another_ranks_state_does_not_change_the_state_dict(context):
     ours, plain = make_pair(AdamW)
     train_alike(ours, plain, range(2))
     for parameter in ours[0].parameters():
@@ -81,7 +81,7 @@ def test_looking_up_the_state_of_another_ranks_parameter_leaves_it_in_the_state_
 
 
 @on_ranks(2)
-def test_hooks_after_saving_find_all_state_once(context):
+def test_hooks_after_saving_see_the_full_state(context):
     (net, sharded), _ = make_pair(AdamW)
     train(net, sharded, [0])
     seen = []
@@ -99,7 +99,7 @@ class Unread(dict):
 
 
 @on_ranks(2)
-def test_loading_reads_the_own_share_alone_and_hooks_may_change_what_is_given_before(context):
+def test_loading_reads_only_the_ranks_share_and_pre_hooks_may_change_the_input(context):
     (net, sharded), (alone, plain) = make_pair(AdamW)
     train(alone, plain, range(2))
     given, is_own = plain.state_dict(), [sharded.owner(parameter) == context.rank for parameter in net.parameters()]
@@ -121,7 +121,7 @@ def test_loading_reads_the_own_share_alone_and_hooks_may_change_what_is_given_be
 
 
 @on_ranks(2)
-def test_a_share_is_neither_copied_nor_pickled_nor_loaded_from_other_groups(context):
+def test_copying_pickling_and_loading_other_groups_are_refused(context):
     (net, sharded), _ = make_pair(AdamW)
     train(net, sharded, [0])
     for duplicate in (copy, deepcopy, pickle.dumps, lambda optimizer: torch.save(optimizer, io.BytesIO())):

@@ -37,12 +37,12 @@ def test_training_equals_one_process_with_the_full_batch_at_every_step(context, 
         step_all(optimizers, set_to_none=step % 2 == 0)
         for parameter in (*alone.parameters(), *net.parameters()) if step == 3 else ():
             if parameter.grad is not None:
-                parameter.grad = torch.zeros_like(parameter)  # neither none nor a view of a buffer
+                parameter.grad = torch.zeros_like(parameter)  # neither None nor a view of a buffer
         assert_same(net.state_dict(), alone.state_dict())
 
 
 @on_ranks(3)
-def test_a_parameter_unused_on_some_ranks_counts_as_zeros_there_and_one_unused_on_all_keeps_none(context, way):
+def test_a_gradient_missing_on_some_ranks_is_zero_there_and_one_missing_on_all_is_none(context, way):
     net = Net()
     ddp = way(net)
     for using in range(context.world_size):
@@ -56,7 +56,7 @@ def test_a_parameter_unused_on_some_ranks_counts_as_zeros_there_and_one_unused_o
 
 
 @on_ranks(2)
-def test_gradients_of_passes_inside_no_sync_are_summed_and_averaged_by_the_next_pass_outside(context, way):
+def test_gradients_inside_no_sync_are_summed_and_averaged_by_the_next_pass_outside(context, way):
     net = Net()
     ddp = way(net)
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_a_module_whose_wrapper_is_gone_can_be_wrapped_again(context, way):
 
 
 class Weights(nn.Module):
-    """Parameters of four dtypes, in turns, whose gradients are multiples of what it is given."""
+    """Interleaved parameters of four dtypes, whose gradients are multiples of the input."""
 
     def __init__(self):
         super().__init__()
@@ -98,7 +98,7 @@ class Weights(nn.Module):
 
 
 @on_ranks(2)
-def test_parameters_of_different_dtypes_each_keep_theirs_also_fp16_where_the_sum_would_overflow(context, way):
+def test_every_parameter_keeps_its_dtype_and_fp16_does_not_overflow(context, way):
     net = Weights()
     ddp = way(net)
     synchronize(ddp, ddp(8192.0 + 2048 * context.rank))
@@ -107,7 +107,7 @@ def test_parameters_of_different_dtypes_each_keep_theirs_also_fp16_where_the_sum
 
 
 @on_ranks(2)
-def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(context, way):
+def test_non_contiguous_parameters_are_averaged_element_by_element(context, way):
     def build():
         torch.manual_seed(0)
         net = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Flatten(), nn.Linear(12, 1)).double()
@@ -116,7 +116,7 @@ def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(cont
     pictures = torch.randn(2, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     net, alone = build(), build()
     ddp = way(net)
-    # A rank that uses nothing has no gradient whose layout could guide it.
+    # Rank 0 uses nothing, so it has no gradient whose layout it could follow.
     if context.rank == 1:
         ddp(pictures).mean().backward()
     ddp.finish_gradient_synchronization()
@@ -126,7 +126,7 @@ def test_parameters_that_are_not_contiguous_are_averaged_element_by_element(cont
 
 @on_ranks(2)
 @pytest.mark.parametrize("behind", [("branches", "branches"), ("branches", "embedding"), ("embedding", None)], ids=str)
-def test_training_goes_on_after_a_failed_backward_pass_whose_gradients_are_discarded(context, way, behind):
+def test_training_continues_after_discarding_a_failed_backward_pass(context, way, behind):
     net, part = Net(), share(context, data())
     ddp = way(net)
     for _ in range(2):
@@ -138,7 +138,7 @@ def test_training_goes_on_after_a_failed_backward_pass_whose_gradients_are_disca
 
 
 @on_ranks(2)
-def test_a_copy_trains_like_the_original_and_apart_from_it(context, way):
+def test_a_copy_trains_like_the_original_and_independently_of_it(context, way):
     def hooks(module):
         return [len(parameter._post_accumulate_grad_hooks or ()) for parameter in module.parameters()]
 
@@ -148,7 +148,7 @@ def test_a_copy_trains_like_the_original_and_apart_from_it(context, way):
         with ddp.no_sync():
             loss(ddp(part, (0,))).backward()
         loss(ddp(part, (0,))).backward()
-        copied = duplicate(ddp)  # with collectives under way
+        copied = duplicate(ddp)  # while collectives are running
         ddp.finish_gradient_synchronization()
         kept = {name: gradient.clone() for name, gradient in gradients(ddp).items() if gradient is not None}
         assert set(gradients(copied).values()) == {None}

@@ -36,7 +36,7 @@ def test_a_gradient_that_cannot_be_averaged_or_a_finish_inside_no_sync_is_an_err
 
 
 @on_ranks(2)
-def test_a_module_with_nothing_to_train_that_has_not_run_or_with_a_sparse_embedding_is_refused_at_once(context):
+def test_untrainable_uninitialised_and_sparse_modules_are_refused_at_once(context):
     with pytest.raises(ValueError, match="no parameter of the module requires a gradient"):
         NaiveDDP(nn.Linear(2, 2).requires_grad_(False))
     with pytest.raises(ValueError, match=r"^1\.weight is not initialised: run the module once before wrapping it$"):
@@ -76,13 +76,13 @@ WAYS_THAT_DIFFER = {
 
 @on_ranks(2)
 @pytest.mark.parametrize("difference", WAYS_THAT_DIFFER)
-def test_ranks_that_would_reduce_in_different_pieces_are_an_error_on_every_rank(context, difference):
+def test_ranks_that_would_reduce_different_pieces_raise_an_error_on_every_rank(context, difference):
     with pytest.raises(ValueError, match="ways to reduce differ between ranks") as caught:
         WAYS_THAT_DIFFER[difference][context.rank](nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
     assert str(caught.value).endswith(difference)
 
 
-# Modules by rank, and what every rank says.
+# Part of every rank's error, and the module of each rank.
 MODULES_THAT_DIFFER = {
     "rank 0 has 2, rank 1 has 4": lambda rank: nn.Sequential(*(nn.Linear(3, 3) for _ in range(1 + rank))),
     "shape (4, 3)": lambda rank: nn.Linear(3, 3 + rank // 2),
@@ -94,7 +94,7 @@ MODULES_THAT_DIFFER = {
 
 
 @on_ranks(3)
-def test_modules_that_differ_are_an_error_on_every_rank(context):
+def test_modules_that_differ_raise_an_error_on_every_rank(context):
     for difference, make in MODULES_THAT_DIFFER.items():
         with pytest.raises(ValueError, match=r"differ between ranks|rank 2 raised ValueError") as caught:
             NaiveDDP(make(context.rank))

@@ -27,14 +27,14 @@ def test_freezing_and_unfreezing_between_steps_equals_the_plain_optimizer(contex
     for layer, trained in ((4, False), (0, False), (4, True), (0, True)):
         for net, optimizer in (sharded, plain):
             net[layer].requires_grad_(trained)
-            # The first gradient of all: without one there is nothing to go backward from.
+            # Always trained: without any trained parameter there is nothing to go backward from.
             net[0].bias.requires_grad_(True)
             train(net, optimizer, [0, 0], keeps_gradients=keeps_gradients)
         assert_alike(sharded, plain)
 
 
 @on_ranks(2)
-def test_a_frozen_parameter_is_updated_on_every_rank_if_it_has_a_gradient_from_before_and_else_none_is(context):
+def test_a_frozen_parameter_is_updated_only_if_it_still_has_a_gradient(context):
     sharded, plain = make_pair(SGD, make=lambda: partly_frozen(True), lr=0.1)
     train(*sharded, [0])
     train(*plain, [0])
@@ -47,7 +47,7 @@ def test_a_frozen_parameter_is_updated_on_every_rank_if_it_has_a_gradient_from_b
 
 @on_ranks(2)
 @pytest.mark.parametrize("keeper", [0, 1])
-def test_gradients_that_one_rank_alone_has_let_none_drift_or_wait(context, keeper):
+def test_gradients_on_a_single_rank_let_no_rank_drift_or_hang(context, keeper):
     net = make_net()
     sharded = ShardedOptimizer(net.parameters(), AdamW, lr=0.1)
     if context.rank == keeper:

@@ -63,17 +63,17 @@ def test_compute_dtype_rounds_weights_and_gradients_but_not_the_shards(context, 
         synchronize(fsdp, loss(output))
         assert all(shard.grad is None or shard.grad.dtype == torch.float32 for shard in fsdp.parameters())
         step_all(optimizers)
-    # Rounding of sums of a few hundred terms of order one; one rank has the very sums of one process.
+    # Rounding of sums of a few hundred terms of order one; a single rank has exactly the sums of one process.
     tolerance = 0.0 if context.world_size == 1 else 50 * torch.finfo(dtype).eps
     assert_same(fsdp.full_state_dict(), masters.state_dict() | {"offset": net.offset}, tolerance, tolerance)
 
 
 @on_ranks(2)
 @pytest.mark.parametrize("rule", RULES)
-def test_passes_inside_no_sync_are_summed_and_later_gradients_added(context, rule):
+def test_passes_inside_no_sync_are_summed_and_later_gradients_are_added(context, rule):
     alone = Net(seed=0)
     fsdp = FSDP(Net(seed=0), shard=RULES[rule])
-    for used in ((0,), ()):  # the second time on top of the first one's gradients, of which one stays as it is
+    for used in ((0,), ()):  # the second time adds to the first one's gradients, one of which stays the same
         parts = share(context, data()).chunk(2)
         with fsdp.no_sync():
             loss(fsdp(parts[0], used)).backward()

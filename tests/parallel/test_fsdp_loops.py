@@ -16,7 +16,7 @@ WIDTH = 4
 
 @dataclass
 class Box:
-    """What a layer returns, not registered with torch's pytrees."""
+    """A layer's output, of a type that is not registered with torch's pytrees."""
 
     out: Tensor
     more: dict[str, Tensor]
@@ -28,7 +28,7 @@ def boxed():
 
 
 def in_place():
-    """Build layers whose outputs, views for inputs of three dimensions, are changed in place."""
+    """Build layers whose outputs (views, if the input has three dimensions) are changed in place."""
     return nn.Sequential(*(entry for layer in plain() for entry in (layer, nn.ELU(inplace=True))))
 
 
@@ -52,7 +52,7 @@ def batch(rank):
 @on_ranks(2)
 @pytest.mark.parametrize("with_biases", [False, True])
 @pytest.mark.parametrize("build", [boxed, in_place, hooked])
-def test_dataclasses_in_place_operations_and_hooks_of_the_user_train_like_one_process(context, build, with_biases):
+def test_dataclasses_in_place_operations_and_user_hooks_train_like_one_process(context, build, with_biases):
     shard = (lambda module: isinstance(module, nn.Linear | Boxed)) if with_biases else None
     alone, fsdp = build(), FSDP(build(), shard=shard)
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.1) for module in (alone, fsdp)]
@@ -64,7 +64,7 @@ def test_dataclasses_in_place_operations_and_hooks_of_the_user_train_like_one_pr
 
 
 @on_ranks(2)
-def test_second_derivatives_a_step_before_the_finish_and_gradient_hooks_are_refused(context):
+def test_second_derivatives_steps_before_the_finish_and_gradient_hooks_are_refused(context):
     net = plain()
     hook = net[1].weight.register_hook(torch.neg)
     assert refusal(ValueError, FSDP, net) == "1.weight has a gradient hook, which FSDP would not call: remove it"
@@ -86,7 +86,7 @@ def test_second_derivatives_a_step_before_the_finish_and_gradient_hooks_are_refu
 
 
 @on_ranks(2)
-def test_shards_are_not_taken_for_whole_parameters(context):
+def test_shards_are_refused_as_whole_parameters(context):
     fsdp = FSDP(plain())
     told = "module.0.weight is a shard of an FSDP module: wrap a module once"
     assert refusal(ValueError, FSDP, fsdp) == refusal(ValueError, BucketedDDP, fsdp, 1) == told

@@ -13,7 +13,7 @@ from .ways import assert_same, step_all, synchronize
 
 
 def sharded_and_alone(shard=by_block):
-    """Make the net of which the first and the last layer share a weight, sharded and whole, each with an optimizer."""
+    """Make a net whose first and last layers share a weight, sharded and whole, each with an optimizer."""
     fsdp, alone = FSDP(Net(tied=True), shard=shard), Net(tied=True)
     return fsdp, alone, [torch.optim.SGD(each.parameters(), lr=0.1, weight_decay=0.1) for each in (fsdp, alone)]
 
@@ -39,7 +39,7 @@ def test_several_forward_and_backward_passes_are_summed(context):
 
 
 @on_ranks(2)
-def test_a_unit_used_twice_is_sent_once_and_all_but_the_first_during_the_backward_pass(context):
+def test_a_unit_used_twice_is_sent_once_and_all_but_the_first_during_backward(context):
     fsdp, *_ = sharded_and_alone()
     with mock.patch.object(dist, "reduce_scatter_tensor", wraps=dist.reduce_scatter_tensor) as sent:
         with fsdp.no_sync():
@@ -56,7 +56,7 @@ def interrupt(*_):
 
 
 @on_ranks(2)
-def test_zero_grad_drops_what_failed_and_unsynchronised_passes_left(context):
+def test_zero_grad_drops_gradients_of_failed_and_unsynchronised_passes(context):
     fsdp, alone, optimizers = sharded_and_alone()
     part = share(context, data())
     for _ in range(2):
@@ -74,7 +74,7 @@ def test_zero_grad_drops_what_failed_and_unsynchronised_passes_left(context):
 
 
 @on_ranks(1, 3)
-def test_gradients_are_clipped_by_the_norm_over_all_ranks_of_what_is_sharded_and_what_is_not(context):
+def test_gradients_are_clipped_by_the_norm_of_all_shards_and_replicated_parameters(context):
     fsdp, alone, optimizers = sharded_and_alone(lambda module: isinstance(module, nn.LayerNorm))
     synchronize(fsdp, loss(fsdp(share(context, data()))))
     loss(alone(data())).backward()
@@ -95,7 +95,7 @@ class Noting(nn.Linear):
 
 
 @on_ranks(2)
-def test_training_does_not_change_a_saved_state_and_extra_state_goes_round(context):
+def test_training_does_not_change_a_saved_state_and_extra_state_round_trips(context):
     fsdp = FSDP(Noting(3, 3))
     saved = fsdp.full_state_dict()
     bias = saved["bias"].clone()

@@ -22,7 +22,7 @@ WIDTHS = (8, 24, 40, 16, 56, 32)
 
 
 def stack(seed=0, dtype=torch.float32):
-    """Build layers of different sizes, so that a buffer's length tells its unit."""
+    """Build layers of different sizes, so that a buffer's length identifies its unit."""
     torch.manual_seed(seed)
     return nn.Sequential(*(nn.Linear(first, second, dtype=dtype) for first, second in pairwise(WIDTHS)))
 
@@ -51,7 +51,7 @@ def test_a_unit_is_gathered_while_the_one_before_it_computes_but_not_earlier(con
         log.clear()
         train_step(fsdp)
     last = len(WIDTHS) - 2
-    # Forward in order; backward in reverse, but for the last two, which are still there.
+    # Forward in order; backward in reverse, except for the last two, which are still there.
     assert [unit for what, unit in log if what == "gather"] == [*range(last + 1), *range(last - 2, -1, -1)]
     middle = log.index(("forward", last))
     for position, (what, unit) in enumerate(log):
@@ -63,7 +63,7 @@ def test_a_unit_is_gathered_while_the_one_before_it_computes_but_not_earlier(con
 
 
 class EverySecond(nn.Module):
-    """Layers of which every second one is used, so that units of the same buffer follow each other."""
+    """Layers of which only every second one is used, so that units of the same buffer follow each other."""
 
     def __init__(self):
         super().__init__()
@@ -80,7 +80,7 @@ def wait_before_backward(layer, args, output):
 
 @on_ranks(2)
 def test_a_unit_is_not_gathered_ahead_into_the_buffer_in_use(context):
-    """A layer's backward pass begins when what is gathered ahead has come."""
+    """A layer's backward pass begins only when the unit gathered ahead has arrived."""
     outputs = []
     for wrap in (FSDP, nn.Module.train):
         net = EverySecond()
@@ -105,7 +105,7 @@ def bytes_of_all_tensors():
 
 
 def assert_bytes_soon(wanted):
-    deadline = time.monotonic() + A_MOMENT_S  # a thread of gloo's may hold the tensor of its last collective
+    deadline = time.monotonic() + A_MOMENT_S  # a gloo thread may hold the tensor of its last collective
     while bytes_of_all_tensors() != wanted and time.monotonic() < deadline:
         time.sleep(0.01)
     assert bytes_of_all_tensors() == wanted
@@ -117,10 +117,10 @@ def test_between_steps_a_rank_keeps_the_bytes_of_the_formula(context, whole, com
     sizes = [size for layer in stack() for size in (layer.weight.numel(), layer.bias.numel())]
     units, replicated = ((sizes,), 0) if whole else (tuple([size] for size in sizes[::2]), sum(sizes[1::2]))
     plan = FsdpPlan(tuple(flat_layout(unit, context.world_size) for unit in units), replicated, 4, 4)
-    # The gradients of what is replicated stay in a buffer.
+    # The gradients of replicated parameters stay in a buffer.
     wanted = plan.persistent_bytes + 4 * plan.replicated
     gc.collect()
-    gc.freeze()  # what was there before is neither looked at nor counted
+    gc.freeze()  # earlier objects are neither scanned nor counted
     fsdp = FSDP(stack(), compute_dtype=compute_dtype, shard=(lambda module: True) if whole else None)
     assert_bytes_soon(wanted)
     for _ in range(2):
@@ -130,7 +130,7 @@ def test_between_steps_a_rank_keeps_the_bytes_of_the_formula(context, whole, com
 
 
 @on_ranks(2)
-def test_the_full_state_is_that_of_the_module_and_can_be_loaded(context):
+def test_the_full_state_equals_the_modules_and_can_be_loaded(context):
     net, other = stack(seed=context.rank, dtype=torch.float64), stack(seed=7, dtype=torch.float64)
     fsdp = FSDP(net)
     assert_same(fsdp.full_state_dict(), stack(dtype=torch.float64).state_dict(), rtol=0, atol=0)
@@ -150,7 +150,7 @@ def test_the_full_state_is_that_of_the_module_and_can_be_loaded(context):
 
 
 class Choosing(nn.Module):
-    """A unit that uses one of its weights on some ranks, and another one nowhere; parameters of two dtypes."""
+    """A unit with one weight used on some ranks only, another one never used, and parameters of two dtypes."""
 
     def __init__(self):
         super().__init__()
@@ -166,7 +166,7 @@ class Choosing(nn.Module):
 
 
 @on_ranks(2, 3)
-def test_units_of_several_dtypes_with_parameters_frozen_or_used_on_some_ranks_or_nowhere(context):
+def test_units_may_mix_dtypes_and_have_frozen_unused_and_partly_used_parameters(context):
     fsdp, alone = FSDP(Choosing(), shard=lambda module: isinstance(module, Choosing)), Choosing()
     batches = torch.arange(24, dtype=torch.float64).reshape(-1, 4).chunk(context.world_size)
     optimizers = [torch.optim.SGD(module.parameters(), lr=0.01, weight_decay=0.1) for module in (alone, fsdp)]
@@ -179,7 +179,7 @@ def test_units_of_several_dtypes_with_parameters_frozen_or_used_on_some_ranks_or
 
 
 class Outer(nn.Module):
-    """A layer that calls another one, which is no part of it."""
+    """A layer that calls another one that is not its submodule."""
 
     def __init__(self, inner):
         super().__init__()
@@ -190,7 +190,7 @@ class Outer(nn.Module):
 
 
 @on_ranks(2)
-def test_what_cannot_be_sharded_or_is_not_the_same_on_all_ranks_is_refused_in_one_line(context):
+def test_modules_that_cannot_be_sharded_or_differ_between_ranks_are_refused_in_one_line(context):
     shared, chosen = nn.Module(), nn.Linear(3, 3)
     shared.layer, shared.also = chosen, chosen.weight
     for module, said in (
@@ -210,7 +210,7 @@ def test_what_cannot_be_sharded_or_is_not_the_same_on_all_ranks_is_refused_in_on
 
 
 @on_ranks(2)
-def test_what_would_train_wrongly_is_refused_in_one_line(context):
+def test_uses_that_would_train_wrongly_are_refused_in_one_line(context):
     fsdp = FSDP(nn.Linear(3, 3))
     with fsdp.no_sync(), pytest.raises(RuntimeError, match="inside no_sync"):
         fsdp.finish_gradient_synchronization()

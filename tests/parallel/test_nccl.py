@@ -54,7 +54,7 @@ def sum_directly(context, length):
     return torch.equal(source, target), target[0].item()
 
 
-def test_a_sum_goes_out_of_place_or_in_place_and_what_nccl_complains_of_is_raised(library, communicator):
+def test_all_reduce_works_in_and_out_of_place_and_raises_nccls_errors(library, communicator):
     source, target = torch.arange(5.0), torch.zeros(5)
     communicator.all_reduce(source, target, STREAM)
     assert source.tolist() == [0, 1, 2, 3, 4]
@@ -64,7 +64,7 @@ def test_a_sum_goes_out_of_place_or_in_place_and_what_nccl_complains_of_is_raise
     with pytest.raises(RuntimeError, match="NCCL: invalid argument: of the communicator"):
         communicator.all_reduce(torch.zeros(1), torch.zeros(1), stream=0)
     communicator.close()
-    with pytest.raises(RuntimeError, match="NCCL: invalid argument"):  # of an id that did not arrive whole
+    with pytest.raises(RuntimeError, match="NCCL: invalid argument"):  # for an incomplete id
         nccl.Communicator(library, nccl.UniqueId(), rank=0, world_size=2)
 
 
@@ -74,17 +74,17 @@ def test_tensors_that_nccl_would_misread_are_refused(communicator, target):
         communicator.all_reduce(torch.zeros(3), target, STREAM)
 
 
-def test_every_rank_gets_the_id_of_rank_0_whole(library_path):
+def test_every_rank_gets_the_complete_id_of_rank_0(library_path):
     ids = run_ranks(agreed_id, 2, backend="gloo", args=(str(library_path),))
     assert ids == [bytes(i * 7 % 256 for i in range(nccl.UNIQUE_ID_BYTES))] * 2
 
 
-def test_nccl_that_torch_has_not_loaded_is_a_reason_to_skip(monkeypatch):
+def test_a_library_that_torch_has_not_loaded_raises_skipped(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.0")  # no process has both
     with pytest.raises(Skipped, match=r"librccl\.so\.1"):
         nccl.loaded_library()
 
 
 @pytest.mark.gpu(count=2)
-def test_nccl_itself_agrees_with_torch():
+def test_a_direct_nccl_sum_agrees_with_torch():
     assert run_ranks(sum_directly, 2, backend="nccl", device_type="cuda", args=(1_000_003,)) == [(True, 3.0)] * 2

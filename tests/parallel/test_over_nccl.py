@@ -1,4 +1,4 @@
-"""What only GPUs can show: the same training through NCCL, the host that never waits for it, the allocator's peak."""
+"""Tests that need GPUs: training over NCCL, a host that never waits for the GPU, and the allocator's peak."""
 
 from functools import partial
 
@@ -115,7 +115,7 @@ def test_the_host_does_not_wait_for_the_gpu_in_a_step(name, options):
 def make_parameters(device):
     values = torch.arange(16.0, device=device).reshape(4, 4)
     convolution = values.reshape(2, 2, 2, 2).contiguous(memory_format=torch.channels_last)
-    # Of each kind two, so that each rank has to receive some.
+    # Two of each kind, so that each rank has to receive some.
     return [nn.Parameter(value.clone()) for value in (values.t(), convolution) for _ in range(2)] + [
         nn.Parameter(values.clone()[:, ::2]) for _ in range(2)
     ]
@@ -137,7 +137,7 @@ def in_any_layout(context):
     frozen.step()
 
 
-def test_parameters_of_any_layout_or_all_frozen_over_nccl():
+def test_parameters_of_any_layout_or_all_frozen_work_over_nccl():
     run_ranks(in_any_layout, WORLD_SIZE, backend="nccl", device_type="cuda")
 
 
@@ -161,7 +161,7 @@ def bytes_of_a_step(context, compute_dtype):
 
 
 @pytest.mark.parametrize("compute_dtype", [None, torch.bfloat16])
-def test_kept_bytes_are_those_of_the_formula_and_the_peak_is_within_2_percent(compute_dtype):
+def test_kept_bytes_equal_the_formula_and_the_peak_is_within_2_percent(compute_dtype):
     sizes = [4 * WIDTH**2, 4 * WIDTH, 4 * WIDTH**2, WIDTH]
     itemsize = 4 if compute_dtype is None else compute_dtype.itemsize
     plan = FsdpPlan((flat_layout(sizes, WORLD_SIZE),) * PAIRS, 0, 4, itemsize)

@@ -12,7 +12,7 @@ either_way = every_way(150, OVERLAPPING)
 
 
 class Crossed(nn.Module):
-    """Branches of which each rank runs another first, so that their gradients come in another order."""
+    """Branches that each rank runs in a different order, so that their gradients come in different orders."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ def test_ranks_whose_gradients_come_in_different_orders_agree_on_the_collectives
 
 @on_ranks(2)
 @either_way
-def test_a_second_pass_before_the_finish_is_an_error_but_inside_no_sync(context, way):
+def test_another_pass_between_a_synchronised_one_and_the_finish_is_an_error(context, way):
     net, alone = nn.Linear(3, 1), nn.Linear(3, 1)
     ddp = way(net)
     alone.load_state_dict(net.state_dict())
@@ -65,7 +65,7 @@ def test_a_second_pass_before_the_finish_is_an_error_but_inside_no_sync(context,
 
 @on_ranks(2)
 @either_way
-def test_the_step_after_a_failed_backward_pass_is_refused_with_the_way_to_start_over(context, way):
+def test_a_step_after_a_failed_backward_pass_is_refused_with_how_to_start_over(context, way):
     ddp, part = way(Net()), share(context, data())
     go_backward(ddp, part, breaks_behind="embedding")
     ddp.zero_grad()
@@ -77,7 +77,7 @@ def test_the_step_after_a_failed_backward_pass_is_refused_with_the_way_to_start_
 @on_ranks(1)
 @pytest.mark.parametrize("bucket_size_mb", [1, None])
 @pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_lie_in_one_bucket_that_is_allocated_once(context, set_to_none, bucket_size_mb):
+def test_gradients_lie_in_one_bucket_allocated_once(context, set_to_none, bucket_size_mb):
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
     ddp = BucketedDDP(net, bucket_size_mb)
     places = set()
@@ -89,7 +89,7 @@ def test_gradients_lie_in_one_bucket_that_is_allocated_once(context, set_to_none
     assert len(places) == 1
 
 
-def test_a_bucket_size_that_holds_nothing_is_an_error():
+def test_a_bucket_size_that_is_not_above_zero_is_an_error():
     for size in (0, -1, float("nan")):
         with pytest.raises(ValueError, match=f"bucket_size_mb={size}: must be above 0"):
             BucketedDDP(nn.Linear(1, 1), bucket_size_mb=size)

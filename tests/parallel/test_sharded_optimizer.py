@@ -57,7 +57,7 @@ def two_parameters():
 
 @on_ranks(3)
 @every_class
-def test_a_rank_may_be_left_without_a_share(context, name):
+def test_a_rank_may_have_no_share(context, name):
     optimizer_cls, arguments = CLASSES[name]
     sharded, plain = make_pair(optimizer_cls, make=two_parameters, **arguments)
     train_alike(sharded, plain, range(3))
@@ -89,7 +89,7 @@ class NotesSteps(SGD):
 
 
 @on_ranks(1, 2, 3)
-def test_keywords_of_a_step_reach_the_wrapped_optimizer_and_a_closure_finds_and_sets_hyperparameters(context):
+def test_step_keywords_reach_the_optimizer_and_closures_see_and_set_hyperparameters(context):
     pairs = make_pair(NotesSteps, lr=0.1)
     for net, optimizer in pairs:
         add_gradients(net, 0)
@@ -110,9 +110,9 @@ def test_keywords_of_a_step_reach_the_wrapped_optimizer_and_a_closure_finds_and_
 
 
 @on_ranks(2)
-def test_schedulers_change_what_the_next_step_uses(context):
+def test_schedulers_change_the_hyperparameters_of_the_next_step(context):
     sharded, plain = make_pair(AdamW, groups_of)
-    for net, optimizer in (sharded, plain):  # which changes betas too
+    for net, optimizer in (sharded, plain):  # the scheduler changes betas too
         train(net, optimizer, range(5), OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=6))
     assert_alike(sharded, plain)
 
@@ -134,7 +134,7 @@ def values(*shape):
     return torch.arange(float(torch.Size(shape).numel())).reshape(shape)
 
 
-# Of each kind two, so that each of two ranks has to receive some.
+# Two of each kind, so that each of two ranks has to receive some.
 DENSE = {
     "transposed": lambda: values(3, 4).t(),
     "one column": lambda: values(1, 4).t(),
@@ -159,7 +159,7 @@ def step_on_values(parameters, optimizer):
 
 
 @on_ranks(2)
-def test_every_layout_is_updated_on_every_rank_and_only_what_has_gaps_is_copied(context):
+def test_every_layout_is_updated_on_every_rank_and_only_tensors_with_gaps_are_copied(context):
     sharded, plain = make_pair(SGD, make=of_every_layout, lr=0.5)
     for _ in range(2):
         with broadcasts_recorded() as calls:
@@ -167,13 +167,13 @@ def test_every_layout_is_updated_on_every_rank_and_only_what_has_gaps_is_copied(
         step_on_values(*plain)
         torch.testing.assert_close(list(sharded[0]), list(plain[0]), rtol=0, atol=0, check_stride=True)
     sent = [tensor for tensor, _ in calls]
-    assert all(tensor.is_contiguous() for tensor in sent)  # NCCL takes no other
+    assert all(tensor.is_contiguous() for tensor in sent)  # NCCL accepts no others
     copied = {tensor.data_ptr() for tensor in sent} - {parameter.data_ptr() for parameter in sharded[0]}
     assert len(copied) <= 2 * len(WITH_GAPS)
 
 
 @on_ranks(2)
-def test_the_state_of_every_layout_is_saved_as_the_plain_optimizer_has_it(context):
+def test_state_of_every_layout_is_saved_as_by_the_plain_optimizer(context):
     sharded, plain = make_pair(AdamW, make=of_every_layout, foreach=True)
     step_on_values(*sharded)
     step_on_values(*plain)

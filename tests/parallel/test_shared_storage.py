@@ -1,4 +1,4 @@
-"""Gradients that are views of what others hold: autograd hands them out where an operation passes its gradient on."""
+"""Gradients that share storage: autograd produces them if an operation passes its gradient on unchanged."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from .ways import assert_same, every_way, gradients, synchronize
 
 
 class AddPosition(nn.Module):
-    """Add positions to a batch of one: their gradient is a view of the one that goes on to the layers before."""
+    """Add positions to a batch of one: their gradient is a view of the one passed on to earlier layers."""
 
     def __init__(self):
         super().__init__()
@@ -23,13 +23,13 @@ class AddPosition(nn.Module):
 
 
 def positioned():
-    """Make a net in which that gradient is all-reduced before the layers before have read it."""
+    """Make a net in which that gradient is all-reduced before the earlier layers have read it."""
     first = nn.Unflatten(0, (1, 2, 3))
     return nn.Sequential(first, nn.Linear(3, 4), nn.Linear(4, 4), AddPosition(), nn.Tanh(), nn.Linear(4, 3))
 
 
 class Joined(nn.Module):
-    """Add one parameter to two others joined: two gradients are each a part of the third."""
+    """Add one parameter to the concatenation of two others: their gradients are parts of its gradient."""
 
     def __init__(self):
         super().__init__()
@@ -59,13 +59,13 @@ def means(kind, world_size, step):
 @on_ranks(2)
 @every_way(bucket_bytes=100)
 @pytest.mark.parametrize("kind", [positioned, Joined])
-def test_gradients_that_share_a_storage_are_averaged_each_by_itself(context, way, kind):
+def test_gradients_that_share_storage_are_averaged_separately(context, way, kind):
     net = build(kind)
     ddp = way(net)
     first, second, third = (means(kind, context.world_size, step) for step in range(3))
     synchronize(ddp, loss(ddp, context.rank, 0))
     assert_same(gradients(net), first)
-    # Onto what the first pass has left.
+    # On top of the gradients of the first pass.
     synchronize(ddp, loss(ddp, context.rank, 1))
     assert_same(gradients(net), {name: first[name] + second[name] for name in first})
     # Left for the finish to reduce.
@@ -78,7 +78,7 @@ def test_gradients_that_share_a_storage_are_averaged_each_by_itself(context, way
 
 @on_ranks(2)
 @every_way(100, ["naive", "overlap"])
-def test_a_gradient_that_nothing_else_holds_is_averaged_where_autograd_put_it(context, way):
+def test_a_gradient_with_storage_of_its_own_is_averaged_in_place(context, way):
     torch.manual_seed(0)
     net = TransformerLM(vocab_size=16, context_length=4, d_model=8, num_layers=2, num_heads=2, d_ff=16)
     made = {}

@@ -1,4 +1,4 @@
-"""A small net in fp64, trained with a sharded optimizer and with the plain one; and the two compared."""
+"""Train a small fp64 net with a sharded optimizer and with the plain one, and compare the two."""
 
 import torch
 from torch import nn
@@ -12,7 +12,7 @@ def make_net():
 
 
 def groups_of(net):
-    """Return its parameters in two groups with options of their own, in another order than the net's."""
+    """Return the net's parameters in two groups with different options, in another order than the net's."""
     return [
         {"params": [net[0].weight, net[2].weight], "weight_decay": 0.2},
         {"params": [net[0].bias, net[4].weight, net[4].bias], "lr": 0.01},
@@ -45,7 +45,7 @@ def train(net, optimizer, steps, scheduler=None, keeps_gradients=False):
 
 
 def train_alike(sharded, plain, steps):
-    """Train both pairs, of which net and state are the same then."""
+    """Train both pairs; net and state must then be the same."""
     for pair in (sharded, plain):
         train(*pair, steps)
     assert_alike(sharded, plain)

@@ -1,4 +1,4 @@
-"""The ways of data-parallel training, and what their tests compare."""
+"""The variants of data-parallel training, and helpers to compare them in tests."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ OVERLAPPING = ("overlap", "bucketed")
 
 
 def every_way(bucket_bytes, names=NAMES):
-    """Give a test each of these ways, buckets of a size, as its argument `way`."""
+    """Run a test with each of these ways, with buckets of this size, as its argument `way`."""
     bucketed = partial(BucketedDDP, bucket_size_mb=bucket_bytes / 1024**2)
     ways = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": bucketed}
     return pytest.mark.parametrize("way", [ways[name] for name in names], ids=names)
@@ -23,7 +23,7 @@ def gradients(module):
 
 
 def assert_same(actual, wanted, rtol=1e-9, atol=1e-12):
-    """Compare tensors by name, of which some may be None."""
+    """Compare tensors by name; some may be None."""
     actual, wanted = ({name: _or_nothing(tensor) for name, tensor in each.items()} for each in (actual, wanted))
     torch.testing.assert_close(actual, wanted, rtol=rtol, atol=atol)
 

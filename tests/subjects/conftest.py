@@ -10,13 +10,13 @@ from .outside_files import OUTSIDE
 
 @pytest.fixture
 def quick_ranks(host, monkeypatch):  # noqa: F811
-    """Check in processes that are forked from one with a single thread, within milliseconds."""
+    """Check in processes forked from a single-threaded one, which takes milliseconds."""
     monkeypatch.setattr(checking, "run_ranks", host.run_ranks)
 
 
 @pytest.fixture(autouse=True)
 def outside_is_forgotten(monkeypatch):
-    """Leave no implementation of tests/subjects/outside imported, nor its folder among those of modules."""
+    """Unload modules of tests/subjects/outside after each test, and restore sys.path."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield
     for name, module in list(sys.modules.items()):

@@ -1,4 +1,4 @@
-"""Where the implementations of tests/subjects/outside are, as a user would give them."""
+"""The implementations in tests/subjects/outside, named as a user would name them."""
 
 from pathlib import Path
 

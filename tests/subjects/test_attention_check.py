@@ -26,7 +26,7 @@ def limited(function):
 @pytest.mark.parametrize(
     ("dtype", "is_causal"), [(torch.float32, True), (torch.bfloat16, False), (torch.float16, True)]
 )
-def test_a_right_implementation_passes_and_is_called_its_way(dtype, is_causal):
+def test_a_right_implementation_passes_and_the_way_to_call_it_is_found(dtype, is_causal):
     assert check("Right", dtype, is_causal=is_causal).way == WAYS[0]
     assert check("shares_keys", dtype, is_causal=is_causal).way == WAYS[1]
     assert check("by_name_alone", dtype, is_causal=is_causal).way == WAYS[0]
@@ -34,11 +34,11 @@ def test_a_right_implementation_passes_and_is_called_its_way(dtype, is_causal):
 
 @pytest.mark.parametrize("place", ["eager:eager_attention", "tiled:FlashAttentionTiled"])
 @pytest.mark.parametrize("head_dim", [16, 128])
-def test_what_rounds_scores_and_weights_to_bf16_passes_too(place, head_dim):
+def test_attention_that_rounds_scores_and_weights_to_bf16_passes(place, head_dim):
     assert check(Subject("attention", "mine", f"pipeline.attention.{place}"), torch.bfloat16, head_dim).status == "ok"
 
 
-def test_a_mask_off_by_one_at_the_diagonal_block_is_wrong_with_its_place():
+def test_a_causal_mask_off_by_one_is_reported_with_its_place():
     found = check("off_by_one")
     assert found.status == "wrong"
     assert all(said in found.reason for said in ("output is off by ", "first at query 0, at 63 of 64 queries; "))
@@ -48,35 +48,35 @@ def test_a_mask_off_by_one_at_the_diagonal_block_is_wrong_with_its_place():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_result_off_by_a_factor_is_told_with_it_and_others_are_not(dtype):
+def test_a_factor_is_reported_only_if_the_whole_result_is_off_by_it(dtype):
     assert "; everywhere it is 4 times what it must be (" in check("without_scale_in_backward", dtype).reason
     assert "everywhere" not in check("off_by_one", dtype).reason + check("without_mask", dtype).reason
 
 
-def test_a_length_that_is_no_power_of_two_condemns_in_cells_of_such_lengths_alone():
+def test_an_error_at_odd_lengths_counts_only_in_cells_of_such_lengths():
     assert check("wrong_at_odd_lengths", is_causal=False).status == "ok"
     found = check("wrong_at_odd_lengths", is_causal=False, seq_len=1001)
     assert (found.status, "(length 113, head_dim 16, no mask)" in found.reason) == ("wrong", True)
-    # Its tiles are whole.
+    # 48 is a multiple of its tile.
     assert check("wrong_at_odd_lengths", is_causal=False, seq_len=48).status == "ok"
 
 
 @pytest.mark.parametrize("function", [attention("powers_of_two_alone"), limited("rearranged_into_tiles")])
-def test_a_length_that_is_refused_or_raises_is_skipped_in_cells_of_such_lengths_alone(function):
+def test_refusing_odd_lengths_skips_only_cells_of_such_lengths(function):
     assert check(function).status == "ok"
     with pytest.raises(Skipped, match=r"^refuses length 113: .*length"):
         check(function, seq_len=1001)
 
 
 @pytest.mark.parametrize("seq_len", [1001, 1002, 1000, 1536, 3 * 2**14, 17, 24, 80, 96])
-def test_a_cells_length_is_checked_at_others_that_are_multiples_of_as_much(seq_len):
+def test_checked_lengths_are_multiples_of_the_same_power_of_two_as_the_cells_length(seq_len):
     for length in lengths_like(seq_len)[2:]:
         assert not is_power_of_two(length)
         assert length % min(64, seq_len & -seq_len) == 0
         assert 80 < length < 400
 
 
-def test_what_does_not_take_bf16_is_skipped_in_bf16_alone():
+def test_an_implementation_for_fp32_is_skipped_or_wrong_only_in_bf16():
     assert check(limited("fp32_alone")).status == "ok"
     with pytest.raises(Skipped, match=r"^refuses bfloat16, length 64: Input dtypes must be the same"):
         check(limited("fp32_alone"), torch.bfloat16)
@@ -85,15 +85,15 @@ def test_what_does_not_take_bf16_is_skipped_in_bf16_alone():
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Triton's interpreter is for machines without a GPU")
-def test_bf16_in_tritons_interpreter_waits_for_a_gpu():
+def test_bf16_is_skipped_in_tritons_interpreter():
     assert check(limited("TritonScores")).status == "ok"
     with pytest.raises(Skipped, match=r"^bf16 waits for a GPU"):
         check(limited("TritonScores"), torch.bfloat16)
-    # What does not run there is judged.
+    # Code that does not run there is judged.
     assert check("off_by_one", torch.bfloat16).status == "wrong"
 
 
-def test_an_adapter_is_asked_for_its_function_and_what_compiles_itself_meets_each_length_afresh():
+def test_a_getter_is_called_and_compiled_code_is_reset_for_each_length():
     getter = Subject("attention", "mine", f"{ADAPTERS}:get_flashattention_autograd_function_pytorch")
     assert check(getter).status == "ok"
     assert check(limited("compiled_once"), is_causal=False).status == "ok"
@@ -110,7 +110,7 @@ LASTING = "kernels/lasting.py"
         ("without_mask", r".*; that is what attention without the causal mask gives \(.*"),
         ("without_scale", r".*; the scores are not divided by √head_dim \(.*"),
         ("with_the_scale_twice", r".*; the scores are divided by head_dim, not its root \(.*"),
-        ("without_scale_in_backward", r"dq is off by .*"),  # behind a right output
+        ("without_scale_in_backward", r"dq is off by .*"),  # although the output is right
         (attention("of_pointers", LASTING), ".*; that is the result of the call before, which had other numbers in .*"),
         (attention("AddsToDq", LASTING), r".*; that is the sum with the call before: is a buffer not cleared\? .*"),
         ("scales_q_in_place", "changes q in place, which the caller still needs"),
@@ -119,7 +119,7 @@ LASTING = "kernels/lasting.py"
         ("detached", "its output has no gradient: it is detached from q, k and v, or made without autograd"),
     ],
 )
-def test_what_is_wrong_or_breaks_its_contract_is_told_with_its_cause(function, said):
+def test_a_wrong_implementation_is_reported_with_its_cause(function, said):
     found = check(function)
     assert found.status == "wrong"
     assert re.fullmatch(said, found.reason)
@@ -131,9 +131,9 @@ def test_what_is_wrong_or_breaks_its_contract_is_told_with_its_cause(function, s
         ("Module", Wrong, r"^Module is a class, but no torch\.autograd\.Function: name a function$"),
         ("of_three", Wrong, r"^must take \(q, k, v, is_causal\), takes \(q, k, v\)$"),
         ("unfinished", Skipped, "refuses length 64: NotImplementedError"),
-        ("ForwardAlone", Skipped, r"^its backward pass raises NotImplementedError"),  # no refusal of a length
+        ("ForwardAlone", Skipped, r"^its backward pass raises NotImplementedError"),  # not a refused length
     ],
 )
-def test_what_cannot_be_called_is_wrong_or_skipped(function, kind, said):
+def test_an_implementation_that_cannot_be_called_is_wrong_or_skipped(function, kind, said):
     with pytest.raises(kind, match=said):
         check(function)

@@ -21,7 +21,7 @@ def check(subject, timeout_s=60):
 
 
 @pytest.mark.usefixtures("quick_ranks")
-def test_a_crash_is_wrong_and_what_takes_too_long_is_skipped_with_the_way_to_allow_more():
+def test_a_crash_is_wrong_and_a_timeout_is_skipped_naming_the_setting_to_raise():
     assert check(attention("crashes")) == Verdict("wrong", "its process died by SIGSEGV")
     hanging = check(attention("hangs"), timeout_s=1)
     assert hanging.status == "skipped"
@@ -42,20 +42,20 @@ def test_a_crash_is_wrong_and_what_takes_too_long_is_skipped_with_the_way_to_all
         ("killed", "machine", "oom", "died by SIGKILL"),
     ],
 )
-def test_what_the_environment_lacks_is_not_wrong(function, file, status, said):
+def test_an_implementation_is_not_wrong_if_the_environment_lacks_something(function, file, status, said):
     found = check(attention(function, f"lacking/{file}.py"))
     assert found.status == status
     assert said in found.reason
 
 
 @pytest.mark.usefixtures("quick_ranks")
-def test_ranks_that_find_no_network_are_not_wrong():
+def test_ranks_without_a_network_interface_are_skipped():
     wrapper = training("ddp", "interface", file="lacking/machine.py")
     found = verdict(check_ddp, wrapper, Processes(2, "gloo", "cpu", 60))
     assert (found.status, "GLOO_SOCKET_IFNAME" in found.reason) == ("skipped", True)
 
 
-def test_what_is_not_written_yet_is_skipped():
+def test_an_implementation_that_is_not_written_yet_is_skipped():
     getter = Subject("attention", "mine", f"{ADAPTERS}:get_flashattention_autograd_function_triton")
     assert check(getter) == Verdict("skipped", "not implemented")
 
@@ -70,7 +70,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("said", ENDS)
-def test_a_measurement_is_repeated_without_the_one_that_ran_last_which_costs_its_own_rows(said):
+def test_a_failed_measurement_is_repeated_without_the_implementation_that_ran_last(said):
     measured = []
 
     def measure(left, mark):
@@ -86,7 +86,7 @@ def test_a_measurement_is_repeated_without_the_one_that_ran_last_which_costs_its
     assert f"{out[SECOND].status}, {out[SECOND].reason}".startswith(said)
 
 
-def test_where_none_is_to_blame_all_are_left_out_and_then_it_is_our_own_failure():
+def test_without_a_culprit_all_are_left_out_and_a_second_failure_is_ours():
     def measure(left, mark):
         raise RankFailed(0, f"rank 0 of 1 raised ValueError: with {len(left)}")
 
@@ -108,7 +108,7 @@ def attention(q, k, v, is_causal): raise NotImplementedError
 """
 
 
-def test_a_daemon_that_an_implementation_starts_ends_with_its_check_and_keeps_no_lock(monkeypatch, tmp_path):
+def test_a_daemon_started_by_an_implementation_dies_with_its_check_and_holds_no_lock(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(locks, "_held", {})
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))

@@ -19,9 +19,7 @@ def project(tmp_path, monkeypatch):
     return tmp_path / "project"
 
 
-def test_a_module_is_found_by_its_file_in_the_working_directory_in_pythonpath_and_installed_without_being_run(
-    project, monkeypatch, tmp_path
-):
+def test_a_module_is_found_by_file_or_name_without_being_run(project, monkeypatch, tmp_path):
     (project / "kernels/__init__.py").write_text("raise SystemExit")
     source = find("kernels.attention")
     assert (source.file, source.root) == (project / "kernels/attention.py", project)
@@ -32,13 +30,13 @@ def test_a_module_is_found_by_its_file_in_the_working_directory_in_pythonpath_an
     monkeypatch.setenv("PYTHONPATH", str(project))
     assert find("kernels.attention").file == project / "kernels/attention.py"
     assert find("yaml").module == "yaml"
-    for name in ("math", "outside", "kernels.attention.Right", "nowhere.at.all"):  # of which none has a source
+    for name in ("math", "outside", "kernels.attention.Right", "nowhere.at.all"):  # none of these has a source file
         assert complaint(find, name).startswith(f"there is no Python module {name} in ")
 
 
 @pytest.mark.parametrize("place", ["adapters.py:get_fsdp", "adapters:get_fsdp"])
 @pytest.mark.parametrize("name", ["adapters.py", "kernels/attention.py", "kernels/masks.py", "kernels/__init__.py"])
-def test_code_that_a_place_imports_from_its_project_counts(project, place, name):
+def test_the_digest_covers_code_that_a_place_imports_from_its_project(project, place, name):
     before = digest([place])
     path = project / name
     path.write_text(path.read_text() + "\n# a comment\n")
@@ -47,7 +45,7 @@ def test_code_that_a_place_imports_from_its_project_counts(project, place, name)
     assert digest([place]) != before
 
 
-def test_an_import_inside_a_function_and_a_kernel_that_is_named_count_and_another_file_does_not(project):
+def test_the_digest_covers_local_imports_and_named_kernel_files_but_no_other_file(project):
     def digest_with(name, text):
         (project / name).write_text(text)
         return digest(["adapters:get_ddp_bucketed"])
@@ -59,7 +57,7 @@ def test_an_import_inside_a_function_and_a_kernel_that_is_named_count_and_anothe
     assert digest_with("unused.py", "VALUE = 1\n") == changed
 
 
-def test_files_outside_of_the_project_do_not_count_and_the_packages_around_a_module_do(project, tmp_path):
+def test_the_digest_covers_enclosing_packages_but_no_file_outside_the_project(project, tmp_path):
     (tmp_path / "secret.txt").write_text("a")
     (project / ".git").mkdir()
     (project / "kernels/masks.py").write_text("PATH = '../../secret.txt'\nimport numpy\n")
@@ -70,7 +68,7 @@ def test_files_outside_of_the_project_do_not_count_and_the_packages_around_a_mod
     assert digest(["kernels.attention:Right"]) != before
 
 
-def test_a_name_may_be_defined_in_a_branch_or_come_by_a_star(project):
+def test_names_defined_in_a_branch_or_by_a_star_import_are_found(project):
     (project / "mine.py").write_text("try:\n    import kernels.masks as masks\nexcept ImportError:\n    flash = None\n")
     check_location("mine:flash", "mine")
     check_location("mine:masks.future", "mine")
@@ -94,10 +92,8 @@ def test_a_star_import_beside_a_def_hides_nothing(project, module):
     assert complaint(check_location, "mine:Left", "mine").endswith("does not define 'Left'; it defines flash")
 
 
-@pytest.mark.filterwarnings("error")  # reading a file repeats none of its warnings
-def test_what_cannot_be_resolved_or_is_nested_deeply_or_warned_of_is_no_failure_and_what_is_no_python_has_its_line(
-    project,
-):
+@pytest.mark.filterwarnings("error")  # reading a file must not repeat its warnings
+def test_odd_but_valid_python_is_accepted_and_invalid_python_is_reported_with_its_line(project):
     digests = set()
     for numbers in (950, 951):
         deep = " + ".join(["1"] * numbers)
@@ -114,7 +110,7 @@ def test_what_cannot_be_resolved_or_is_nested_deeply_or_warned_of_is_no_failure_
         assert re.match(rf"mine: .*mine\.py: .*{said}", complaint(check_location, "mine:VALUE", "mine"))
 
 
-def test_a_large_file_that_a_module_names_is_told_by_its_size_and_time_without_being_read(project):
+def test_a_large_file_is_identified_by_size_and_time_without_being_read(project):
     (project / "training.py").write_text("WEIGHTS = 'weights.bin'\n\n\nclass Net: ...\n")
     (project / "weights.bin").touch()
     os.truncate("weights.bin", 2**43)  # more than could be read

@@ -13,7 +13,7 @@ CHANGES = {
     "default_dtype": lambda: torch.set_default_dtype(torch.float64),
     "default_device": lambda: torch.set_default_device("meta"),
     "grad_enabled": lambda: torch.set_grad_enabled(False),
-    "autocast on cpu": lambda: torch.set_autocast_enabled("cpu", True),  # entered, it would count as nested ever after
+    "autocast on cpu": lambda: torch.set_autocast_enabled("cpu", True),  # entering it would leave it nested
     "cudnn.benchmark": partial(setattr, torch.backends.cudnn, "benchmark", True),
     "cudnn.allow_tf32": partial(setattr, torch.backends.cudnn, "allow_tf32", False),
     "flash_sdp": lambda: torch.backends.cuda.enable_flash_sdp(False),
@@ -24,7 +24,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_is_changed_is_undone_and_told_once(name):
+def test_a_changed_setting_is_restored_and_reported_once(name):
     state = global_state.read()
     CHANGES[name]()
     global_state.restore(state)

@@ -1,4 +1,4 @@
-"""The rows of a cell with implementations of the user's own, whatever measures them."""
+"""The rows of a cell with the user's implementations, independent of the stage."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ KEYS = [{"phase": "forward"}, {"phase": "backward"}]
 
 @pytest.fixture
 def rows(monkeypatch):
-    """The rows of a cell in which each of these does what it is called."""
+    """The rows of a cell whose subjects do what their names say."""
     given = []
 
     def verdict(check, subject, _processes, *args):
@@ -41,7 +41,7 @@ def rows(monkeypatch):
     return rows
 
 
-def test_one_that_fails_costs_its_own_rows_and_what_was_noted_or_undone_stands_in_the_others(rows):
+def test_a_failing_subject_loses_only_its_own_rows_and_notes_become_reasons(rows):
     reasons = {"wrong": "off by 1", "crashes": "its process died by SIGSEGV"}
     failed = [{"impl": name, "status": "wrong", "reason": reasons[name]} | key for name in reasons for key in KEYS]
     assert [row for row in rows if row["status"] == "wrong"] == failed
@@ -50,7 +50,7 @@ def test_one_that_fails_costs_its_own_rows_and_what_was_noted_or_undone_stands_i
     assert told == [("ours", None), ("right", None), ("noted", noted), (None, None)]
 
 
-def test_a_check_and_a_measurement_each_have_the_time_of_their_setting(monkeypatch):
+def test_a_check_and_a_measurement_each_have_their_own_time_limit(monkeypatch):
     given = []
     answers = {"check": Verdict("ok"), measuring._with_turns: []}
     monkeypatch.setattr(Processes, "run", lambda self, do, *_: given.append(self.timeout_s) or answers[do])

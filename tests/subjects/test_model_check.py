@@ -24,6 +24,6 @@ def test_a_causal_model_that_learns_passes(place):
         ("FlatLogits", r"logits have shape \(48, 50\), must have \(batch, length, vocabulary\), \(2, 24, 50\)"),
     ],
 )
-def test_one_that_is_no_language_model_is_wrong(model, said):
+def test_a_broken_language_model_is_wrong(model, said):
     with pytest.raises(Wrong, match=said):
         check(f"{OUTSIDE}/models.py:{model}")

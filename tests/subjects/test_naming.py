@@ -12,7 +12,7 @@ from .outside_files import OUTSIDE
 PLACE = f"{OUTSIDE}/kernels/attention.py:Right"
 
 
-def test_a_command_gives_the_subjects_that_were_read():
+def test_the_subjects_option_is_read_back_as_the_same_subjects():
     subjects = read(FILE, "subjects", {})
     option, text = words(subjects)
     assert option == "--subjects"
@@ -20,7 +20,7 @@ def test_a_command_gives_the_subjects_that_were_read():
     assert words(()) == []
 
 
-def test_a_file_of_the_courses_adapters_gives_what_it_defines():
+def test_an_adapters_file_gives_a_subject_for_each_adapter_it_defines():
     subjects = {subject.name: subject for subject in read(FILE, "subjects", {})}
     assert set(subjects) == {name for _, name in ADAPTERS} - {"my_ddp"}
     assert subjects["my_pytorch"].use == f"{FILE}:get_flashattention_autograd_function_pytorch"
@@ -51,11 +51,11 @@ def test_a_file_of_the_courses_adapters_gives_what_it_defines():
         (f"{OUTSIDE}/training.py", "training.py has none of the course's adapters, which are get_flashattention"),
     ],
 )
-def test_what_is_not_allowed_is_named_in_one_line(asked, said):
+def test_bad_input_is_reported_in_one_line(asked, said):
     assert said in complaint(read, asked, "subjects", {"attention": ["triton"]}).replace("a .py file", "a file")
 
 
-def test_a_record_holds_no_path_of_this_machine_in_its_digests(tmp_path):
+def test_a_digest_does_not_depend_on_where_the_project_is(tmp_path):
     shutil.copytree(OUTSIDE, tmp_path / "elsewhere")
 
     def digest(place):

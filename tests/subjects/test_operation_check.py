@@ -1,4 +1,4 @@
-"""What of the user's own operations passes, and what is told of the rest."""
+"""Which of a user's operations pass, and what is reported about the others."""
 
 import pytest
 import torch
@@ -39,17 +39,17 @@ def test_a_right_operation_passes(operation, dtype):
         ("adamw", "AdamWithItsFirstRate", "weights are off by"),
     ],
 )
-def test_a_wrong_operation_is_refused_and_told_how(operation, function, said, dtype):
+def test_a_wrong_operation_is_reported_with_what_is_off(operation, function, said, dtype):
     with pytest.raises(Wrong, match=said):
         check(operation, function, dtype)
 
 
-def test_one_that_refuses_is_skipped_with_its_words():
+def test_an_operation_that_refuses_is_skipped_with_its_message():
     with pytest.raises(Skipped, match=r"^refuses widths of powers of two, .*: widths must be multiples of 4096$"):
         check("swiglu", "refuses")
 
 
-def test_a_name_says_the_operation_and_may_have_more_words():
+def test_a_name_begins_with_the_operation_and_may_have_more_words():
     named = {"rms_norm": "rms_norm", "rms_norm_v2": "rms_norm", "rms_normal": None, "mine": None}
     assert {name: operation_of(name) for name in named} == named
     (subject,) = read({"op": {"swiglu_mine": f"{FILE}:gated"}}, "here", {})

@@ -1,4 +1,4 @@
-"""What of the user's own wrappers and optimizers passes on two ranks, and what is told of the rest."""
+"""Which of a user's wrappers and optimizers pass on two ranks, and what is reported about the others."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def check(subject, *dtype):
     ("subject", "dtype", "found"),
     [
         (Subject("ddp", "ours", f"{OURS}:OverlapDDP"), (), Verdict("ok")),
-        # No module, with its own function after backward; and with nothing to do before a batch.
+        # The first is not a module and has its own after_backward; the second has nothing to do before a batch.
         (training("ddp", "get_ddp_individual_parameters", "adapters.py", after_backward=AFTER), (), Verdict("ok")),
         (training("ddp", "get_ddp_bucketed", "adapters.py", before_batch=BEFORE), (), Verdict("ok", way=BUCKETS)),
         (Subject("optimizer", "mine", f"{OURS}:ShardedOptimizer"), (), Verdict("ok")),
@@ -39,7 +39,7 @@ def check(subject, *dtype):
     ],
     ids=lambda given: f"{given.kind} {given.name}" if isinstance(given, Subject) else "",
 )
-def test_what_is_right_passes_and_it_is_told_whether_it_takes_buckets_shards_and_sends(subject, dtype, found):
+def test_right_training_passes_with_a_note_on_buckets_sharding_and_initial_weights(subject, dtype, found):
     assert check(subject, *dtype) == found
 
 
@@ -61,7 +61,7 @@ def test_what_is_right_passes_and_it_is_told_whether_it_takes_buckets_shards_and
     ],
     ids=lambda given: f"{given.kind} {given.name}" if isinstance(given, Subject) else "",
 )
-def test_what_is_wrong_is_told_by_step_parameter_and_likely_cause(subject, dtype, said):
+def test_wrong_training_is_reported_with_step_parameter_and_likely_cause(subject, dtype, said):
     found = check(subject, *dtype)
     assert found.status == "wrong"
     assert said in found.reason

@@ -12,7 +12,7 @@ from .outside_files import attention
 
 @pytest.fixture
 def projects(tmp_path):
-    """Two projects with packages of one name, which import a module when they are called."""
+    """Two projects whose packages have the same name and import a module when called."""
     for name in "ab":
         package = tmp_path / name / "mine"
         package.mkdir(parents=True)
@@ -25,7 +25,7 @@ def projects(tmp_path):
     return tmp_path
 
 
-def test_projects_whose_packages_have_one_name_have_their_own_modules_in_their_turns(projects):
+def test_projects_with_equal_package_names_have_their_own_modules_in_their_turns(projects):
     subjects = [Subject("attention", name, f"{projects}/{name}/mine/called.py:called") for name in "ab"]
     turns, path, modules = Turns(subjects, projects / "mark"), list(sys.path), set(sys.modules)
     functions = {}
@@ -39,7 +39,7 @@ def test_projects_whose_packages_have_one_name_have_their_own_modules_in_their_t
         assert (sys.path, set(sys.modules)) == (path, modules)
 
 
-def test_those_of_one_project_share_its_modules(projects):
+def test_subjects_of_one_project_share_its_modules(projects):
     subjects = [Subject("attention", name, f"{projects}/a/mine/called.py:called") for name in ("one", "two")]
     turns, found = Turns(subjects, None), []
     for subject in subjects:
@@ -48,7 +48,7 @@ def test_those_of_one_project_share_its_modules(projects):
     assert found[0] is found[1]
 
 
-def test_what_one_changes_when_imported_and_when_called_is_undone_and_noted(projects):
+def test_state_changed_by_an_import_or_a_call_is_restored_and_noted(projects):
     mark, mine = projects / "mark", attention("with_a_state_of_its_own", "kernels/state.py")
     turns, threads = Turns([mine], mark), torch.get_num_threads()
     with turns.of(mine.name):
@@ -68,7 +68,7 @@ def test_what_one_changes_when_imported_and_when_called_is_undone_and_noted(proj
     }
 
 
-def test_a_turn_of_ours_is_noted_as_of_none(projects):
+def test_a_turn_of_our_implementation_is_noted_as_none(projects):
     turns = Turns([attention("Right")], projects / "mark")
     turns.begin("right")
     turns.begin("eager")

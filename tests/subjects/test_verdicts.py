@@ -10,7 +10,7 @@ TIMEOUT_S = 120.0
 pytestmark = pytest.mark.usefixtures("quick_ranks")
 
 
-def test_attention_is_wrong_by_its_first_problem_that_is_with_dtype_length_and_mask():
+def test_wrong_attention_is_reported_with_the_first_problem_that_fails():
     found = verdict_on(attention("off_by_one"), TIMEOUT_S)
     assert found.status == "wrong"
     assert found.reason.startswith("in fp32 causal output is off by ")
@@ -27,7 +27,7 @@ def test_attention_is_wrong_by_its_first_problem_that_is_with_dtype_length_and_m
         (attention("crashes_at_length_113"), "lengths like 113: wrong, its process died by SIGSEGV"),
     ],
 )
-def test_what_the_assignment_does_not_ask_for_is_a_limit_of_a_right_one(function, limit):
+def test_a_failure_that_the_assignment_does_not_ask_about_is_only_a_limit(function, limit):
     found = verdict_on(function, TIMEOUT_S)
     assert found.status == "ok"
     (told,) = found.limits
@@ -40,10 +40,10 @@ def test_what_the_assignment_does_not_ask_for_is_a_limit_of_a_right_one(function
     ("function", "timeout_s", "reason"),
     [
         ("unfinished", TIMEOUT_S, "refuses length 64: "),
-        ("hangs", 2.0, "its process sent no result within 2 s (attention.py:"),  # after which none is tried
+        ("hangs", 2.0, "its process sent no result within 2 s (attention.py:"),  # after which no part is tried
     ],
 )
-def test_what_refuses_every_problem_or_takes_all_the_time_is_skipped(function, timeout_s, reason):
+def test_attention_that_refuses_every_problem_or_takes_all_the_time_is_skipped(function, timeout_s, reason):
     found = verdict_on(attention(function), timeout_s)
     assert (found.status, found.reason[: len(reason)]) == ("skipped", reason)
 

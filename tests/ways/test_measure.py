@@ -22,7 +22,7 @@ def rows(way, result, cell=CELL):
     return rows_of(fake, way, result, cell, "gloo")
 
 
-def test_what_has_an_outcome_or_weights_that_come_apart_has_no_values():
+def test_a_way_with_an_outcome_or_diverging_weights_has_no_values():
     whole = {"impl": "naive", "phase": "train_step", "clock": "host"}
     oom = {"status": "oom", "reason": "CUDA out of memory"}
     assert rows(TOGETHER, oom) == [whole | oom]
@@ -33,19 +33,19 @@ def test_what_has_an_outcome_or_weights_that_come_apart_has_no_values():
         assert rows(way, result) == [{"impl": way.name, "status": "ok", "backend": "gloo"}]
 
 
-def test_weights_must_agree_with_the_reference_on_as_many_ranks_as_all_ways_average_alike():
+def test_weights_must_agree_with_the_reference_only_if_all_ways_average_alike():
     off = Result(differences=Differences(0.0, "", from_reference=1.0, share=0.5, off="head.weight"))
     statuses = {ranks: rows(TOGETHER, off, RanksCell("bf16", world_size=ranks))[0]["status"] for ranks in (2, 3)}
     assert statuses == {2: "wrong", 3: "ok"}
 
 
-def test_the_user_s_own_stand_behind_the_others_and_before_a_last_one_without_communication():
+def test_own_ways_come_last_but_before_a_last_one_without_communication():
     own = Way("own", lambda step: step)
     assert among([TOGETHER, APART], [own]) == [TOGETHER, own, APART]
     assert among([APART, TOGETHER], [own]) == [APART, TOGETHER, own]
 
 
-def test_payloads_are_added_up_by_collective():
+def test_payloads_are_summed_by_collective():
     sent = (("allreduce", 8), ("broadcast", 4), ("allreduce", 2))
     rows = traffic_rows([Collective(*each, torch.float32) for each in sent], ("allreduce", "gather"))
     found = {row["collective"]: (row["calls"], row["measured_bytes"]) for row in rows}
@@ -53,7 +53,7 @@ def test_payloads_are_added_up_by_collective():
 
 
 @pytest.mark.parametrize("name", ["ddp", "sharding", "fsdp"])
-def test_the_rows_of_a_cell_that_could_not_be_measured_name_every_way(name):
+def test_rows_of_a_cell_that_could_not_be_measured_name_every_way(name):
     experiment = importlib.import_module(f"{stage(name).package}.measure").EXPERIMENT
     keys = [{**way.key, **experiment.whole_step} for way in experiment.ways]
     assert stage(name).cell_type().row_keys() == keys

@@ -7,13 +7,13 @@ from pipeline.ways.cell import RanksCell, RanksSettings
 from pipeline.ways.needs import expected_s, needed_bytes
 
 
-def test_every_rank_takes_what_a_training_step_of_its_own_does():
+def test_every_rank_needs_the_memory_of_its_own_training_step():
     alone = peak_bytes(Workload(SIZES["tiny"], 300, 3, 64, "bf16", device_type="cpu"), "train_step")
     cells = [RanksCell("bf16", "tiny", 3, 64, ranks) for ranks in (2, 4)]
     assert [needed_bytes(cell, RanksSettings(vocab_size=300)) for cell in cells] == [2 * alone, 4 * alone]
 
 
-def test_more_ways_and_steps_take_longer_and_none_the_start():
+def test_more_ways_and_steps_take_longer_and_no_ways_take_the_start_alone():
     def seconds(ways, steps, on_gpu=False):
         cell = SimpleNamespace(row_keys=lambda: [{}] * ways)
         return expected_s(cell, RanksSettings(steps=steps), on_gpu)

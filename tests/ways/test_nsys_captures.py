@@ -13,7 +13,7 @@ DDP, FSDP = "pipeline.stages.ddp", "pipeline.stages.fsdp"
 
 
 def given(package):
-    """Return what a stage measures, and a small cell and settings of it."""
+    """Return a stage's experiment, with a small cell and settings."""
     declared = importlib.import_module(f"{package}.cell")
     cell = declared.Cell(size="tiny", batch_size_per_rank=1, context_length=8)
     settings = declared.Settings(vocab_size=100, warmup_steps=2, steps=5, rounds=1, nsys=True)
@@ -27,7 +27,7 @@ def given(package):
         (False, set(), ["no column"] * 4),
     ],
 )
-def test_each_captured_way_has_a_capture_if_asked_for_and_its_row_says_why_if_it_has_none(
+def test_captured_ways_have_a_capture_if_asked_for_or_a_row_that_says_why_not(
     monkeypatch, tmp_path, asked, reports, told
 ):
     captured = set()
@@ -50,7 +50,7 @@ def test_each_captured_way_has_a_capture_if_asked_for_and_its_row_says_why_if_it
 
 @pytest.mark.slow
 @pytest.mark.parametrize("package", [DDP, FSDP])
-def test_the_program_runs_a_step_of_every_captured_way_on_all_ranks(package):
+def test_the_program_runs_a_step_of_a_captured_way_on_all_ranks(package):
     experiment, cell, settings = given(package)
     way = [way.name for way in experiment.ways if way.captured][-1]
     done = subprocess.run(

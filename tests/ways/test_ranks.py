@@ -7,7 +7,7 @@ from pipeline.errors import Skipped
 from pipeline.ways.ranks import outcome, together_or_apart
 
 
-def test_what_fits_together_is_measured_together_and_what_does_not_fit_alone_is_an_outcome():
+def test_things_that_fit_are_measured_together_and_one_too_large_has_an_outcome():
     calls = []
 
     def measure(things):
@@ -22,7 +22,7 @@ def test_what_fits_together_is_measured_together_and_what_does_not_fit_alone_is_
     assert calls == [[1, 3], [1, 2, 3], [1], [2], [3]]
 
 
-def test_a_bug_is_no_outcome_and_a_lack_is_one():
+def test_a_bug_is_raised_and_a_missing_requirement_is_an_outcome():
     with pytest.raises(RuntimeError, match="shapes"):
         together_or_apart(Mock(side_effect=RuntimeError("shapes do not match")), [1, 2])
     assert outcome(Skipped("needs a compiler")) == {"status": "skipped", "reason": "needs a compiler"}

@@ -21,7 +21,7 @@ STAGES = ("ddp", "sharding", "fsdp")
 
 
 def experiment_of(stage):
-    """Return what a stage measures, with one bucket size for each way that has several."""
+    """Return a stage's experiment, with one bucket size for each way that has several."""
     experiment = importlib.import_module(f"pipeline.stages.{stage}.measure").EXPERIMENT
     return replace(experiment, ways=[way for way in experiment.ways if way.columns.get("bucket_size_mb") in (None, 1)])
 
@@ -31,7 +31,7 @@ def storage(tensor):
 
 
 def alive_at_each_build(context, stage):
-    """Count parameters, gradients and state of the turn before that are still there when a turn builds its own."""
+    """Count the last turn's parameters, gradients and state that are still there when a turn builds its own."""
     former, alive = [], []
 
     def noting(build, plain):
@@ -54,7 +54,7 @@ def alive_at_each_build(context, stage):
 
 @on_ranks(2)
 @pytest.mark.parametrize("stage", STAGES)
-def test_the_model_its_gradients_and_state_of_a_turn_are_gone_when_the_next_is_built(context, stage):
+def test_a_turns_model_gradients_and_state_are_freed_before_the_next_is_built(context, stage):
     alive, noted = alive_at_each_build(context, stage)
     assert len(alive) >= 2 * len(experiment_of(stage).ways)
     assert noted > 0
@@ -63,13 +63,13 @@ def test_the_model_its_gradients_and_state_of_a_turn_are_gone_when_the_next_is_b
 
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("stage", STAGES)
-def test_on_gpus_they_are_gone_too(stage):
+def test_a_turns_model_gradients_and_state_are_freed_on_gpus_too(stage):
     alive, _ = run_ranks(alive_at_each_build, 2, backend="nccl", device_type="cuda", args=(stage,))[0]
     assert not any(alive)
 
 
 def allocated_when_turns_begin(context):
-    """Return the bytes that are allocated when a variant's first turn has made room for itself."""
+    """Return the bytes allocated after each way's first turn has made room."""
     allocated, experiment = [], experiment_of("ddp")
 
     def make_room(device):
@@ -82,15 +82,15 @@ def allocated_when_turns_begin(context):
 
 
 @pytest.mark.gpu(count=2)
-def test_what_the_collectives_of_a_turn_carried_does_not_count_for_the_next():
+def test_tensors_of_a_turns_collectives_do_not_count_for_the_next_turn():
     for allocated in run_ranks(allocated_when_turns_begin, 2, backend="nccl", device_type="cuda"):
         after_the_first = allocated[1:]  # the first turn leaves workspaces and the weights to compare with
         assert max(after_the_first) - min(after_the_first) < 2**20
 
 
 @on_ranks(2)
-def test_first_turns_make_room_and_note_and_others_only_time_and_profiles_come_last(context):
-    """Steps count as what they do to the optimizer."""
+def test_first_turns_make_room_and_note_later_ones_only_time_and_profiles_come_last(context):
+    """Steps are counted by a hook of the optimizer."""
     events, experiment = [], experiment_of("sharding")
 
     def noting(way, plain):
@@ -114,7 +114,7 @@ def test_first_turns_make_room_and_note_and_others_only_time_and_profiles_come_l
         *("make room", f"build {second}", *warm, f"note {second}", *timed),
         *(f"build {second}", *warm, *timed),
         *(f"build {first}", *warm, *timed),
-        *(f"build {first}", *warm, *2 * ["step"]),  # two are the capture's
+        *(f"build {first}", *warm, *2 * ["step"]),  # the capture runs two
         *(f"build {second}", *warm, *2 * ["step"]),
     ]
     for result in results:
@@ -122,7 +122,7 @@ def test_first_turns_make_room_and_note_and_others_only_time_and_profiles_come_l
 
 
 @on_ranks(2)
-def test_ranks_have_tokens_of_their_own_and_note_their_mean_loss(context):
+def test_ranks_have_their_own_tokens_and_note_their_mean_loss(context):
     seen = []
 
     def note_own_loss(turn):

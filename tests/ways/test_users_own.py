@@ -18,7 +18,7 @@ SMALL = {"vocab_size": 100, "warmup_steps": 2, "steps": 5, "rounds": 1, "timeout
 
 
 def parts_of(stage, **axes):
-    """Return what a stage measures, its `measure`, a small cell and its settings."""
+    """Return a stage's experiment, its `measure`, a small cell and its settings."""
     module = importlib.import_module(f"pipeline.stages.{stage}.measure")
     cell = module.Cell(size="tiny", context_length=16, **axes)
     return module.EXPERIMENT, module.measure, cell, stage_of(cell).settings_type(**SMALL)
@@ -42,7 +42,7 @@ FSDP += [Subject("fsdp", "torchs", f"{FILE}:by_torch", gather=f"{FILE}:gather_of
         ("fsdp", "fp32", ("ddp", *FULLY_SHARDED), FSDP, "stops", ""),
     ],
 )
-def test_what_comes_apart_in_the_timed_steps_has_no_times(stage, precision, beside, own, wrong, reason):
+def test_ways_that_diverge_in_the_timed_steps_have_no_times(stage, precision, beside, own, wrong, reason):
     experiment, _, cell, settings = parts_of(stage, precision=precision)
     ways = [way for way in experiment.ways if way.name in beside]
     ways[1:1] = [way for subject in own for way in experiment.own_ways(subject, "")]
@@ -71,7 +71,7 @@ def test_what_comes_apart_in_the_timed_steps_has_no_times(stage, precision, besi
         ),
     ],
 )
-def test_what_passes_takes_turns_with_the_rest_and_what_does_not_has_a_reason_and_no_times(stage, right, wrong, reason):
+def test_own_ways_that_pass_take_turns_and_others_have_a_reason_and_no_times(stage, right, wrong, reason):
     gather = {"gather": f"{FILE}:gather_all_but_one"} if stage == "fsdp" else {}
     experiment, measure, cell, settings = parts_of(stage)
     rows = rows_read(measure, cell, settings, [right, replace(right, name="odd", use=wrong, **gather)])

@@ -37,7 +37,7 @@ WITH_BLOCKS = {"blocks", "fused", "flash", "sdpa"}
 
 
 def in_a_process(change: str, size: str, context: int, batch: int) -> Record:
-    """Measure a change in a process of its own, whose last line of output is its record."""
+    """Measure a change in a separate process, whose last line of output is its record."""
     options = f"--size {size} --turn {change} --context {context} --batch {batch}".split()
     words = [sys.executable, "-m", "tools.by_hand", *options]
     ended = subprocess.run(words, stdout=subprocess.PIPE, encoding="utf-8", check=False, cwd=Path(__file__).parents[2])
@@ -49,7 +49,7 @@ def in_a_process(change: str, size: str, context: int, batch: int) -> Record:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser that says in one line what is wrong."""
+    """A parser that reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with code 2."""
@@ -57,14 +57,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def whole_number(text: str) -> int:
-    """Read a whole number from 1."""
+    """Parse a whole number that is at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1, got {text!r}")
     return int(text)
 
 
 def asked_change(text: str) -> tuple[str, int | None]:
-    """Read a change, and its context where it names one."""
+    """Parse CHANGE[@CONTEXT]; the context is None if it is left out."""
     change, at, context = text.partition("@")
     words = change.split("+")
     known = change == "eager" or ({*words} <= {*WORDS} and len({*words}) == len(words))
@@ -98,7 +98,7 @@ def parsed(words: Sequence[str] | None) -> argparse.Namespace:
 
 
 def turns(asked: Sequence[tuple[str, int | None]] | None, context: int) -> list[tuple[str, int]]:
-    """Return what is measured in turn: the eager step first and last, if it is asked for."""
+    """Return the changes to measure and their contexts, the eager step first and last if it is asked for."""
     if asked is None:
         asked = [*((change, None) for change in CHANGES), ("checkpointing", 2 * context), ("flash", 2 * context)]
     found = list(dict.fromkeys((change, at or context) for change, at in asked))
@@ -118,7 +118,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for change, context in turns(asked.changes, asked.context):
         print(f"{change} @{context} ...", file=sys.stderr, flush=True)
         records.append(in_a_process(change, asked.size, context, asked.batch))
-        if asked.out is not None:  # after each, for the next may be the last
+        if asked.out is not None:  # after each, in case a later one ends this process
             setting = {"torch": torch.__version__, "size": asked.size, "batch": asked.batch}
             gpu = next((row["device"] for row in records if "device" in row), None)
             asked.out.write_text(json.dumps({**setting, "gpu": gpu, "turns": records}, indent=1), encoding="utf-8")
@@ -127,7 +127,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
 
 def print_tables(records: Sequence[Record], asked: argparse.Namespace) -> None:
-    """Print all times, why there are none, and what is asked for beside them."""
+    """Print all times, the reasons for those missing, and the comparisons asked for."""
     print(tables.written(tables.times(records)))
     for row in records:
         if row["status"] != "ok":

@@ -1,4 +1,4 @@
-"""The transformer that the pipeline trains, written down once more in plain PyTorch."""
+"""The transformer that the pipeline trains, written again in plain PyTorch."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,19 +19,19 @@ VOCABULARY = 10_000
 
 
 def eager(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend to earlier positions, with the matrix of all scores in memory; the softmax is in fp32, as in autocast."""
+    """Compute causal attention with the whole score matrix in memory; the softmax is in fp32, as under autocast."""
     scores = (q / math.sqrt(q.shape[-1])) @ k.transpose(-2, -1)
     scores += torch.full(scores.shape[-2:], -math.inf, dtype=scores.dtype, device=scores.device).triu_(1)
     return torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype) @ v
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend to earlier positions by PyTorch's own kernels."""
+    """Compute causal attention with PyTorch's own kernels."""
     return functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 def flash(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend to earlier positions by the pipeline's Triton kernels."""
+    """Compute causal attention with the pipeline's Triton kernels."""
     from pipeline.attention import FlashAttentionTriton
 
     return FlashAttentionTriton.apply(q, k, v, True)
@@ -41,25 +41,25 @@ ATTENTION = {"eager": eager, "sdpa": sdpa, "flash": flash}
 
 
 def attention_of(words: Sequence[str]) -> str:
-    """Name the attention of a change."""
+    """Return the name of the attention that a change uses."""
     return next((name for name in ("flash", "sdpa") if name in words), "eager")
 
 
 def linear(in_features: int, out_features: int) -> nn.Linear:
-    """Make a matrix without bias, of Glorot's variance."""
+    """Make a linear layer without bias, with Glorot initialization."""
     made = nn.Linear(in_features, out_features, bias=False)
     nn.init.xavier_normal_(made.weight)
     return made
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn each pair of a head's two halves by its position's angle, in fp32."""
+    """Apply rotary embeddings in fp32, pairing the two halves of each head."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 
 class Block(nn.Module):
-    """Add attention, then SwiGLU, each of the normed residual stream."""
+    """Add attention, then SwiGLU, to the residual stream; each reads the normed stream."""
 
     def __init__(self, d_model: int, d_ff: int, num_heads: int, attend: Callable[[Tensor, Tensor, Tensor], Tensor]):
         super().__init__()

@@ -1,4 +1,4 @@
-"""A whole training step with one change, checked for what it needs, warmed up and timed."""
+"""Build, warm up and time a whole training step with one change."""
 
 import contextlib
 import gc
@@ -22,7 +22,7 @@ LEARNING_RATE, WARM_UP_STEPS, TIMED_STEPS = 1e-4, 5, 10
 
 
 def built(words: Sequence[str], size: str, context: int, batch: int) -> tuple[Step, torch.optim.Optimizer]:
-    """Make model, optimizer and batch; return what runs a whole training step and returns its loss."""
+    """Make model, optimizer and batch; return a function that runs a step and returns its loss, and the optimizer."""
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high" if "tf32" in words else "highest")
     if "blocks" in words:
@@ -54,7 +54,7 @@ def built(words: Sequence[str], size: str, context: int, batch: int) -> tuple[St
 
 
 def built_by_pipeline(words: Sequence[str], size: str, context: int, batch: int) -> tuple[Step, torch.optim.Optimizer]:
-    """Return the pipeline's own step with its fused blocks, of the same sizes."""
+    """Return the pipeline's own step with its fused blocks, at the same sizes."""
     from pipeline.formulas.sizes import ModelSize
     from pipeline.model.fused.step import fused_step
     from pipeline.model.step import build_training_step
@@ -75,7 +75,7 @@ def built_by_pipeline(words: Sequence[str], size: str, context: int, batch: int)
 
 
 def captured(step: Step, optimizer: torch.optim.Optimizer) -> Step:
-    """Capture a step that has run before as one CUDA graph; return what replays it."""
+    """Capture a warmed-up step as one CUDA graph; return a function that replays it."""
     optimizer.zero_grad(set_to_none=True)
     gc.collect()
     torch.cuda.empty_cache()
@@ -91,12 +91,12 @@ def captured(step: Step, optimizer: torch.optim.Optimizer) -> Step:
 
 
 def measured(change: str, size: str, context: int, batch: int) -> Record:
-    """Warm a step up and time it; the peak of memory is that of the timed steps, of a graph that of its capture."""
+    """Warm up a step and time it; peak memory is that of the timed steps, or of a graph's capture and replays."""
     words, has_gpu = change.split("+"), DEVICE == "cuda"
     step, optimizer = built(words, size, context, batch)
     if has_gpu:
-        torch.cuda.synchronize()  # the model and its batch are there, whichever stream goes on
-    # PyTorch's rule: what is to be captured warms up on another stream.
+        torch.cuda.synchronize()  # so that model and batch are ready for any stream
+    # PyTorch's rule: before a capture, warm up on another stream.
     with torch.cuda.stream(torch.cuda.Stream()) if "graph" in words else contextlib.nullcontext():
         losses = [float(step()) for _ in range(WARM_UP_STEPS)]
     if has_gpu:
@@ -123,7 +123,7 @@ def time_ms(step: Step) -> float:
 
 
 def outcome(change: str, size: str, context: int, batch: int) -> Record:
-    """Measure a change in this process; what keeps it from running becomes its status and reason."""
+    """Measure a change in this process; if it cannot run, return why as status and reason."""
     lacking = [word for word in change.split("+") if word in NEED_CUDA and DEVICE != "cuda"]
     if lacking:
         return {"status": "skipped", "reason": f"{' and '.join(lacking)}: needs a CUDA GPU"}
@@ -132,7 +132,7 @@ def outcome(change: str, size: str, context: int, batch: int) -> Record:
     except Exception as error:
         traceback.print_exc()
         cause: BaseException | None = error
-        while cause is not None:  # a capture that fails raises an error of its own
+        while cause is not None:  # a capture that fails raises its own error on top
             if isinstance(cause, torch.OutOfMemoryError):
                 return {"status": "oom", "reason": "out of memory"}
             cause = cause.__context__

@@ -1,4 +1,4 @@
-"""Tables of what was timed by hand, and of the same beside what the pipeline published."""
+"""Tables of the times measured by hand, alone and beside those that the pipeline published."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def times(records: Records) -> pd.DataFrame:
-    """Return a row a turn: times, memory, and the speed-up over the eager steps of its context."""
+    """Return one row per turn: times, memory, and the speed-up over the eager steps at its context."""
     rows = pd.DataFrame(records).reindex(columns=READ)
     eager_ms = rows[rows["change"] == "eager"].groupby("context")["median_ms"].mean()
     return rows.assign(
@@ -24,7 +24,7 @@ def times(records: Records) -> pd.DataFrame:
 
 
 def instead_of_checkpoints(records: Records) -> pd.DataFrame:
-    """Return, by context, how many times as fast flash attention is as the eager step with checkpoints."""
+    """Return, by context, the speed-up of flash attention over the eager step with checkpointing."""
     by_change = times(records).groupby(["context", "change"])["median_ms"].mean().unstack()
     both = by_change.reindex(columns=["checkpointing", "flash"]).dropna()
     return both.assign(speed_up=both["checkpointing"] / both["flash"]).reset_index()

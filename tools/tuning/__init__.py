@@ -1,1 +1,1 @@
-"""Choosing tiles and thresholds of the Triton kernels: what the compiler makes of them, and how fast they are."""
+"""Choose tiles and thresholds of the Triton kernels, by what the compiler makes of them and how fast they are."""

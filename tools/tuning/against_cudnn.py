@@ -37,7 +37,7 @@ PASSES = ("forward", "both")
 
 
 class Case(NamedTuple):
-    """What is timed: a dtype, (batch, heads, sequence, head_dim), the mask, and the heads of keys if they are fewer."""
+    """What is timed: dtype, (batch, heads, sequence, head_dim), mask, and the number of key heads if it is smaller."""
 
     dtype: str
     shape: tuple[int, int, int, int]
@@ -90,7 +90,7 @@ CASES = [
 
 
 def compare(case: Case, attend: Callable[..., Tensor] = flash_attention) -> dict[str, object]:
-    """Time a case with ours and the peer in turn; return a row of the table."""
+    """Time a case, alternating between ours and the peers; return a row of the table."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
     shapes = (case.shape, case.kv_shape, case.kv_shape, case.shape)
@@ -128,7 +128,7 @@ def compare(case: Case, attend: Callable[..., Tensor] = flash_attention) -> dict
 
 
 def flash_attention_4() -> Callable[..., Tensor] | None:
-    """Return FlashAttention-4's function of (batch, length, heads, head_dim), None where it is not installed."""
+    """Return FlashAttention-4's function of (batch, length, heads, head_dim), None if it is not installed."""
     try:
         module = importlib.import_module("flash_attn.cute.interface")
     except ImportError:

@@ -35,9 +35,9 @@ class Candidate:
 
     @property
     def is_promising(self) -> bool:
-        """Tell whether it fits and nothing in its machine code says that it is slow."""
+        """Tell whether it fits and nothing in its machine code suggests that it is slow."""
         fits = self.report.shared_bytes <= SHARED_BYTES_PER_PROGRAM
-        # fp32's split operands fill the registers of a tile that wgmma can do, so there mma.sync is worth a try.
+        # fp32's split operands fill the registers at tiles large enough for wgmma, so mma.sync is worth a try.
         feeds_tensor_cores = self.dtype == "fp32" or (self.report.wgmma > 0 and self.report.mma_sync == 0)
         is_fed = feeds_tensor_cores and not self.report.is_serialised
         most_spills = MOST_SPILLS_FP32 if self.dtype == "fp32" else MOST_SPILLS
@@ -45,7 +45,7 @@ class Candidate:
 
 
 def promising(kernel: str, dtype: str, head_dim: int) -> list[Candidate]:
-    """Compile every combination of tiles and options, in as many processes as there are cores; keep the promising."""
+    """Compile every combination of tiles and options, in one process per core; return the promising ones."""
     jobs = [(kernel, dtype, head_dim, tiles) for tiles in _combinations(16 if dtype == "fp32" else 32)]
     with ProcessPoolExecutor() as executor:
         compiled = [candidate for candidate in executor.map(_compile, jobs) if candidate is not None]
@@ -53,7 +53,7 @@ def promising(kernel: str, dtype: str, head_dim: int) -> list[Candidate]:
 
 
 def constants(kernel: str, dtype: str, head_dim: int, tiles: TileConfig) -> dict[str, Any]:
-    """Return a kernel's compile-time arguments as a long causal sequence has them."""
+    """Return a kernel's compile-time arguments for a long causal sequence."""
     shared = {
         "HAS_START": False,
         "HAS_END": True,

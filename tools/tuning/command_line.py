@@ -1,4 +1,4 @@
-"""The words that both sweeps are started with."""
+"""The command line of both sweeps."""
 
 import argparse
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ def parsed(description: str | None, what: str, choices: Iterable[str]) -> argpar
 
 
 def shape(text: str) -> tuple[int, ...]:
-    """Read a shape; raises ArgumentTypeError for what is none."""
+    """Parse a shape; raises ArgumentTypeError if it is not one."""
     words = text.split(",")
     if len(words) != 4 or not all(word.isdecimal() and int(word) for word in words):
         raise argparse.ArgumentTypeError(f"must be four whole numbers from 1, as in 1,16,16384,64, got {text!r}")

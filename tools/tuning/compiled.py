@@ -1,7 +1,7 @@
-"""What the compiler makes of a kernel for Hopper, found without a GPU: registers, spills, how the tensor cores wait.
+"""Report what the compiler makes of a kernel for Hopper, without a GPU: registers, spills, waits for tensor cores.
 
-A kernel is slow whatever else it does if it spills, if its wgmma instructions each wait for the one before, or if it
-falls back on mma.sync, the tensor cores' older and slower instruction.
+Whatever else it does, a kernel is slow if it spills, if each of its wgmma instructions waits for the one before, or if
+it falls back on mma.sync, the tensor cores' older and slower instruction.
 """
 
 import re
@@ -19,17 +19,17 @@ from tools.tuning.running_wgmma import touched_early
 HOPPER = GPUTarget("cuda", 90, 32)
 REGISTERS_PER_SM, REGISTER_GRANULE = 65536, 8
 SHARED_BYTES_PER_SM, SHARED_BYTES_RESERVED_PER_PROGRAM = 228 * 1024, 1024
-# Of a warp, two, a warpgroup or all threads, as only Triton's own code has them.
+# Barriers of a warp, two warps, a warpgroup or all threads; only Triton's own code has these.
 TRITONS_BARRIER = re.compile(r"\bBAR\.(?:SYNC|RED|ARV)\S* (0x\w+)(?:, 0x(?:20|40|80))? ;")
-# Arguments by the beginnings and ends of their names, as all kernels here spell them.
+# Pointers to fp32, by their names in all kernels here.
 FLOAT32_POINTERS = re.compile(r"(lse|delta|dq_sum|chunk)\w*_ptr$")
 
 
 @dataclass(frozen=True)
 class KernelReport:
-    """A compiled kernel: what it takes of a multiprocessor, and instructions that tell how well it runs.
+    """A compiled kernel: what it takes of a multiprocessor, and counts of instructions that show how well it runs.
 
-    touched_early: instructions that race with a wgmma, as `running_wgmma` tells; barriers: the first number of a named
+    touched_early: instructions that race with a wgmma, found by `running_wgmma`; barriers: the lowest number of a named
     barrier that Triton leaves to the kernel.
     """
 
@@ -53,7 +53,7 @@ def compile_for_hopper(kernel: Any, constants: dict[str, Any], tiles: TileConfig
     """Compile one of the attention kernels and report.
 
     constants: its compile-time arguments by name, with None for a pointer that it is not given; dtype: "bf16", "fp16"
-    or "fp32". Raises what Triton raises where the kernel does not compile.
+    or "fp32". Raises what Triton raises if the kernel does not compile.
     """
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     if tiles.max_registers is not None:
@@ -64,8 +64,8 @@ def compile_for_hopper(kernel: Any, constants: dict[str, Any], tiles: TileConfig
 def compile_gluon_for_hopper(
     kernel: Any, constants: dict[str, Any], options: dict[str, int], dtype: str
 ) -> KernelReport:
-    """Compile one of the kernels in Gluon as its launches do and report."""
-    from triton.experimental.gluon._runtime import GluonASTSource  # which not every Triton has
+    """Compile one of the Gluon kernels as its launches do and report."""
+    from triton.experimental.gluon._runtime import GluonASTSource  # not every Triton has it
 
     signature = {name: _type(name, constants, dtype) for name in kernel.arg_names}
     aligned = {

@@ -2,7 +2,7 @@
 
     python -m tools.tuning.every_gpu sm_86 --sample
 
-A process that does this is good for nothing else: it takes the made-up GPU for its own.
+Use a separate process for this: afterwards it takes the made-up GPU for its own.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import PLAIN, Choices, TileConfig
 from tools.tuning.machine_code import machine_code
 
-# By the names that compilers have for them; the shared memory is what a program may have.
+# By the compilers' names; the shared memory is the limit per program.
 GPUS = {
     "sm_80": Gpu("A100", "nvidia", (8, 0), 108, 163 * KIB),
     "sm_86": Gpu("RTX 3090, A10", "nvidia", (8, 6), 82, 99 * KIB),
@@ -41,13 +41,13 @@ DEVICE = torch.device("cuda", 0)
 WIDTHS = (16, 32, 64, 128, 256)
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}  # fp16 has the tiles of bf16, and its size
 WINDOW = Band(-99, 1)
-# (batch and heads, length): each of the branches of `Choices`, with so many programs that nothing is cut into chunks.
+# (batch · heads, length): one for each branch of `Choices`, with enough programs that nothing is cut into chunks.
 ONE_TILE, SHORT, MIDDLE, LONG = (4096, 100), (4096, 512), (512, 4096), (256, 32768)
 IN_CHUNKS = (1, 8192)
 
 
 def problems(dtype: str, sample: bool) -> Iterator[Problem]:
-    """Yield problems that between them are given every tile of the tables; of a sample one."""
+    """Yield problems that together use every tile of the tables, or only one problem for a sample."""
     if sample:
         yield _problem(dtype, 128, MIDDLE)
         return
@@ -71,7 +71,7 @@ def _problem(
 
 
 def compile_all(name: str, sample: bool = False, choices: Choices = PLAIN) -> Iterator[dict[str, Any]]:
-    """Compile what the plans for a GPU of `GPUS` consist of; yield for each kernel what it is, and what it takes."""
+    """Compile all kernels of the plans for a GPU of `GPUS`; yield a row for each: what it is and what it takes."""
     asked_for: list[Asked] = []
     _pretend(name, asked_for)
     told = set()
@@ -100,11 +100,11 @@ class Asked:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Return what tells two compiled kernels apart; scalars hardly matter."""
+        """Return what distinguishes compiled kernels; scalars hardly matter."""
         return (self.kernel.__name__, *self.dtypes, *self.constants.items(), self.tiles)
 
     def row(self) -> dict[str, Any]:
-        """Compile it; return its name, its tiles, and what it takes."""
+        """Compile the kernel; return its name, its tiles, and what it takes."""
         started = time.perf_counter()
         options = direct_launch.launch_options(self.tiles, self.constants)
         compiled = self.kernel.warmup(*self.dtypes, *self.scalars, grid=(1, 1, 1), **self.constants, **options)
@@ -125,7 +125,7 @@ class Asked:
 
 
 def _pretend(name: str, asked_for: list[Asked]) -> None:
-    """Have plans made for a GPU as if it were there, and keep what they ask for instead of launching it."""
+    """Plan for a GPU as if it were present, and collect the kernels that plans ask for instead of launching them."""
     made_up = GPUS[name]
     arch: int | str = int(name.removeprefix("sm_")) if made_up.vendor == "nvidia" else name
     target = GPUTarget("cuda" if made_up.vendor == "nvidia" else "hip", arch, 32 if made_up.vendor == "nvidia" else 64)

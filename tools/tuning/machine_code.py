@@ -1,4 +1,4 @@
-"""What a compiled kernel takes, read from its machine code: registers, and how often it spills them to memory.
+"""Read a compiled kernel's machine code: its registers, and how often it spills them to memory.
 
 NVIDIA's is disassembled by the tools that come with Triton; AMD's comes as text.
 """
@@ -20,7 +20,7 @@ SPILL = re.compile(r"\b(?:LDL|STL|scratch_(?:load|store)\w*)\b")
 
 @dataclass(frozen=True)
 class MachineCode:
-    """A kernel's instructions as text, and the registers of a thread."""
+    """A kernel's instructions as text, and its registers per thread."""
 
     text: str
     registers: int
@@ -32,7 +32,7 @@ class MachineCode:
 
     @property
     def spills_in_loops(self) -> int:
-        """Count those between the target of a branch backwards and the branch."""
+        """Count the spills between a backward branch and its target."""
         lines = self.text.splitlines()
         first_line_of: dict[str, int] = {}
         spilling: set[int] = set()
@@ -45,12 +45,12 @@ class MachineCode:
         return len(spilling)
 
     def count(self, instruction: str) -> int:
-        """Count the instructions of a name."""
+        """Count the instructions with this name."""
         return len(re.findall(rf"\b{re.escape(instruction)}\b", self.text))
 
 
 def machine_code(compiled: Any) -> MachineCode:
-    """Return the machine code of what `triton.compile` gives, for an NVIDIA or an AMD GPU."""
+    """Return the machine code of a kernel that `triton.compile` returned, for an NVIDIA or an AMD GPU."""
     if "amdgcn" in compiled.asm:
         text = compiled.asm["amdgcn"]
         return MachineCode(text, int(re.findall(r"\.vgpr_count:\s+(\d+)", text)[0]))

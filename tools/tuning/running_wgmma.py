@@ -1,8 +1,8 @@
-"""Find instructions that touch registers of a wgmma that may still run: a race that no run need show.
+"""Find instructions that touch registers of a wgmma that may still be running: a race that may never show in a run.
 
 Hopper's tensor cores read operands from registers, and write sums there, while other instructions go on. Until a wait
 for them, nothing may read or write those sums, or write those operands. A wait that counts one product too few breaks
-this, and ptxas does by itself (triton-lang/triton#11781). What comes after a branch backwards is not followed.
+this, and so does ptxas by itself (triton-lang/triton#11781). Backward branches are not followed.
 """
 
 import re
@@ -10,19 +10,19 @@ import re
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([^;]+?)\s*;")
 WGMMA = re.compile(r"HGMMA\.64x(\d+)x\d+\S*\s+R(\d+), (?:R(\d+))?")
 WAIT = re.compile(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x([0-9a-f]+)")
-GROUP_ENDS = "gsb0"  # stands with the last wgmma of a group
-OPERAND_REGISTERS = 4  # of a thread, 64 × 16 numbers of 16 bits over a warpgroup
+GROUP_ENDS = "gsb0"  # marks the last wgmma of a group
+OPERAND_REGISTERS = 4  # per thread, for 64 × 16 numbers of 16 bits over a warpgroup
 REGISTER = re.compile(r"\bR(\d+)\b")
-# Instructions without a result in a register, and the registers of results and stores that have several.
+# Instructions without a result in a register, and how many registers the wider results and stores have.
 WITHOUT_RESULT = ("ST", "BAR", "RED", "BRA", "SYNCS", "WARPGROUP", "UTMA", "R2UR", "FENCE", "MEMBAR", "ATOM")
 WIDTHS = {".64": 2, ".128": 4, "CS2R": 2, "IMAD.WIDE": 2, "STSM": 4}
 
 
 def touched_early(text: str) -> list[str]:
-    """Return such instructions of a kernel's machine code, in its order."""
+    """Return the racing instructions of a kernel's machine code, in order."""
     found = []
-    running: list[tuple[set[int], set[int]]] = []  # sums and operands of each group that may run
-    sums, operands = set[int](), set[int]()  # of the group that is being put together
+    running: list[tuple[set[int], set[int]]] = []  # sums and operands of each group that may still run
+    sums, operands = set[int](), set[int]()  # of the unfinished group
     for instruction in INSTRUCTION.findall(text):
         if wait := WAIT.match(instruction):
             left = int(wait[1], 16)
@@ -44,7 +44,7 @@ def touched_early(text: str) -> list[str]:
 
 
 def _touched(instruction: str) -> tuple[set[int], set[int]]:
-    """Return the registers that an instruction reads and writes, of several side by side as far as its name tells."""
+    """Return the registers that an instruction reads and writes; its name tells how many adjacent ones it uses."""
     name, _, operands = instruction.partition(" ")
     registers = [int(number) for number in REGISTER.findall(operands)]
     width = next((width for part, width in WIDTHS.items() if part in name), 1)

@@ -22,10 +22,10 @@ WARM_UP_MS, MEASURE_MS = 10, 40
 
 
 def sweep(kernel: str, dtype: str, shape: tuple[int, int, int, int], candidates: list[Candidate]) -> pd.DataFrame:
-    """Time each candidate on a causal shape (batch, heads, seq_len, head_dim); return a row each, the fastest first.
+    """Time each candidate on a causal shape (batch, heads, seq_len, head_dim); return one row each, the fastest first.
 
-    Columns: the tiles, what the compiler reports, median_ms, and rel_error, the largest deviation from what the tiles
-    in use give over the largest number of that.
+    Columns: the tiles, what the compiler reports, median_ms, and rel_error: the `largest_deviation` from the results
+    with the tiles in use.
     """
     generator = torch.Generator("cuda").manual_seed(0)
     q, k, v, do = (torch.randn(shape, generator=generator, device="cuda").to(DTYPES[dtype]) for _ in range(4))
@@ -44,14 +44,14 @@ def sweep(kernel: str, dtype: str, shape: tuple[int, int, int, int], candidates:
 
 
 def largest_deviation(found: Iterable[Tensor], expected: Iterable[Tensor]) -> float:
-    """Return the largest difference between tensors and those expected over the largest number of that."""
+    """Return the largest error of any tensor, relative to the largest number in the expected one."""
     return max(((a - e).abs().max() / e.abs().max()).item() for a, e in zip(found, expected, strict=True))
 
 
 def _prepare(
     kernel: str, q: Tensor, k: Tensor, v: Tensor, do: Tensor, tiles: TileConfig | None
 ) -> Callable[[], list[Tensor]]:
-    """Return a call of one kernel that returns what it computed, with the tiles in use where none are given."""
+    """Return a function that runs one kernel and returns its results; tiles: None for those in use."""
     if kernel == "forward":
         problem = problem_of(q, k, v, True)
         planner = partial(forward_plan, choices=dataclasses.replace(PLAIN, forward_tiles=tiles))
@@ -69,7 +69,7 @@ def _prepare_backward(
     config = {
         "query": dataclasses.replace(used, query=tiles or other),
         "key_value": dataclasses.replace(used, key_value=tiles or used.key_value, query=other),
-        # The tiles in use may not fit where dq is summed too; dk and dv are the same without.
+        # The tiles in use may not fit if dq is summed too; dk and dv are the same without it.
         "key_value_dq": used if tiles is None else dataclasses.replace(used, key_value=tiles, query=None),
     }[kernel]
     choices = dataclasses.replace(PLAIN, backward_tiles=config, longest_short_sequence=0)

@@ -24,7 +24,7 @@ from tools.tuning.sweep import largest_deviation
 
 PASSES = ("forward", "forward_backward")
 RULE = StopRule(min_samples=5, max_samples=30, rel_error=0.005, budget_s=0.1)
-WARMUP_ROUNDS = 2  # in which the sampler learns how long queueing a call takes; compiled it is before them
+WARMUP_ROUNDS = 2  # in which the sampler learns how long queueing a call takes; kernels are compiled before
 NEVER = Chunking(programs_per_sm=0, min_length=1, shortest=0)
 
 
@@ -53,11 +53,11 @@ THRESHOLDS: dict[str, tuple[Any, ...]] = {
 
 
 def sweep(name: str, dtype: str, shape: tuple[int, int, int, int]) -> pd.DataFrame:
-    """Time a causal shape (batch, heads, seq_len, head_dim) with each value of a threshold; return a row each.
+    """Time a causal shape (batch, heads, seq_len, head_dim) with each value of a threshold; return one row each.
 
-    Columns: value, is_in_use, for each pass its median device time in ms and that over the peer's, which is timed in
-    turn with them, and rel_error, the largest deviation of output and gradients from the peer's over the largest
-    number of that. The peer is SDPA's flash kernel, for fp32 its memory-efficient one.
+    Columns: value, is_in_use; for each pass the median device time in ms and its ratio to the peer's, which is timed
+    in turn with them; rel_error: the `largest_deviation` of output and gradients from the peer's. The peer is SDPA's
+    flash kernel, for fp32 its memory-efficient one.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     generator = torch.Generator(device).manual_seed(0)
@@ -84,18 +84,18 @@ def sweep(name: str, dtype: str, shape: tuple[int, int, int, int]) -> pd.DataFra
 
 
 def choices_with(name: str, value: Any) -> Choices:
-    """Return the choices in use, but for this threshold, which is one of the plain kernels'."""
+    """Return the choices in use for the plain kernels, with this threshold replaced."""
     return replace(PLAIN, **{name: value})
 
 
 def over_all_shapes(table: pd.DataFrame) -> pd.DataFrame:
-    """Return for each value the geometric mean over shapes of its times over the peer's."""
+    """Return, for each value, the geometric mean over shapes of its ratios to the peer."""
     ratios = [f"{part}_over_peer" for part in PASSES]
     return table.groupby(["value", "is_in_use"], sort=False)[ratios].agg(statistics.geometric_mean).reset_index()
 
 
 def with_marks(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table as it is to be read: the value in use and, in each column over the peer, the least marked."""
+    """Return the table for printing, with marks at the value in use and at the lowest ratio of each column."""
     shown = table.assign(value=table["value"].where(~table["is_in_use"], table["value"] + " (in use)"))
     for column in (f"{part}_over_peer" for part in PASSES):
         texts = table[column].map("{:.3f}".format)
@@ -130,7 +130,7 @@ def _results(works: dict[str, Work]) -> tuple[Tensor, ...]:
 
 
 def _median_ms(of_all: list[dict[str, Work]], device: torch.device) -> list[dict[str, float]]:
-    """Time them all in turn; return the median of each pass of each."""
+    """Time all in turn; return the median time of each pass of each."""
     works = {(index, part): work for index, parts in enumerate(of_all) for part, work in parts.items()}
     taken = interleave(works, kernel_sampler(device), dict.fromkeys(works, RULE), WARMUP_ROUNDS).taken
     medians_ms = {key: statistics.median(next(iter(found.times_ms.values()))) for key, found in taken.items()}

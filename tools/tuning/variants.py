@@ -39,7 +39,7 @@ REPEATS = 20
 
 
 def kernel_with(file: Path) -> Any:
-    """Return the backward kernel with the steps that a file has; raises what importing the file raises."""
+    """Return the backward kernel with the steps of a file; raises what importing the file raises."""
     changed = _loaded(file)
     with patch.dict(sys.modules, {steps.__name__: changed}):
         return _loaded(Path(backward.__file__)).hopper_backward_kernel
@@ -71,7 +71,7 @@ def _tiles(head_dim: int) -> BackwardTiles:
 
 
 def compare(kernels: dict[str, Any], of: tuple[int, ...], is_causal: bool) -> str:
-    """Time the kernels, the first of which is in use, at a shape in turn; return a line of the table."""
+    """Time the kernels in turn at a shape, the first being the one in use; return a line of the table."""
     inputs = [torch.randn(of, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     runs = {name: _run_of(kernel, inputs, is_causal) for name, kernel in kernels.items()}
     found = {name: _gradients(run) for name, run in runs.items()}
@@ -89,7 +89,7 @@ def _called(run: Callable[[], list[Tensor]], _nothing: None) -> None:
 
 
 def _run_of(kernel: Any, inputs: list[Tensor], is_causal: bool) -> Callable[[], list[Tensor]]:
-    """Return what launches a kernel once, and gives dk, dv and the sums of dq, which it adds to."""
+    """Return a function that launches a kernel once and returns dk, dv and the sums of dq, to which it adds."""
     q, k, v, do = inputs
     problem = problem_of(q, k, v, is_causal)
     with patch.object(launches, "hopper_backward_kernel", kernel):
@@ -111,7 +111,7 @@ def _run_of(kernel: Any, inputs: list[Tensor], is_causal: bool) -> Callable[[], 
 
 
 def _gradients(run: Callable[[], list[Tensor]]) -> list[list[Tensor]]:
-    """Return dk, dv and dq of the first call, and dk and dv of others."""
+    """Return dk, dv and dq of the first call, then dk and dv of repeated calls."""
     first = [each.clone() for each in run()]
     return [first, *([each.clone() for each in run()[:2]] for _ in range(REPEATS))]
 

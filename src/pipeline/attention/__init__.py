@@ -13,7 +13,7 @@ __all__ = [
 ]
 
 
-# Lazy (PEP 562), so that a cell of eager attention imports no kernel and is not measured again when one is edited.
+# Lazy (PEP 562): a cell with eager attention imports no kernels, so editing a kernel does not make it stale.
 def __getattr__(name: str) -> Any:
     if name in ("ATTENTION", "AttentionFunction"):
         from pipeline.attention import functions

@@ -1,4 +1,4 @@
-"""Attention written as its formula, one PyTorch operation after the other."""
+"""Plain attention: the formula, one PyTorch operation at a time."""
 
 import math
 
@@ -14,7 +14,7 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
     Shapes: q and the result are (..., n_queries, head_dim), k and v are (..., n_keys, head_dim).
     Causal: query i attends to key j if j <= i, whether there are more keys than queries or fewer.
 
-    Of the n_queries × n_keys tensors only the softmax's output is kept for the backward pass, and under autocast its
+    Of the n_queries × n_keys tensors, only the softmax output is kept for the backward pass, under autocast with its
     low-precision copy, which the last product reads. Formula: Vaswani et al. 2017, equation 1.
     """
     with span("attention scores"):
@@ -30,9 +30,9 @@ def eager_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> Tensor:
 
 
 def _causal_bias(scores: Tensor) -> Tensor:
-    """Make the (n_queries, n_keys) bias that is -inf at future keys and 0 elsewhere.
+    """Return the (n_queries, n_keys) bias that is -inf at future keys and 0 elsewhere.
 
-    Added rather than masked: a sum keeps neither term for the backward pass, while `masked_fill` keeps its mask in
-    every layer.
+    Adding it saves memory: a sum keeps nothing for the backward pass, while `masked_fill` keeps its mask in every
+    layer.
     """
     return scores.new_full(scores.shape[-2:], -math.inf).triu_(diagonal=1)

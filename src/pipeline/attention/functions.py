@@ -12,7 +12,10 @@ NAMES = ("eager", "tiled", "flash", "sdpa")
 
 
 def why_not(name: str, device: torch.device) -> str | None:
-    """Say in a line why a device cannot run an attention function, but in an interpreter; None where it can."""
+    """Return one line on why a device cannot run an attention function, or None if it can.
+
+    Triton's interpreter does not count: flash attention needs a GPU.
+    """
     if name != "flash":
         return None
     if device.type != "cuda":

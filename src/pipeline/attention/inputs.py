@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class Traits(NamedTuple):
-    """Everything about a tensor but its numbers: a decision made from these holds for all tensors that share them."""
+    """Everything about a tensor except its values; what is decided from them holds for all tensors that share them."""
 
     shape: torch.Size
     stride: tuple[int, ...]
@@ -24,9 +24,9 @@ def traits(tensor: Tensor) -> Traits:
 def check_inputs(q: Traits, k: Traits, v: Traits, dtypes: Collection[torch.dtype], enable_gqa: bool = False) -> None:
     """Check the shapes, dtypes and devices of queries, keys and values.
 
-    Shapes: q is (batch, n_queries, head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys;
-    with enable_gqa they may have fewer heads, a number that divides q's.
-    Raises ValueError, one line that names the tensor, what it is and what is allowed.
+    Shapes: q is (batch, n_queries, head_dim) or (batch, heads, n_queries, head_dim), k and v the same with n_keys;
+    with enable_gqa their number of heads may be any divisor of q's.
+    Raises ValueError with one line that names the tensor, what it is and what is allowed.
     """
     for name, tensor in {"q": q, "k": k, "v": v}.items():
         if len(tensor.shape) not in (3, 4):
@@ -54,7 +54,7 @@ def check_inputs(q: Traits, k: Traits, v: Traits, dtypes: Collection[torch.dtype
 
 
 def under_autocast(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cast inputs as autocast does before a low-precision operation: floating-point ones that are not fp64."""
+    """Cast inputs as autocast does for a low-precision operation: all floating-point ones except fp64."""
     device_type = q.device.type
     if not torch.is_autocast_enabled(device_type):
         return q, k, v

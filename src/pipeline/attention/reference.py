@@ -1,4 +1,4 @@
-"""Attention and its gradients in fp64, a few rows of the score matrix at a time: the reference for errors."""
+"""Compute attention and its gradients in fp64, some rows of the score matrix at a time: the reference for errors."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Elements of one score-sized fp64 matrix: 256 MiB. A handful of them exist at once.
+# Elements of one score-sized fp64 matrix: 256 MiB. A handful of such matrices exist at once.
 CHUNK_ELEMENTS = 2**25
 # A sum this far below its natural scale is zero up to fp64 rounding.
 VANISHING = 1e-12
@@ -14,7 +14,7 @@ VANISHING = 1e-12
 
 @dataclass(frozen=True)
 class ExactAttention:
-    """Output and gradients in fp64, with the shapes of q, q, k and v, and their natural scales, `scale_*`."""
+    """Output, dq, dk and dv in fp64, shaped like q, q, k and v, and their scales `scale_*` (`natural_scales`)."""
 
     output: Tensor
     dq: Tensor
@@ -28,7 +28,7 @@ class ExactAttention:
     def relative_error(self, quantity: str, computed: Tensor) -> float:
         """Return the L2 norm of the error of `output`, `dq`, `dk` or `dv` over the norm of the exact value.
 
-        If the exact value vanishes, the norm of its natural scale is used. dq and dk vanish with a single key, whose
+        If the exact value vanishes, divide by the norm of its natural scale. dq and dk vanish with a single key, whose
         weight is 1 whatever its score.
         """
         exact, scale = getattr(self, quantity), getattr(self, f"scale_{quantity}")
@@ -41,9 +41,9 @@ def exact_attention(
 ) -> ExactAttention:
     """Compute attention, its gradients and their natural scales in fp64 from inputs of any floating dtype.
 
-    Shapes: q and output_gradient are (..., heads, n_queries, head_dim), k and v (..., kv_heads, n_keys, head_dim), each
-    head of which serves heads / kv_heads of queries in a row. At most `chunk_elements` of the score matrix, or one row,
-    exist at once. All rows are computed, none is sampled. Formulas: Dao et al. 2022 (FlashAttention), appendix B.
+    Shapes: q and output_gradient are (..., heads, n_queries, head_dim), k and v (..., kv_heads, n_keys, head_dim); each
+    of their heads serves heads / kv_heads consecutive query heads. At most `chunk_elements` of the score matrix, or one
+    row, exist at once. All rows are computed, none is sampled. Formulas: Dao et al. 2022 (FlashAttention), appendix B.
     """
     totals = [torch.zeros(x.shape, dtype=torch.float64, device=x.device) for x in (q, q, k, v) * 2]
     all_q, all_k, all_v, all_gradients = (x.detach().flatten(end_dim=-3) for x in (q, k, v, output_gradient))
@@ -64,11 +64,11 @@ def natural_scales(
     """Sum the absolute values of the products that make up output, dq, dk and dv.
 
     A rounding error is a fraction of these sums, even if the products cancel. Given `errors` of the weights
-    (..., n_queries, n_keys), return the errors that they cause instead.
+    (..., n_queries, n_keys), return instead the errors they cause.
     """
     errors = weights if errors is None else errors
     q, k, v, gradient = (x.abs() for x in (q, k, v, output_gradient))
-    # A score's gradient is the difference of two sums: over its value, and over the output.
+    # A score's gradient is weight · (do · v - do · output): take absolute values in both dot products.
     differences = gradient @ v.mT + (gradient * (weights @ v)).sum(-1, keepdim=True)
     score_gradients = errors * differences / math.sqrt(q.shape[-1])
     return errors @ v, score_gradients @ k, score_gradients.mT @ q, errors.mT @ gradient
@@ -83,12 +83,12 @@ def allowed_errors(
     is_causal: bool,
     product_eps: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bound the error of every number of the output and of the gradients dq, dk and dv, which are sums of products.
+    """Bound the error of every element of the output, dq, dk and dv, which are sums of products.
 
     Each product may be off by `roundings` unit roundoffs of the inputs' dtype (or of `product_eps`, if given: twice the
-    unit roundoff of products), and by what sums of n products of rounded numbers are typically off by, √n unit
-    roundoffs of the dtype of sums. A weight's products are those of the scores too: it is off, relatively, by as much
-    as its score less the mean score is absolutely. The whole score matrix exists at once.
+    unit roundoff of products). A sum of n rounded products is typically off by another √n unit roundoffs of the dtype
+    of sums. The scores' errors reach the weights: a weight's relative error is the absolute error of its score minus
+    the mean score. The whole score matrix exists at once.
     """
     dtype, sums = torch.finfo(q.dtype), torch.finfo(torch.promote_types(q.dtype, torch.float32))
     eps = dtype.eps if product_eps is None else product_eps
@@ -100,7 +100,7 @@ def allowed_errors(
     weights = torch.softmax(scores, dim=-1)
     longest = max(*scores.shape[-2:], q.shape[-1])
     of_sums = (1 + products + (weights * products).sum(-1, keepdim=True)) * math.sqrt(longest) * sums.eps / 2
-    # A rounded number is off by half the smallest there is, where that is more.
+    # Close to zero, rounding is off by up to half the smallest subnormal number.
     errors = weights * (roundings * eps / 2 + of_sums) + roundings * dtype.smallest_normal * dtype.eps / 2
     return natural_scales(weights, q, k, v, output_gradient, errors)
 
@@ -114,7 +114,7 @@ def _one_head(
     chunk_elements: int,
     results: list[Tensor],
 ) -> None:
-    """Fill in output and dq of one head, and add to its dk and dv, and likewise to the scales, some rows at a time."""
+    """Fill in output and dq of one head and add to its dk, dv and scales, some rows at a time."""
     output, dq, dk, dv, *scales = results
     scale = 1 / math.sqrt(q.shape[-1])
     step = max(1, chunk_elements // k.shape[0])

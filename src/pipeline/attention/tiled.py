@@ -1,4 +1,4 @@
-"""FlashAttention-2 in PyTorch operations: the algorithm to read, on any device."""
+"""FlashAttention-2 in PyTorch operations: the algorithm in readable form, on any device."""
 
 import math
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ class FlashAttentionTiled(torch.autograd.Function):
     """Compute softmax(q kᵀ / √head_dim) v tile by tile, without the score matrix in memory.
 
     `apply(q, k, v, is_causal)`. Shapes: q and the result are (batch, n_queries, head_dim) or (batch, heads, n_queries,
-    head_dim), k and v are alike with n_keys. Causal: query i attends to key j if j <= i. Tiles are computed in fp32, or
+    head_dim), k and v the same with n_keys. Causal: query i attends to key j if j <= i. Tiles are computed in fp32, or
     in fp64 for fp64 inputs. Kept for the backward pass: q, k, v, the output, and the log-sum-exp (LSE) of each query's
     scores (natural logarithm, shape of q without head_dim).
 
@@ -49,7 +49,8 @@ class FlashAttentionTiled(torch.autograd.Function):
         return _gradients(ctx, do, *ctx.saved_tensors)
 
 
-# With all that the gradients depend on as arguments: of a loss that is linear in the output, `do` has no graph.
+# The saved tensors are arguments so that `once_differentiable` sees their graph: `do` has none if the loss is linear in
+# the output.
 @once_differentiable
 def _gradients(
     ctx: Any, do: Tensor, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor

@@ -25,8 +25,8 @@ class Workload:
 
     `attention` is a name in `pipeline.attention.ATTENTION`; only "eager" saves score matrices. `device_type` is "cpu"
     or "cuda". `checkpointing` is one of `checkpointing.KINDS` and matters if `checkpoint_every` is above 0.
-    `has_bf16_weights`: the forward pass sees weights in bf16, so that the residual stream is too, and autocast copies
-    nothing for products.
+    `has_bf16_weights`: the forward pass sees bf16 weights, so the residual stream is bf16 too and autocast makes no
+    copies for products.
     """
 
     size: ModelSize
@@ -41,7 +41,7 @@ class Workload:
     has_bf16_weights: bool = False
 
     def __post_init__(self) -> None:
-        """Take the vocabulary of a size that has its own."""
+        """Use the size's own vocabulary if it has one."""
         object.__setattr__(self, "vocab_size", self.size.vocabulary(self.vocab_size))
 
     @property
@@ -76,19 +76,19 @@ class Workload:
 
     @property
     def softmax_copy_bytes(self) -> int:
-        """The bytes of the softmax's input or output in bf16 where it runs in fp32 between products in bf16, else 0."""
+        """The bytes of the softmax's input or output in bf16 if it runs in fp32 between bf16 products, else 0."""
         return BF16_BYTES * self.score_elements if self.is_autocast and self.device_type == "cuda" else 0
 
     @property
     def softmax_bytes(self) -> int:
-        """The bytes that attention saves for its softmax: fused the LSE of 4BHS; eager its output, and any copy."""
+        """The bytes that attention saves for its softmax: if fused the LSE (4BHS), else its output and any copy."""
         if self.is_fused:
             return FP32_BYTES * self.tokens * self.size.num_heads
         return self.softmax_element_bytes * self.score_elements + self.softmax_copy_bytes
 
     @property
     def heads_bytes(self) -> int:
-        """The bytes of all heads' queries, or keys as the heads see them: eTd; of wider heads eT·H·head_dim."""
+        """The bytes of all heads' queries, or of keys repeated for all heads: eTd; with wider heads eT·H·head_dim."""
         return self.product_bytes * self.tokens * self.size.attention_width
 
     @property
@@ -102,7 +102,7 @@ class Workload:
         return self.is_autocast and not self.has_bf16_weights
 
     def weight_copy_bytes(self, elements: int) -> int:
-        """Count the bytes of the bf16 copies that autocast makes of matrices with so many elements; none in fp32.
+        """Count the bytes of autocast's bf16 copies of matrices with this many elements; none in fp32.
 
         Autocast caches a copy until its region ends, even without gradients, and the backward pass needs it again.
         """
@@ -146,9 +146,9 @@ def head_bytes(workload: Workload) -> int:
 
 
 def kept_attention_bytes(workload: Workload, blocks: int) -> int:
-    """Count the bytes of the outputs of attention that selective checkpointing keeps: eTd + 4BHS for each block.
+    """Count the bytes of the attention outputs that selective checkpointing keeps: eTd + 4BHS for each block.
 
-    These are the output and the log-sum-exp of each query; only attention that is one operator can be kept.
+    These are the output and the LSE of each query; only attention that is a single operator can be kept.
     """
     if not workload.checkpoint_every or workload.checkpointing != "selective":
         return 0
@@ -171,7 +171,7 @@ def saved_bytes(workload: Workload) -> int:
 
 
 def bytes_by_part(workload: Workload) -> dict[str, int]:
-    """Count what is saved without checkpointing by part of the model, without weight copies.
+    """Count the saved bytes by part of the model, without checkpointing and without weight copies.
 
     norms, attention, scores and feed_forward cover all layers. scores: what attention saves for its softmax (eager: the
     output; flash: the LSE); attention: everything else that it saves. head: the last norm, the head's input, the loss.
@@ -181,7 +181,7 @@ def bytes_by_part(workload: Workload) -> dict[str, int]:
 
 
 def attention_bytes(workload: Workload) -> dict[str, int]:
-    """Count the bytes of one layer's attention itself in fp32: inputs, kept and most.
+    """Count the bytes of one layer's attention alone in fp32: inputs, kept and most.
 
     inputs: q, k and v. kept: what attention makes and saves; eager: the softmax's output, flash: the output and the
     LSE. most: the peak of what it makes during the forward pass; eager: scores and softmax, flash: only what is kept.
@@ -192,10 +192,10 @@ def attention_bytes(workload: Workload) -> dict[str, int]:
 
 
 def _block_parts(workload: Workload) -> dict[str, int]:
-    """Count what one block saves by part.
+    """Count the bytes that one block saves, by part.
 
-    Attention: the input of the q, k and v projections; q, k and v (3eTd; keys and values that query heads share are
-    repeated for each, and saved so); the concatenated heads, which are the input of the output projection (eTd). Fused
+    Attention: the input of the q, k and v projections; q, k and v (3eTd; keys and values shared by query heads are
+    saved repeated for each); the concatenated heads, which are the input of the output projection (eTd). Fused
     attention (FlashAttention-2: Dao 2023, algorithm 1) saves its output too. Feed-forward: the input of the gate and up
     projections, and 4eTf for SwiGLU: gate, silu(gate), up and their product, the input of the down projection.
     """
@@ -220,7 +220,7 @@ def _norm_bytes(workload: Workload) -> int:
 def _product_input_bytes(workload: Workload, products: int) -> int:
     """Count the bytes saved for one (T, d) tensor that several matrix products read.
 
-    4Td in fp32, where they share it; under autocast each product makes its own copy of 2Td.
+    4Td in fp32, shared by all products; under autocast each product makes its own copy of 2Td.
     """
     copies = products if workload.copies_for_products else 1
     return copies * workload.product_bytes * workload.tokens * workload.size.d_model

@@ -3,9 +3,8 @@
 `activations` and `peak_memory` count attention inside the model, where the scaled queries replace q and the precision
 of the softmax follows autocast.
 
-Symbols: B batch size, H heads of queries, K heads of keys and values (fewer than H in grouped-query attention, GQA), S
-sequence length of queries and keys, D head_dim, e bytes per element. A multiply-add is 2 FLOPs, and only matrix
-products count.
+Symbols: B batch size, H query heads, K key/value heads (fewer than H in grouped-query attention, GQA), S sequence
+length of queries and keys, D head_dim, e bytes per element. A multiply-add is 2 FLOPs, and only matrix products count.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ SOFTMAX_BACKWARD_TEMPORARIES = {"cpu": 0, "cuda": 1}
 
 @dataclass(frozen=True)
 class Shape:
-    """One attention problem; num_heads, of queries, is a multiple of query_heads_per_kv_head."""
+    """One attention problem; num_heads counts query heads and is a multiple of query_heads_per_kv_head."""
 
     batch_size: int
     num_heads: int
@@ -31,17 +30,17 @@ class Shape:
 
     @property
     def num_kv_heads(self) -> int:
-        """Count the heads of keys and of values."""
+        """Count the key/value heads."""
         return self.num_heads // self.query_heads_per_kv_head
 
     @property
     def has_shared_keys(self) -> bool:
-        """Tell whether several heads of queries share one of keys and values."""
+        """Tell whether several query heads share a key/value head."""
         return self.query_heads_per_kv_head > 1
 
     @property
     def vectors(self) -> int:
-        """Count the elements of q, which equal those of the output: B·H·S·D."""
+        """Count the elements of q, as many as in the output: B·H·S·D."""
         return self.batch_size * self.num_heads * self.seq_len * self.head_dim
 
     @property
@@ -59,7 +58,7 @@ def pass_flops(shape: Shape, pass_name: str) -> float:
     """Count the FLOPs of `forward`, `backward` or `forward_backward`.
 
     The backward pass has five matrix products, the forward pass two: the scores again, dV, dP, dQ and dK. Eager
-    attention keeps its weights and does only four, but all implementations get the same count, so that rates compare.
+    attention keeps its weights and does only four, but all implementations get the same count to make rates comparable.
     Source: Dao 2023 (FlashAttention-2), section 4.1.
     """
     return {"forward": 1, "backward": 2.5, "forward_backward": 3.5}[pass_name] * forward_flops(shape)
@@ -68,8 +67,8 @@ def pass_flops(shape: Shape, pass_name: str) -> float:
 def saved_bytes(shape: Shape, element_bytes: int) -> int:
     """Count the bytes that eager attention saves in addition to its inputs: B·H·(S² + S·D)·e.
 
-    These are the softmax's output and the scaled queries. With GQA k and v are repeated for every head of queries, and
-    both copies are saved too: B·H·2·S·D·e more.
+    These are the softmax's output and the scaled queries. With GQA k and v are repeated for every query head, and both
+    copies are saved too: B·H·2·S·D·e more.
     """
     copies = 2 if shape.has_shared_keys else 0
     return (shape.scores + (1 + copies) * shape.vectors) * element_bytes
@@ -91,7 +90,7 @@ def peak_bytes(shape: Shape, element_bytes: int, device_type: str) -> int:
 
     The softmax's backward pass holds the weights, their gradient, the gradient of the scores and dV, and on a GPU
     SOFTMAX_BACKWARD_TEMPORARIES more. If S is far below D, the peak comes later: the gradients of all three inputs.
-    With GQA the copy of v is freed before either.
+    With GQA the copy of v is freed before both.
     """
     matrices = 2 + SOFTMAX_BACKWARD_TEMPORARIES[device_type]
     in_backward = max(matrices * shape.scores + shape.vectors, 3 * shape.vectors)

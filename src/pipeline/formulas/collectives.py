@@ -19,14 +19,14 @@ def all_reduce_bus_factor(world_size: float) -> float:
 def all_gather_bus_factor(world_size: float) -> float:
     """Return the bytes that each rank sends per byte of an all-gather or a reduce-scatter: (n − 1) / n.
 
-    That is half of an all-reduce, which is one of each. Broadcasts of one share from each rank send as much on average
-    over the ranks.
+    That is half of an all-reduce, which is one of each. Broadcasting one share from each rank sends the same amount,
+    averaged over the ranks.
     """
     return (world_size - 1) / world_size
 
 
 def nccl_tests_bus_factor(collective: str, world_size: int) -> float:
-    """Return busbw over algbw by nccl-tests' definitions, the size being that of the whole buffer.
+    """Return busbw over algbw by nccl-tests' definitions, where the size is that of the whole buffer.
 
     Source: nccl-tests, doc/PERFORMANCE.md, "Bandwidth": all-reduce 2 (n − 1) / n; all-gather, reduce-scatter and
     all-to-all (n − 1) / n; broadcast and send/receive 1.
@@ -37,7 +37,7 @@ def nccl_tests_bus_factor(collective: str, world_size: int) -> float:
 
 
 def bus_factor(collective: str, world_size: int) -> float:
-    """Return the bytes that each rank of a ring sends per byte of the payload, by c10d's name of the collective."""
+    """Return the bytes that each rank of a ring sends per byte of payload, given c10d's name of the collective."""
     factor = all_reduce_bus_factor if collective == "allreduce" else all_gather_bus_factor
     return factor(world_size)
 
@@ -64,7 +64,7 @@ def fit_linear_cost(sizes_bytes: Sequence[float], times_s: Sequence[float]) -> L
     if len(np.unique(sizes)) < 2:
         raise ValueError("a fit needs the times of at least two sizes")
     relative = np.column_stack([1 / times, sizes / times])
-    # Columns of equal length keep the problem well conditioned; sizes are nine orders of magnitude from one.
+    # Columns of equal norm keep the problem well conditioned, because sizes reach 1e9.
     scale = np.linalg.norm(relative, axis=0)
     latency_s, s_per_byte = np.linalg.lstsq(relative / scale, np.ones_like(times), rcond=None)[0] / scale
     if s_per_byte <= 0:

@@ -1,18 +1,18 @@
-"""One gated feed-forward layer over N devices: FLOPs, bytes sent, and how many devices keep computing the longer part.
+"""A gated feed-forward layer on N devices: FLOPs, bytes sent, and the most devices that stay compute bound.
 
 The layer has m matrices D × F in 16 bits (m = 3 with a gate), T tokens over all devices; a device does C FLOP/s and
-sends W bytes/s. X·Y = N devices: X shares of the batch, Y shares of each matrix's width F. Collectives are rings: of S
+sends W bytes/s. X·Y = N devices: X shares of the batch, Y shares of each matrix's width F. Collectives are rings: for S
 bytes a device sends (n − 1)/n·S in an all-gather or a reduce-scatter and twice that in an all-reduce. Computing and
-communicating overlap, so that a pass takes the longer of both.
+communicating overlap, so a pass takes the longer of the two.
 
     a device's    FLOPs         weights over X (bytes sent)   activations over Y (bytes sent)
     forward       2mTDF/(XY)    FSDP: (X−1)/X·2mDF/Y          (Y−1)/Y·4TD/X
     backward      4mTDF/(XY)    (X−1)/X·4mDF/Y                (Y−1)/Y·4TD/X
 
-Weights: FSDP gathers them in both passes and scatters their gradients in the second; data parallelism keeps them and
-all-reduces the gradients, which is as much in the backward pass and nothing in the forward pass. Activations: the last
-matrix has a share of its input's width on each device, so the output is a sum over Y, and so is the input's gradient in
-the backward pass: an all-reduce of 2TD/X bytes each.
+Weights: FSDP gathers them in both passes and reduce-scatters their gradients in the backward pass; data parallelism
+keeps them and all-reduces the gradients: the same bytes in the backward pass, none in the forward pass. Activations:
+each device has a share of the width of the last matrix's input, so the output is a sum over Y, and so is the input's
+gradient in the backward pass: an all-reduce of 2TD/X bytes each.
 """
 
 import math
@@ -28,7 +28,7 @@ STRATEGIES = ("data_parallel", "fsdp", "tensor", "fsdp_tensor")
 
 @dataclass(frozen=True)
 class Layer:
-    """The layer, its tokens over all devices, and a device: C in FLOP/s and W in bytes/s that it sends."""
+    """The layer, its tokens over all devices, and a device's speeds: C in FLOP/s, and W in bytes/s sent."""
 
     block: Block
     tokens: float
@@ -55,9 +55,9 @@ class Cost:
 
 
 def cost(layer: Layer, phase: str, batch_shares: float, width_shares: float = 1, keeps_weights: bool = False) -> Cost:
-    """Return what a device of X × Y does in a pass (`phase` is one of PASSES); see the table above.
+    """Return the cost of a pass (`phase` is one of PASSES) on one of X × Y devices; see the table above.
 
-    `keeps_weights`: data parallelism in place of FSDP.
+    `keeps_weights`: data parallelism instead of FSDP.
     """
     block, passes = layer.block, {"forward": 1, "backward": 2}[phase]
     weight_bytes = BF16_BYTES * block.weights / width_shares
@@ -71,13 +71,13 @@ def cost(layer: Layer, phase: str, batch_shares: float, width_shares: float = 1,
 
 
 def most_shares(layer: Layer, strategy: str, phase: str, axes_overlap: bool = False) -> tuple[float, float]:
-    """Return the X and Y with the most devices at which computing takes as long as communicating, not rounded.
+    """Return the X and Y, not rounded, with the most devices at which computing takes as long as communicating.
 
     `strategy` is one of STRATEGIES, `phase` one of PASSES. Data parallelism sends nothing in the forward pass: its
-    limit is that of the backward pass. With a and b of `_limits` either axis alone has X = 1 + a or Y = 1 + b. Of two
-    axes that overlap both hold at once: (1 + a)·(1 + b) devices. If they do not, (X−1)/a + (Y−1)/b ≤ 1; X = 1 + a·t and
-    Y = 1 + b·(1−t) have the largest product at t = 1/2 + (1/b − 1/a)/2, clipped to [0, 1]: within it
-    (a + b + ab)²/(4ab) devices, a quarter of the former for large a and b.
+    limit is that of the backward pass. With a and b from `_limits`, one axis alone allows X = 1 + a or Y = 1 + b. If
+    two axes overlap, both hold at once: (1 + a)·(1 + b) devices. If they do not, (X−1)/a + (Y−1)/b ≤ 1; X = 1 + a·t and
+    Y = 1 + b·(1−t) have the largest product at t = 1/2 + (1/b − 1/a)/2, clipped to [0, 1]: if t needs no clipping,
+    (a + b + ab)²/(4ab) devices, for large a and b a quarter of those with overlap.
     """
     a, b = _limits(layer, phase)
     if strategy in ("data_parallel", "fsdp"):
@@ -91,11 +91,11 @@ def most_shares(layer: Layer, strategy: str, phase: str, axes_overlap: bool = Fa
 
 
 def most_whole_shares(layer: Layer, strategy: str, phase: str, axes_overlap: bool = False) -> tuple[int, int]:
-    """Return the whole X and Y with the most devices X·Y at which computing takes no less than communicating.
+    """Return the integers X and Y with the most devices X·Y at which computing takes at least as long as communicating.
 
-    Where two axes share the time, (X−1)/a + (Y−1)/b ≤ 1, rounding both limits down gives too few. With b ≤ a the best
-    whole Y is near the best one that is not whole, y: off by n it costs n²·a/b devices, and rounding down costs less
-    than a/b + y, so that n² < 1 + y·b/a.
+    If two axes share the time, (X−1)/a + (Y−1)/b ≤ 1, rounding both limits down gives too few devices. With b ≤ a the
+    best integer Y is near the best real one, y: being off by n costs n²·a/b devices, and rounding down costs less than
+    a/b + y, so n² < 1 + y·b/a.
     """
     x, y = most_shares(layer, strategy, phase, axes_overlap)
     if strategy != "fsdp_tensor" or axes_overlap:
@@ -107,11 +107,11 @@ def most_whole_shares(layer: Layer, strategy: str, phase: str, axes_overlap: boo
 
 
 def _limits(layer: Layer, phase: str) -> tuple[float, float]:
-    """Return a and b: computing takes longer than sending weights up to X = 1 + a, than sending activations to 1 + b.
+    """Return a and b: computing outlasts sending weights up to X = 1 + a, and sending activations up to Y = 1 + b.
 
-    a = T·W/C: 2mTDF/(XYC) ≥ (X−1)/X·2mDF/(YW) is X − 1 ≤ T·W/C; in the backward pass both sides double, with data
-    parallelism too. b = (m/2)·F·W/C, backward m·F·W/C: 2mTDF/(XYC) ≥ (Y−1)/Y·4TD/(XW) is Y − 1 ≤ (m/2)·F·W/C; in the
-    backward pass the left side doubles.
+    a = T·W/C: 2mTDF/(XYC) ≥ (X−1)/X·2mDF/(YW) means X − 1 ≤ T·W/C; in the backward pass both sides double, with data
+    parallelism too. b = (m/2)·F·W/C, backward m·F·W/C: 2mTDF/(XYC) ≥ (Y−1)/Y·4TD/(XW) means Y − 1 ≤ (m/2)·F·W/C; in
+    the backward pass the left side doubles.
     """
     half_matrices = layer.block.matrices / 2 * {"forward": 1, "backward": 2}[phase]
     a = layer.tokens * layer.bytes_per_s / layer.flops_per_s
@@ -119,7 +119,7 @@ def _limits(layer: Layer, phase: str) -> tuple[float, float]:
 
 
 def _whole_split(a: float, b: float, y: float) -> tuple[int, int]:
-    """Return the whole X and Y with the largest product for b ≤ a, searched around Y = y."""
+    """Return the integers X and Y with the largest product for b ≤ a, searched around Y = y."""
     reach = math.sqrt(1 + y) + 1
     tried = range(max(1, math.floor(y - reach)), min(math.floor(1 + b), math.ceil(y + reach)) + 1)
     return max(((math.floor(1 + a * (1 - (each - 1) / b)), each) for each in tried), key=math.prod)

@@ -27,7 +27,7 @@ def attention_forward_flops(size: ModelSize, batch_size: int, seq_len: int) -> i
 def backward_flops(size: ModelSize, vocab_size: int, batch_size: int, seq_len: int) -> int:
     """Count the FLOPs of the backward pass: twice the forward's, because each product needs a gradient per factor.
 
-    Attention's backward pass counts 2 times its forward here, not 2.5 times as in `attention.backward_flops`: eager
+    Attention's backward pass counts 2 times its forward here, not 2.5 times as in `attention.pass_flops`: eager
     attention keeps its weights and recomputes no scores.
     """
     return 2 * forward_flops(size, vocab_size, batch_size, seq_len)
@@ -39,9 +39,9 @@ def train_step_flops(size: ModelSize, vocab_size: int, batch_size: int, seq_len:
 
 
 def causal_train_step_flops(size: ModelSize, vocab_size: int, batch_size: int, seq_len: int) -> int:
-    """Count the FLOPs of forward and backward where attention skips the future: 3BS · (L(8d² + 6df + 2Sd) + 2dV).
+    """Count the FLOPs of forward and backward if attention skips the future: 3BS · (L(8d² + 6df + 2Sd) + 2dV).
 
-    As model FLOPs utilization has it: nothing that is computed again counts.
+    As in model FLOPs utilization (MFU), recomputation does not count.
     """
     future = size.num_layers * attention_forward_flops(size, batch_size, seq_len) // 2
     return train_step_flops(size, vocab_size, batch_size, seq_len) - 3 * future

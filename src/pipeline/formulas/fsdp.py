@@ -1,7 +1,7 @@
 """Sizes, memory and traffic of fully sharded training.
 
 A unit's parameters lie one after the other in a flat buffer, padded so that each starts on a multiple of
-`ALIGNMENT` elements and every rank's piece is as long as any other. Symbols: n ranks, P elements of all flat buffers.
+`ALIGNMENT` elements and all ranks' pieces have the same length. Symbols: n ranks, P elements of all flat buffers.
 """
 
 from collections.abc import Sequence
@@ -33,17 +33,17 @@ class FlatLayout:
 
     @property
     def is_sent_as_it_is(self) -> bool:
-        """Whether the buffer is a single parameter without padding, whose gradient need not be copied to be sent."""
+        """Whether the buffer is a single parameter without padding, so that its gradient is sent without a copy."""
         return self.sizes == (self.elements,)
 
     def sizes_and_gaps(self) -> list[int]:
-        """Return lengths that cut the buffer: each parameter's, and that of the padding after it."""
+        """Return the lengths to split the buffer by: each parameter's, followed by that of its padding."""
         ends = [*self.offsets[1:], self.elements]
         pieces = zip(self.offsets, self.sizes, ends, strict=True)
         return [length for offset, size, end in pieces for length in (size, end - offset - size)]
 
     def own(self, index: int, rank: int) -> tuple[int, int]:
-        """Return begin and end of the part of a parameter, in its own elements, that lies in a rank's piece."""
+        """Return begin and end, counted in the parameter's elements, of its part that lies in a rank's piece."""
         begin = self.piece * rank - self.offsets[index]
         return tuple(min(max(edge, 0), self.sizes[index]) for edge in (begin, begin + self.piece))  # type: ignore[return-value]
 
@@ -67,9 +67,9 @@ def _rounded_up(number: int, multiple: int) -> int:
 class FsdpPlan:
     """What fully sharded training holds and sends: the layouts of its units in order, and the rest.
 
-    itemsize: bytes of an element of the shards. compute_itemsize: of an element gathered, and of a gradient sent.
-    replicated: elements of the parameters that every rank keeps whole. is_tied: whether the first unit is used again
-    after the last one.
+    itemsize: bytes per element of the shards. compute_itemsize: bytes per element gathered, and per gradient element
+    sent. replicated: elements of the parameters that every rank keeps whole. is_tied: whether the first unit is used
+    again after the last one.
     """
 
     units: tuple[FlatLayout, ...]
@@ -80,38 +80,38 @@ class FsdpPlan:
 
     @property
     def persistent_bytes(self) -> int:
-        """Count the parameters between steps: the pieces and what is replicated."""
+        """Count the bytes of parameters between steps: the pieces and what is replicated."""
         return self.itemsize * (sum(unit.piece for unit in self.units) + self.replicated)
 
     @property
     def gradient_bytes(self) -> int:
-        """Count the gradients before the optimizer's step: as many as the parameters."""
+        """Count the bytes of gradients before the optimizer's step: the same as the parameters'."""
         return self.persistent_bytes
 
     @property
     def own_elements(self) -> int:
-        """Count the elements of parameters on the fullest rank, without the padding of pieces."""
+        """Count the parameter elements on the fullest rank, without padding."""
         ranks = range(self.units[0].world_size)
         return self.replicated + max(sum(unit.own_elements(rank) for unit in self.units) for rank in ranks)
 
     @property
     def moments_bytes(self) -> int:
-        """Count AdamW's two moments on the fullest rank, which it keeps for parameters alone, not for padding."""
+        """Count the bytes of AdamW's two moments on the fullest rank; padding has none."""
         return ADAMW_MOMENTS * self.itemsize * self.own_elements
 
     @property
     def gathered_bytes(self) -> int:
-        """Count the two buffers for gathered units: units take turns, so each is as large as its largest unit."""
+        """Count the bytes of both buffers for gathered units: units alternate, each buffer fits its largest one."""
         turns = [self.units[turn::BUFFERS_GATHERED] for turn in range(BUFFERS_GATHERED)]
         return self.compute_itemsize * sum(max((unit.elements for unit in units), default=0) for units in turns)
 
     @property
     def collecting_bytes(self) -> int:
-        """Count what gradients take at most during the backward pass, which goes through the units from last to first.
+        """Count the peak bytes of gradients during the backward pass, which goes through the units from last to first.
 
         While a unit's gradients are computed, the later units' pieces have been received, and the buffer of the unit
-        after it is on its way, with its piece as received if that is to be converted. Then they are copied into a
-        buffer, unless there is but one, and the piece is received.
+        just after it is being sent, plus its piece as received if that needs converting. Then the gradients are copied
+        into a buffer, unless there is only one, and the piece is received.
         """
         most = 0
         for unit, (received, on_its_way) in zip(reversed(self.units), self.gradients_before(), strict=False):
@@ -121,10 +121,10 @@ class FsdpPlan:
         return max(most, sum(self.gradients_before()[-1]))
 
     def gradients_before(self) -> list[tuple[int, int]]:
-        """Count, before each unit's backward pass from the last unit's on, and after all, what others' gradients take.
+        """Count the bytes of other units' gradients before each unit's backward pass, last unit first, and after all.
 
-        Of each: the pieces of the units after it, and what is on its way: the buffer of the unit just after it, with
-        its piece as received if that is to be converted.
+        Each entry has two counts: the pieces of the units after it; and what is being sent, which is the buffer of the
+        unit just after it, plus its piece as received if that needs converting.
         """
         found, received = [(0, 0)], 0
         for unit in reversed(self.units):
@@ -135,9 +135,9 @@ class FsdpPlan:
 
     @property
     def collective_bytes(self) -> dict[str, int]:
-        """Count the payload of a step by collective.
+        """Count the payload bytes of a step by collective.
 
-        Each unit is gathered for the forward pass and again for the backward pass, but the last two of the forward
+        Each unit is gathered for the forward pass and again for the backward pass, except the last two of the forward
         pass, which are still there. Gradients are sent once; those of replicated parameters are all-reduced.
         """
         forward = [*range(len(self.units)), *([0] if self.is_tied else [])]
@@ -154,11 +154,11 @@ class FsdpPlan:
         }
 
     def exposed_s(self, sent_bytes: float, bytes_per_s: float, computation_s: float) -> float:
-        """Predict the part of a step in which ranks communicate and nothing computes.
+        """Predict the seconds of a step in which ranks communicate and nothing computes.
 
-        sent_bytes: what each rank sends in a step; bytes_per_s: the bus bandwidth. Nothing computes yet while the first
-        unit is gathered, and no more while the first unit's gradients, the last to be ready, are scattered. All else
-        runs beside the computation and is exposed only where it takes longer.
+        sent_bytes: what each rank sends in a step; bytes_per_s: the bus bandwidth. Nothing computes while the first
+        unit is gathered, nor while its gradients, the last to be ready, are scattered. All other communication overlaps
+        computation and is exposed only if it takes longer.
         """
         at_ends = 2 * self.compute_itemsize * self.units[0].elements * all_gather_bus_factor(self.units[0].world_size)
         between_s = (sent_bytes - at_ends) / bytes_per_s

@@ -1,4 +1,4 @@
-"""What fully sharded training of the transformer holds: its units, and the peak of a training step."""
+"""Fully sharded training of the transformer: its units, and the peak memory of a training step."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def sharded_by_layer(size: ModelSize, vocab_size: int, world_size: int, compute_
 def _plan(
     units: list[list[int]], replicated: int, size: ModelSize, vocab_size: int, world_size: int, compute_itemsize: int
 ) -> FsdpPlan:
-    """Put the embedding before and the head after the units of all blocks; tied, they are one unit, the first."""
+    """Put the embedding before and the head after the units of all blocks; if tied, they are one unit, the first."""
     end = flat_layout([head_matrix_elements(size, vocab_size)], world_size)
     layers = [flat_layout(sizes, world_size) for sizes in units] * size.num_layers
     layouts = (end, *layers, *([] if size.tie_embeddings else [end]))
@@ -36,12 +36,12 @@ def _plan(
 
 
 def peak_bytes(workload: Workload, plan: FsdpPlan) -> int:
-    """Predict the peak of a warm step with AdamW on CUDA, with the moments of `pipeline.formulas.peak_memory`.
+    """Predict the peak bytes of a warm step with AdamW on CUDA, over the instants in `pipeline.formulas.peak_memory`.
 
-    Forward and backward pass: shards, both moments, the two gathered units, activations and temporaries as without
-    sharding, and of the gradients so far a share; but those of a block, and of the one before it, are there in full,
-    and so is that of a tied head, which waits for the embedding's. Optimizer: shards, gradients, both moments, and the
-    square roots of the second. The largest is the peak.
+    Forward and backward pass: shards, AdamW's moments, the two gathered units, activations and temporaries as without
+    sharding, and a share of the gradients so far; but the gradients of two units are there in full, and so is that of a
+    tied head, which waits for the embedding's. Optimizer: shards, gradients, both moments and the square roots of the
+    second. The largest is the peak.
     """
     seen = replace(workload, has_bf16_weights=plan.compute_itemsize == BF16_BYTES)
     state = plan.persistent_bytes + plan.moments_bytes

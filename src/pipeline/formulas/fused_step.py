@@ -1,16 +1,16 @@
-"""What a training step of the fused model holds on each rank of fully sharded training, by what its blocks keep.
+"""Predict each rank's memory in a fully sharded training step of the fused model, by what its blocks keep.
 
-Symbols: T tokens of a rank, d the model's width, f that of the feed-forward half. Beside its input each block may keep
-for its backward pass, each with what stands before it:
+Symbols: T tokens per rank, d model width, f feed-forward width. Besides its input, each block may keep one of these
+levels for its backward pass; each level includes those above it:
 
-attention: attention's output. It saves attention, some T FLOPs for each byte kept.
+attention: attention's output. Attention need not run again, which saves some T FLOPs for each byte kept.
 qkv: q, k, v and the sum before the feed-forward norm, whose products cost d FLOPs a byte.
-gate_up: what gate and up gave, likewise.
+gate_up: the outputs of gate and up, at the same cost.
 
-A block that keeps its input alone runs again whole. The blocks that keep more are the last ones: what they keep is
-needed first, and gone before the gradients have come.
+A block that keeps only its input runs again as a whole. The last blocks are the ones that keep more: what they keep is
+needed first, and freed before the gradients pile up.
 
-Left out are NCCL's buffers, and what `peak_memory` leaves out.
+Left out: NCCL's buffers, and what `peak_memory` leaves out.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ LEVELS = ("input", "attention", "qkv", "gate_up")
 
 @dataclass(frozen=True)
 class FusedStep:
-    """A step with a sequence of `tokens` a rank, computed in bf16 from fp32 master weights, with AdamW.
+    """A step with one sequence of `tokens` per rank, computed in bf16 from fp32 master weights, with AdamW.
 
-    logits_bytes: of the chunk of logits that is there at once.
+    logits_bytes: the size of the chunk of logits held at one time.
     """
 
     size: ModelSize
@@ -50,25 +50,25 @@ class FusedStep:
         return FsdpPlan(layouts, replicated=0, itemsize=FP32_BYTES, compute_itemsize=BF16_BYTES)
 
     def kept_bytes(self, level: str) -> int:
-        """Count what a block keeps."""
+        """Count the bytes that a block keeps at this level."""
         return sum(self._kept_at[one] for one in LEVELS[: LEVELS.index(level) + 1])
 
     def levels(self, upgrades: int) -> list[str]:
-        """Return what each block keeps after so many upgrades of one block: the last block first, a level at a time."""
+        """Return each block's level after this many one-level upgrades, which cycle through the blocks, last first."""
         layers = self.size.num_layers
         all_have, more = divmod(upgrades, layers)
         return [LEVELS[all_have + (number >= layers - more)] for number in range(layers)]
 
     def levels_within(self, available_bytes: float, most: str = LEVELS[-1]) -> list[str] | None:
-        """Return what blocks can keep in so much memory, at most one level; None if even inputs alone do not fit."""
+        """Return the highest levels that fit into this memory, none above `most`; None if not even the inputs fit."""
         upgrades = range(LEVELS.index(most) * self.size.num_layers, -1, -1)
         choices = map(self.levels, upgrades)
         return next((levels for levels in choices if self.peak_bytes(levels) <= available_bytes), None)
 
     def peak_bytes(self, levels: Sequence[str]) -> int:
-        """Predict the peak: at the loss, in a block's backward pass, or where all gradients come together.
+        """Predict the peak bytes: at the loss, in a block's backward pass, or where gradients are collected.
 
-        At all of these there are the weights, both moments and the gathered units.
+        The weights, both moments and the gathered units are there at all of these.
         """
         kept = list(accumulate(map(self.kept_bytes, levels)))
         # The last norm's input and output, the gradients of this and of the head, and a chunk of logits.
@@ -104,7 +104,7 @@ class FusedStep:
         }
 
     def _backward_bytes(self, level: str) -> int:
-        """Count the temporaries of a block's backward pass, with what was computed again and its gradients."""
+        """Count the bytes of temporaries of a block's backward pass, including recomputed tensors and gradients."""
         index = LEVELS.index(level)
         attention_again = 0 if index > 0 else self._kept_at["attention"]
         qkv_again = 0 if index > 1 else self._kept_at["qkv"]
@@ -112,8 +112,8 @@ class FusedStep:
         gradients = BF16_BYTES * self.plan.units[1].elements
         # gate, up and the gradient of their product, or three gradients; the norm's output and the result's gradient.
         feed_forward = 2 * stream + 3 * hidden + attention_again + qkv_again
-        # The gradients of the output and of q, k and v, of which q's is summed in fp32 first.
+        # The gradients of the output and of q, k and v; q's is summed in fp32 first.
         attention = stream + 6 * heads + gradients + attention_again + qkv_again
-        # The gradients of q, k and v as they came and rotated, the norm's output, and two of the residual stream.
+        # The gradients of q, k and v, before and after rotation, the norm's output, and two of the residual stream.
         inputs = 3 * stream + 6 * heads + gradients
         return max(feed_forward, attention, inputs)

@@ -1,8 +1,8 @@
-"""The forward pass of feed-forward blocks on a mesh of devices: X of FSDP by Y of tensor parallelism.
+"""Times of the forward pass of feed-forward blocks on a mesh of devices: X-way FSDP by Y-way tensor parallelism.
 
 Source: "How to Scale Your Model" (Austin et al. 2025, jax-ml.github.io/scaling-book), chapter on training. Its symbols:
-T (there B) the batch in tokens; W the bandwidth of a link in both directions; C a device's FLOP/s; M_X and M_Y the axes
-of the torus that FSDP and tensor parallelism have; α = C / W. Times are for one block of m matrices D × F.
+T (there B) the batch in tokens; W the bandwidth of a link in both directions; C a device's FLOP/s; M_X and M_Y the
+number of torus axes for FSDP and for tensor parallelism; α = C / W. Times are for one block of m matrices D × F.
 """
 
 import math
@@ -83,7 +83,7 @@ def least_tokens(block: Block, mesh: Mesh) -> float:
 
 
 def best_tensor_size(block: Block, mesh: Mesh) -> float:
-    """Return the Y for which the batch per device T / (X·Y) is least, not rounded.
+    """Return the Y, not rounded, for which the batch per device T / (X·Y) is least.
 
     T / (X·Y) = (w / 2)·α / (M_X·Y·(1 − t)) is least where Y·(1 − t) is largest, at t = 1/2: Y = m·F·M_Y / (4·α).
     If the axes overlap, at t = 1: twice that.

@@ -1,8 +1,8 @@
-"""Bytes and FLOPs of what stands between the matrix products of a transformer, at least.
+"""Minimum bytes and FLOPs of the operations between the matrix products of a transformer.
 
-Symbols: N tokens, d the model's width, f that of the feed-forward half, V the vocabulary, P parameters of a block, e
-bytes of an element. Bytes are those that must be read and written once, if what lies between stays on the chip; what
-forward keeps for backward is read again there.
+Symbols: N tokens, d model width, f feed-forward width, V vocabulary size, P parameters of a block, e bytes per element.
+Bytes count what must be read and written once if intermediates stay on the chip; what forward keeps for backward is
+read again there.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from pipeline.formulas.units import FP32_BYTES, INT64_BYTES
 
 # Whole: forward and backward, or the update of an optimizer.
 FORWARD, BACKWARD, WHOLE = "forward", "backward", "whole"
-# Which of two numbers, forward and backward, a phase adds up.
+# Which entries of a (forward, backward) pair a phase adds up.
 _OF_PHASE = {FORWARD: (0,), BACKWARD: (1,), WHOLE: (0, 1)}
-# FLOPs of a number that an operation is done for, forward and backward. Each addition, multiplication, division,
-# exponential and root counts as one; what is done once a row does not count.
+# FLOPs per element, forward and backward. Each addition, multiplication, division, exponential and root counts as one;
+# work done once per row does not count.
 # rms_norm: sum, square, their sum, 1/rms, weight; backward the norm again, the weight's gradient (2), that of the norm
 # with its mean (6), the addend's (1). rotary: two products and a sum. swiglu: sigmoid (3) and two products; backward
-# the sigmoid again, silu, up's gradient, gate's (6). linear_cross_entropy: its products alone. adamw: decay, both
+# the sigmoid again, silu, up's gradient, gate's (6). linear_cross_entropy: only its products. adamw: decay, both
 # moments (7), root, correction, epsilon, the quotient, step size, sum.
 FLOPS = {"rms_norm": (5, 10), "rotary": (3, 3), "swiglu": (5, 11), "linear_cross_entropy": (2, 4), "adamw": (14, 0)}
 
 
 @dataclass(frozen=True)
 class Widths:
-    """What an operation works on: a batch of sequences in a model of some size."""
+    """The dimensions of an operation: a batch of sequences in a model of some size."""
 
     size: ModelSize
     batch_size: int
@@ -49,11 +49,11 @@ class Widths:
 def moved_bytes(operation: str, phase: str, widths: Widths, element_bytes: int) -> int:
     """Count the bytes that a phase of an operation must read and write.
 
-    rms_norm, with the sum before it: 4Nd of x, residual, their sum and the norm; backward 4Nd of both gradients, the
-    sum and the gradient of the addends, which is one tensor; and the weight. rotary: queries and keys, read and
-    written, and fp32 tables; backward the same. swiglu: 3Nf; backward 5Nf. linear_cross_entropy: x, weight and
-    targets; backward these once more and both gradients. adamw: 7P of weights, gradients and both moments, of which
-    all but the gradients are written too. All times e.
+    rms_norm, with the sum before it: 4Nd for x, residual, their sum and the norm; backward 4Nd for both gradients, the
+    sum and the gradient that both addends share; plus the weight. rotary: queries and keys, read and written, and fp32
+    tables; backward the same. swiglu: 3Nf; backward 5Nf. linear_cross_entropy: x, weight and targets; backward these
+    once more and both gradients. adamw: 7P, as weights, gradients and both moments are read, and all but the gradients
+    written. All times e.
     """
     size, tokens = widths.size, widths.tokens
     stream, heads = 4 * tokens * size.d_model, 2 * tokens * (size.attention_width + size.kv_width)
@@ -71,7 +71,7 @@ def moved_bytes(operation: str, phase: str, widths: Widths, element_bytes: int) 
 
 
 def flops(operation: str, phase: str, widths: Widths) -> int:
-    """Count the FLOPs of a phase of an operation, as FLOPS has them."""
+    """Count the FLOPs of a phase of an operation, by FLOPS."""
     size, tokens = widths.size, widths.tokens
     numbers = {
         "rms_norm": tokens * size.d_model,

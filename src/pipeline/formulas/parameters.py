@@ -23,7 +23,7 @@ def feed_forward_matrices(size: ModelSize) -> list[int]:
 def block_matrix_elements(size: ModelSize) -> int:
     """Count the elements of one block's matrices: 4d² of attention (q, k, v, output) and 3df of SwiGLU.
 
-    Where all heads of queries have width q and of keys k, attention has 2dq + 2dk.
+    If all query heads together have width q and all key heads k, attention has 2dq + 2dk.
     """
     return sum(attention_matrices(size)) + sum(feed_forward_matrices(size))
 
@@ -34,14 +34,14 @@ def block_parameter_count(size: ModelSize) -> int:
 
 
 def head_matrix_elements(size: ModelSize, vocab_size: int) -> int:
-    """Count the elements of the output projection, dV, and of the embedding. A size's own vocabulary counts."""
+    """Count the elements of the output projection, or of the embedding: dV, with the size's own vocabulary if any."""
     return size.d_model * size.vocabulary(vocab_size)
 
 
 def parameter_count(size: ModelSize, vocab_size: int) -> int:
     """Count all parameters: embedding and head, the blocks, the last norm. 2Vd + L(4d² + 3df + 2d) + d.
 
-    Vd where embedding and head are tied.
+    Vd instead of 2Vd if embedding and head are tied.
     """
     embedding_and_head = (1 if size.tie_embeddings else 2) * head_matrix_elements(size, vocab_size)
     return embedding_and_head + size.num_layers * block_parameter_count(size) + size.d_model
@@ -65,7 +65,7 @@ def parameter_bytes(size: ModelSize, vocab_size: int) -> int:
 
 
 def by_size(names: Iterable[str]) -> list[str]:
-    """Sort the names of sizes, the user's own among them: the smallest first, by the parameters of their layers."""
+    """Sort size names, including the user's own, by the parameters of their layers, smallest first."""
     return sorted(names, key=lambda name: SIZES[name].num_layers * block_parameter_count(SIZES[name]))
 
 

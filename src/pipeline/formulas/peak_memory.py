@@ -82,7 +82,7 @@ def peak_bytes(workload: Workload, mode: str) -> int:
 
 
 def cpu_step_bytes(size: str, vocab_size: int, batch_size: int, context_length: int, precision: str) -> int:
-    """Return the peak bytes of a training step on a CPU, of a size by its name."""
+    """Return the peak bytes of a training step on a CPU; `size` is a name."""
     workload = Workload(SIZES[size], vocab_size, batch_size, context_length, precision, device_type="cpu")
     return peak_bytes(workload, "train_step")
 
@@ -129,9 +129,9 @@ def backward_moments(workload: Workload) -> list[Moment]:
 
     Loss: the gradients of the negative log-likelihood and of the log-softmax, 8TV, plus everything saved. Then, from
     the last segment to the first: what earlier segments saved, what this segment saved or recomputed, the gradients of
-    all parameters after it, and the temporaries of the moment. Recursive checkpointing also runs blocks again that save
-    nothing. Last the embedding: where it is tied, its gradient is added to the head's, in place where autocast has
-    copied that.
+    all parameters after it, and the temporaries of the moment. Recursive checkpointing also reruns blocks that save
+    nothing. Last the embedding: if it is tied, its gradient is added to the head's, in place if autocast has made a
+    copy of the head.
     """
     saved = saved_bytes(workload)
     loss_gradients = 2 * FP32_BYTES * workload.tokens * workload.vocab_size
@@ -152,7 +152,7 @@ def optimizer_moment(workload: Workload) -> Moment:
 
     On CUDA PyTorch updates all parameters together (foreach) and computes all roots at once: 4P. On a CPU it updates
     one parameter at a time: its root and quotient are alive together with the quotient of the one before, at most
-    4 max(2Vd, 3df, 2dq + dk) bytes, where all heads of queries have width q and of keys and values k.
+    4 max(2Vd, 3df, 2dq + dk) bytes, where all query heads together have width q, and all key or value heads k.
     """
     size = workload.size
     roots = parameters = parameter_bytes(size, workload.vocab_size)
@@ -196,8 +196,8 @@ def _segment_counts(workload: Workload, rerun: Rerun) -> _Counts:
 def _rerun_counts(workload: Workload, rerun: Rerun) -> _Counts:
     """Count what is alive when the last block of a rerun makes the next one's input, saving nothing.
 
-    As in the forward pass, and beside it the gradient of the residual stream. Autocast's weight copies accumulate until
-    the rerun ends.
+    As in the forward pass, plus the gradient of the residual stream. Autocast's weight copies accumulate until the
+    rerun ends.
     """
     stream = residual_stream_bytes(workload)
     # The first block's own input counts with what passes through a block.

@@ -1,4 +1,4 @@
-"""The model sizes: those of the pipeline by name, and the user's own, whose names say all of their numbers."""
+"""Model sizes: the pipeline's, by name, and the user's own, whose names spell out their dimensions."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -23,30 +23,30 @@ class ModelSize:
 
     @property
     def attention_width(self) -> int:
-        """The width of all queries of a token, and of what its heads give: d_model, unless heads have another width."""
+        """The width of a token's queries, or attention output, over all heads: d_model, unless head_dim is given."""
         return self.head_dim * self.num_heads
 
     @property
     def kv_width(self) -> int:
-        """The width of all keys of a token, and of all its values: as of queries, unless query heads share them."""
+        """The width of a token's keys, or values, over all heads: the queries' width, unless query heads share them."""
         return self.attention_width
 
     def vocabulary(self, asked: int) -> int:
-        """Return the number of tokens: what was asked for, unless the size has its own."""
+        """Return the vocabulary size: the one asked for, unless this size has its own."""
         return asked
 
     def widths(self) -> dict[str, Any]:
-        """Return the arguments by which a `TransformerLM` has this size, without its vocabulary."""
+        """Return the arguments that give a `TransformerLM` this size, without the vocabulary."""
         return {name: value for name, value in asdict(self).items() if name not in ("vocab_size", "without")}
 
 
 @dataclass(frozen=True)
 class OwnSize(ModelSize):
-    """A size of the user's own: with heads for keys and values that query heads share, their width, and a vocabulary.
+    """A size of the user's own, which may have fewer key/value heads, another head_dim and its own vocabulary.
 
-    vocab_size: 0 for that of the stage; head_dim: 0 for d_model / num_heads; without: what of UNMODELLED the user's
-    model has and ours has not. Its name is `NAME-d512-f1536-l6-h8-kv2-v32000`, with `-hd128` where head_dim is another,
-    `-tied` and `-without.bias.qk_norm` where that is so. Thus a record, and whoever has it, knows the size.
+    vocab_size: 0 for the stage's; head_dim: 0 for d_model / num_heads; without: the entries of UNMODELLED that the
+    user's model has and ours lacks. Its name is `NAME-d512-f1536-l6-h8-kv2-v32000`, plus `-hd128` for another head_dim,
+    `-tied` and `-without.bias.qk_norm` if they apply, so that the name in a record defines the size completely.
     """
 
     num_kv_heads: int
@@ -56,20 +56,20 @@ class OwnSize(ModelSize):
     without: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Take the usual width of a head where none is given."""
+        """Use the default head_dim if none is given."""
         object.__setattr__(self, "head_dim", self.head_dim or self.d_model // self.num_heads)
 
     @property
     def kv_width(self) -> int:
-        """The width of all keys of a token, and of all its values."""
+        """The width of a token's keys, or values, over all heads."""
         return self.head_dim * self.num_kv_heads
 
     def vocabulary(self, asked: int) -> int:
-        """Return its own number of tokens, or what was asked for."""
+        """Return its own vocabulary size, or the one asked for."""
         return self.vocab_size or asked
 
     def name(self, short: str) -> str:
-        """Return the name that stands for it on an axis `size`; short: what the user calls it."""
+        """Return its name on the axis `size`; short: what the user calls it."""
         numbers = [self.d_model, self.d_ff, self.num_layers, self.num_heads, self.num_kv_heads, self.vocab_size]
         words = [f"{letter}{number}" for letter, number in zip(LETTERS, numbers, strict=True)]
         more = {
@@ -81,7 +81,7 @@ class OwnSize(ModelSize):
 
 
 LETTERS = ("d", "f", "l", "h", "kv", "v")
-# What models have that ours leaves out, by the words of names.
+# What other models have and ours leaves out, by the word for it in names.
 UNMODELLED = {
     "activation": "an activation that is not SiLU",
     "bias": "biases of q, k and v",
@@ -92,7 +92,7 @@ UNMODELLED = {
     "window": "sliding windows",
 }
 SHORT_NAME = re.compile(r"[A-Za-z0-9_.]{1,24}", re.ASCII)
-# One spelling for each size.
+# Each size has exactly one spelling.
 _WORDS = "-".join([SHORT_NAME.pattern, *(rf"{letter}(0|[1-9]\d{{0,7}})" for letter in LETTERS)])
 _NUMBERS = re.compile(
     rf"{_WORDS}(?:-hd([1-9]\d{{0,7}}))?(-tied)?(?:-without((?:\.(?:{'|'.join(UNMODELLED)}))+))?", re.ASCII
@@ -100,7 +100,7 @@ _NUMBERS = re.compile(
 
 
 class Sizes(Mapping[str, Any]):
-    """Models by name; a name with numbers is that of a size of the user's own, which is not listed."""
+    """Sizes by name; a name that spells out dimensions is a user's own size, which is not listed."""
 
     def __init__(self, known: Mapping[str, Any]) -> None:
         self._known = known
@@ -136,7 +136,7 @@ def _is_sound(name: str) -> bool:
 def complaint(
     d_model: int, d_ff: int, num_layers: int, num_heads: int, num_kv_heads: int, vocab_size: int, head_dim: int = 0
 ) -> str | None:
-    """Say in a line why these numbers are no model; None where they are one."""
+    """Return one line on why these numbers do not make a model, or None if they do."""
     numbers = {"d_model": d_model, "d_ff": d_ff, "num_layers": num_layers, "num_heads": num_heads}
     for key, value in (numbers | {"num_kv_heads": num_kv_heads}).items():
         if not 1 <= value < 10**8:
@@ -173,7 +173,7 @@ SIZES: Mapping[str, ModelSize] = Sizes(
         "10B": ModelSize(d_model=4608, d_ff=12288, num_layers=50, num_heads=36),
         # Wide and shallow: few, large matrix products.
         "2.35B": ModelSize(d_model=3200, d_ff=25600, num_layers=8, num_heads=4),
-        # The course's leaderboard: one step of it at context 32,768 on two GPUs.
+        # The course's leaderboard: one step at context 32,768 on two GPUs.
         "8B": ModelSize(d_model=4096, d_ff=11008, num_layers=34, num_heads=32),
     }
 )

@@ -1,4 +1,4 @@
-"""What a block, the head and the loss hold for a moment only: bytes of temporaries in closed form.
+"""Bytes of the temporaries of a block, the head and the loss, in closed form.
 
 Symbols as in `pipeline.formulas.activations`.
 """
@@ -9,7 +9,7 @@ from pipeline.formulas.units import BF16_BYTES, FP32_BYTES
 
 
 def passing_bytes(workload: Workload) -> dict[str, int]:
-    """Count the temporaries of a block that saves nothing.
+    """Count the bytes of temporaries of a block that saves nothing.
 
     Attention: x and its norm (8Td), q, k, v (3eTd), scores and softmax, plus the larger of two: the scores' copy in
     bf16, from which the softmax is taken; or, at the last product, v's copy (made for more than one sequence) and the
@@ -26,7 +26,7 @@ def passing_bytes(workload: Workload) -> dict[str, int]:
 
 
 def beside_saved_scores_bytes(workload: Workload) -> int:
-    """Count eager attention's temporaries at the softmax: the unscaled q, v (2eTd) and the scores."""
+    """Count the bytes of eager attention's temporaries at the softmax: the unscaled q, v (2eTd) and the scores."""
     if workload.is_fused:
         return 0
     return 2 * workload.heads_bytes + workload.softmax_element_bytes * workload.score_elements
@@ -39,7 +39,7 @@ def logit_bytes(workload: Workload) -> int:
 
 
 def attention_gradient_bytes(workload: Workload) -> int:
-    """Count the bytes that attention's backward pass makes.
+    """Count the bytes that attention's backward pass allocates.
 
     Eager: the gradient of v (eTd) and those of the softmax's output and input, on CUDA with the softmax's temporary;
     the softmax's bf16 copy, if any, is freed. Fused: the gradients of the output, q, k and v (4eTd).

@@ -1,4 +1,4 @@
-"""The training state (parameters, gradients, AdamW's moments) and how many devices hold it with the activations."""
+"""The training state (parameters, gradients, AdamW's moments) and how many devices can hold it plus activations."""
 
 import math
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ def training_state(parameters: int) -> TrainingState:
 
 
 def devices_to_hold(total_bytes: float, device_bytes: float) -> int:
-    """Count the devices whose combined memory holds `total_bytes`."""
+    """Count the devices needed for their combined memory to hold `total_bytes`."""
     return math.ceil(total_bytes / device_bytes)
 
 

@@ -1,11 +1,11 @@
-"""The subject: a transformer language model, its sizes, and one training step."""
+"""The model that is measured: a transformer language model and its training step."""
 
 from typing import Any
 
 __all__ = ["TransformerLM"]
 
 
-# Lazy (PEP 562): the workflow reads `pipeline.formulas.sizes` and must not wait for torch.
+# Lazy (PEP 562): the workflow reads `pipeline.model.precision` and must not wait for torch.
 def __getattr__(name: str) -> Any:
     if name == "TransformerLM":
         from pipeline.model.transformer import TransformerLM

@@ -13,7 +13,7 @@ from pipeline.formulas.checkpointing import KINDS, halves
 Layers = Sequence[nn.Module]
 Run = Callable[[Layers, Tensor], Tensor]
 
-# Attention as one operator whose outputs, once kept, are all that its backward pass needs beside q, k and v.
+# Attention operators whose outputs are all that their backward pass needs besides q, k and v.
 ATTENTION_OPERATORS = {
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_scaled_dot_product_efficient_attention",
@@ -21,15 +21,15 @@ ATTENTION_OPERATORS = {
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "llm_systems_pipeline::flash_attention_forward",
 }
-# In other attention functions no one operator has the output.
+# In other attention functions no single operator returns the output.
 SELECTABLE_ATTENTIONS = ("flash", "sdpa")
 
 
 def runner(every: int, kind: str) -> Run:
-    """Return what runs blocks in turn and keeps as little for the backward pass as asked.
+    """Return a function that runs blocks one after the other with the given checkpointing.
 
-    `every`: the most blocks that run again at once; 0: none does. `kind`, which means something only above 0, is one of
-    `formulas.checkpointing.KINDS`. Raises ValueError for other values, and for a kind without any checkpoint.
+    `every`: the most blocks that run again at once; 0: no checkpoints. `kind`: one of `formulas.checkpointing.KINDS`.
+    Raises ValueError for other values, and for any kind but the first without checkpoints.
     """
     if every < 0:
         raise ValueError(f"checkpoint_every={every}: must be 0 (never) or more")
@@ -67,7 +67,7 @@ def _by_halves(every: int, layers: Layers, x: Tensor) -> Tensor:
 
 
 def _run_again(run: Run, layers: Layers, x: Tensor, context: Callable[[], Any] = checkpoint.noop_context_fn) -> Tensor:
-    """Run layers now and in the backward pass, which stops as soon as it has all the tensors that it needs."""
+    """Run layers now and again in the backward pass, which stops once it has all the tensors it needs."""
     # Nothing in a block is random, so there is no random state to restore.
     return checkpoint.checkpoint(run, layers, x, use_reentrant=False, preserve_rng_state=False, context_fn=context)
 

@@ -13,22 +13,22 @@ from pipeline.model.operations import DIFFERENTIABLE
 from pipeline.model.transformer import RMS_NORM_EPS, RotaryEmbedding
 
 IGNORE_INDEX = -100
-# Of the targets, about one in so many is ignored, as padding is.
+# One target in this many is ignored, like padding.
 IGNORED_EVERY = 8
-# Weights are as small as those of a model; the learning rate moves them by more than bf16 rounds.
+# Weights are as small as a model's; the learning rate moves them by more than bf16's rounding.
 WEIGHT_STD = 0.02
 ADAMW: dict[str, Any] = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
 # Rows whose fp64 logits exist at once.
 CHUNK_ROWS = 1024
-# A sum this far below the scale of others is zero up to rounding.
+# Errors are divided by at least this, so that a zero norm gives a finite result.
 TINY = 1e-30
 
 
 class Errors(NamedTuple):
-    """How far results lie from the exact ones, the furthest of them.
+    """The largest errors of results against the exact ones.
 
-    rel: L2 norm of the error over that of the exact result (of an update: over how far it moves); top: the largest
-    error of a number over the root mean square of the exact ones.
+    rel: L2 norm of the error over that of the exact result; top: the largest error of an element over the exact
+    result's root mean square. Errors of an update are relative to how far it moves the weights.
     """
 
     rel: float
@@ -36,7 +36,7 @@ class Errors(NamedTuple):
 
 
 class Exact(NamedTuple):
-    """Exact outputs, and gradients of the inputs; of AdamW the weights after a step, and how far they moved."""
+    """Exact outputs and gradients of the inputs; for AdamW, the weights after a step and how far they moved."""
 
     outputs: tuple[Tensor, ...]
     gradients: tuple[Tensor, ...]
@@ -46,8 +46,8 @@ class Exact(NamedTuple):
 class Problem:
     """One call of an operation.
 
-    inputs: the tensors that get gradients, of AdamW the weights; constants: the arguments behind them; gradients: those
-    of the outputs, of AdamW of the weights. `draw` fills all of them; what a call changes, `restore` puts back.
+    inputs: the tensors that get gradients, or AdamW's weights; constants: the arguments after them; gradients: of the
+    outputs, or of AdamW's weights. `draw` fills all of them; `restore` undoes what a call changes.
     """
 
     def __init__(self, operation: str, widths: Widths, dtype: torch.dtype, device: torch.device) -> None:
@@ -71,7 +71,7 @@ class Problem:
 
     @property
     def exact(self) -> Exact:
-        """The exact results for the numbers that were drawn last."""
+        """The exact results for the last draw."""
         if self._exact is None:
             count = len(self.inputs)
             compute = _EXACT.get(self.operation) or partial(_exact_by_autograd, DIFFERENTIABLE[self.operation])
@@ -80,7 +80,7 @@ class Problem:
 
     @torch.no_grad()
     def draw(self, seed: int, scale: float = 1.0, zeros: bool = False) -> None:
-        """Fill all tensors with other numbers; scale: of activations; zeros: those of the first token are 0."""
+        """Fill all tensors with new random numbers; scale: of activations; zeros: set the inputs' first rows to 0."""
         generator = torch.Generator(self.device).manual_seed(seed)
 
         def normal(tensor: Tensor, std: float = 1.0) -> None:
@@ -111,19 +111,19 @@ class Problem:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Put back the numbers that were drawn last: some implementations write results in their inputs' place."""
+        """Put back the last draw: some implementations write results over their inputs."""
         for tensor, numbers in zip((*self.inputs, *self.gradients), self._kept, strict=True):
             tensor.copy_(numbers)
 
     @torch.no_grad()
     def change_signs(self) -> None:
-        """Let the next `restore` put back other numbers; the exact results are no longer theirs."""
+        """Negate the numbers that `restore` puts back, so that the next call gets other inputs."""
         for numbers in self._kept if not self._is_head else self._kept[:1]:
             numbers.neg_()
         self._exact = None
 
     def output_errors(self, outputs: Sequence[Tensor]) -> Errors:
-        """Return the errors of outputs; of AdamW those of the weights after one step."""
+        """Return the errors of outputs; for AdamW, of the weights after one step."""
         return _errors(outputs, self.exact.outputs, self.exact.scales)
 
     def gradient_errors(self, gradients: Sequence[Tensor]) -> Errors:
@@ -167,7 +167,7 @@ def _constants(operation: str, widths: Widths, device: torch.device) -> tuple[An
 
 
 def as_tuple(found: Any) -> tuple[Any, ...]:
-    """Return what a call gave as a tuple."""
+    """Return a call's result as a tuple."""
     return tuple(found) if isinstance(found, tuple | list) else (found,)
 
 
@@ -182,7 +182,7 @@ def _exact_by_autograd(
 
 
 def _exact_loss(inputs: Sequence[Tensor], constants: Sequence[Any], gradients: Sequence[Tensor]) -> Exact:
-    """Compute loss and gradients in fp64, some rows at a time: all logits would not fit."""
+    """Compute loss and gradients in fp64, some rows at a time, because all logits would not fit."""
     (x, weight), (targets, ignored), (factor,) = inputs, constants, gradients
     head, count = weight.double(), (targets != ignored).sum()
     loss, dx, dweight = (torch.zeros(s, dtype=torch.float64, device=x.device) for s in ((), x.shape, weight.shape))

@@ -1,4 +1,4 @@
-"""What stands between the matrix products of a transformer, in torch's own operations: the plain way of each."""
+"""The operations between a transformer's matrix products, written plainly in torch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -33,7 +33,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, ignore_index: int) -> Tensor:
-    """Return the mean cross-entropy in nats of x weightᵀ, in fp32 at least; targets that are ignored do not count.
+    """Return the mean cross-entropy in nats of x weightᵀ, in at least fp32; ignored targets do not count.
 
     Shapes: x is (tokens, width), weight (vocab_size, width), targets (tokens) int64.
     """

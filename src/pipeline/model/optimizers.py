@@ -1,4 +1,4 @@
-"""Optimizers beside PyTorch's AdamW: Muon for matrices, and AdamW whose moments are kept in bf16."""
+"""Optimizers besides PyTorch's AdamW: Muon for matrices, and AdamW with moments in bf16."""
 
 import math
 from collections.abc import Iterable
@@ -14,23 +14,23 @@ Moments = tuple[Tensor, Tensor]
 
 
 class Several:
-    """Optimizers of disjoint parameters as one."""
+    """Several optimizers of disjoint parameters, used as one."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
         self.optimizers = optimizers
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """The groups of all."""
+        """The parameter groups of all optimizers."""
         return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     @property
     def state(self) -> dict[Tensor, Any]:
-        """The state of all, by parameter."""
+        """The state of all optimizers, by parameter."""
         return {parameter: state for optimizer in self.optimizers for parameter, state in optimizer.state.items()}
 
     def step(self) -> None:
-        """Update the parameters of each."""
+        """Update the parameters of all optimizers."""
         for optimizer in self.optimizers:
             optimizer.step()
 
@@ -43,8 +43,8 @@ class Several:
 def muon(model: nn.Module, fused: bool) -> torch.optim.Optimizer:
     """Return Muon for the matrices of a `TransformerLM`'s blocks and AdamW for embedding, head and norms.
 
-    Muon's updates are as large as AdamW's (Liu et al. 2025, section 2.2), so that one learning rate serves both.
-    Raises Skipped where torch has no Muon.
+    Muon's updates are as large as AdamW's (Liu et al. 2025, section 2.2), so one learning rate serves both.
+    Raises Skipped if torch has no Muon.
     """
     if not hasattr(torch.optim, "Muon"):
         raise Skipped(f"torch {torch.__version__} has no torch.optim.Muon")
@@ -60,10 +60,10 @@ def muon(model: nn.Module, fused: bool) -> torch.optim.Optimizer:
 
 
 class Bf16MomentsAdamW(torch.optim.Optimizer):
-    """AdamW (Loshchilov and Hutter 2019, algorithm 2) whose moments are kept in bf16, rounded to nearest.
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2) with moments in bf16, rounded to nearest.
 
-    Moments are read, updated in fp32 and rounded once a step: 4 bytes of state per parameter instead of 8. On a GPU one
-    Triton kernel updates a parameter. Steps are counted on the parameters' device, as CUDA graphs need it.
+    Moments are read, updated in fp32 and rounded once per step: 4 bytes of state per parameter instead of 8. On a GPU
+    one Triton kernel updates each parameter. Steps are counted on the parameters' device, as CUDA graphs require.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ def _update_in_triton(parameter: Tensor, moments: Moments, group: dict[str, Any]
 
 def _update(parameter: Tensor, moments: Moments, group: dict[str, Any]) -> None:
     """Update one parameter with torch's operations."""
-    assert parameter.grad is not None  # asked before
+    assert parameter.grad is not None  # checked by the caller
     gradient, (beta1, beta2), count = parameter.grad.float(), group["betas"], float(group["count"])
     mean, square = (moment.float() for moment in moments)
     mean.lerp_(gradient, 1 - beta1)

@@ -1,4 +1,4 @@
-"""The precisions a model is trained in. Imports torch only in functions: the workflow reads the names."""
+"""Training precisions. Torch is imported only in functions, because the workflow reads the names."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class TrainingStep:
         return self._loss
 
     def backward(self) -> None:
-        """Add the last loss's gradients to the parameters'. Raises RuntimeError without a forward pass before it."""
+        """Add the last loss's gradients to the parameters'. Raises RuntimeError if no forward pass came before."""
         if self._loss is None:
             raise RuntimeError("backward() needs a forward() before it")
         # Without autocast, as PyTorch recommends: each operation's backward runs in the dtype of its forward.
@@ -69,7 +69,7 @@ class TrainingStep:
         self.optimizer.zero_grad()
 
     def run(self) -> Tensor:
-        """Run the phases in their order; return the loss before the update, detached from its graph."""
+        """Run the phases in order; return the loss before the update, detached from its graph."""
         loss = self.forward().detach()
         self.backward()
         self.synchronize_gradients()
@@ -103,10 +103,10 @@ def build_training_step(
     `compiled`: compile each block by itself. Equal blocks share one compilation (regional compilation, as torchtitan
     does it); embedding, last norm, head and loss stay eager.
 
-    `convert`: changes the model before it is compiled. `make_optimizer`: makes another optimizer than AdamW.
+    `convert`: changes the model before it is compiled. `make_optimizer`: makes an optimizer other than AdamW.
 
-    `weights_dtype`: the dtype of parameters, gradients and optimizer state. Weights are drawn in fp32; the tables of
-    angles stay in fp32.
+    `weights_dtype`: the dtype of parameters, gradients and optimizer state. Weights are drawn in fp32; the rotary
+    tables stay in fp32.
 
     The seed sets PyTorch's global generators, which draw the weights, and a separate generator for the tokens.
     Raises ValueError as `TransformerLM` does.

@@ -18,19 +18,19 @@ INIT_CUTOFF_STDS = 3.0
 class TransformerLM(nn.Module):
     """Map each token to the logits of the next one.
 
-    `attention` is a name in `pipeline.attention.ATTENTION` or such a function. With `checkpoint_every` k above 0, the
+    `attention` is a name in `pipeline.attention.ATTENTION` or a function. With `checkpoint_every` k above 0, the
     backward pass runs blocks again, at most k at once (activation checkpointing; `checkpointing` says how):
 
     segments: only the input of every k-th block is kept (Chen et al. 2016).
-    recursive: only the inputs of both halves are; when a half runs again, it does the same, down to k blocks.
-    selective: segments that keep the outputs of attention too, which does not run again.
+    recursive: only the inputs of both halves are kept; a half that runs again does the same, down to k blocks.
+    selective: like segments, but attention's outputs are kept too, so attention does not run again.
 
-    With `num_kv_heads`, groups of query heads share as many heads of keys and values (GQA: Ainslie et al. 2023).
-    `head_dim` is the width of a head, by default d_model / num_heads. With `tie_embeddings` the embedding's matrix is
-    the head's too; its weights are then drawn as a head's.
+    With `num_kv_heads`, groups of query heads share that many heads of keys and values (GQA: Ainslie et al. 2023).
+    `head_dim` is the width of a head, by default d_model / num_heads. With `tie_embeddings`, embedding and head share
+    one matrix, drawn like a head's.
 
-    Raises ValueError if `attention` is an unknown name, `num_kv_heads` does not divide `num_heads` or, without
-    `head_dim`, `num_heads` not `d_model`, the head dimension is odd, or the checkpoints are not possible.
+    Raises ValueError if `attention` is an unknown name, `num_kv_heads` does not divide `num_heads`, `num_heads` does
+    not divide `d_model` (unless `head_dim` is given), the head dimension is odd, or the checkpointing is invalid.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias=False)
 
     def reset_parameters(self) -> None:
-        """Draw the weights anew."""
+        """Redraw the weights."""
         _init_truncated_normal(self.weight, std=math.sqrt(2 / (self.in_features + self.out_features)))
 
 
@@ -205,7 +205,7 @@ class Embedding(nn.Embedding):
     """Look up a vector for each token; weights have variance 1."""
 
     def reset_parameters(self) -> None:
-        """Draw the vectors anew."""
+        """Redraw the vectors."""
         _init_truncated_normal(self.weight, std=1.0)
 
 

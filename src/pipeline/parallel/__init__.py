@@ -1,7 +1,7 @@
-"""Data-parallel training, the subject of the stages `ddp`, `sharding` and `fsdp`.
+"""Data-parallel training, which the stages `ddp`, `sharding` and `fsdp` measure.
 
-Every process (a *rank*) has a replica of the model and a part of the batch. Gradients are averaged, so that all
-replicas take the step that one process would take with the whole batch:
+Every process (a *rank*) has a replica of the model and a part of the batch. Gradients are averaged, so all replicas
+take the step that one process would take with the whole batch:
 
     model = BucketedDDP(model, bucket_size_mb=25)
     optimizer = ShardedOptimizer(model.parameters(), torch.optim.AdamW, lr=1e-3)
@@ -11,7 +11,7 @@ replicas take the step that one process would take with the whole batch:
         optimizer.step()
         optimizer.zero_grad()
 
-Four classes with one interface differ in when they average and in what pieces:
+Four classes share one interface and differ in when they average gradients and in what pieces:
 
 - `NaiveDDP(module)`: one all-reduce per parameter, one after the other, after the backward pass.
 - `FlatDDP(module)`: one all-reduce of all gradients in a flat buffer (one per dtype), after the backward pass.
@@ -22,12 +22,12 @@ Four classes with one interface differ in when they average and in what pieces:
 The last two start all-reduces in reverse order of the parameters: a parameter without a gradient delays all earlier
 ones until `finish_gradient_synchronization()`.
 
-`FSDP(module, compute_dtype, shard)`, with the same interface, keeps of parameters, gradients and optimizer state only a
-shard on each rank.
+`FSDP(module, compute_dtype, shard)`, with the same interface, keeps on each rank only a shard of the parameters,
+gradients and optimizer state.
 
 `no_sync()` accumulates gradients without communication.
 After a failed backward pass, `discard_gradients()` on every rank starts over.
-`ShardedOptimizer(params, optimizer_cls, **kwargs)` keeps on each rank the optimizer state of a share of the parameters.
+`ShardedOptimizer(params, optimizer_cls, **kwargs)` keeps on each rank the state of only a share of the parameters.
 `run_ranks(function, world_size, ...)` starts the processes and their process group.
 """
 
@@ -36,7 +36,7 @@ from typing import Any
 __all__ = ["FSDP", "BucketedDDP", "FlatDDP", "NaiveDDP", "OverlapDDP", "ShardedOptimizer"]
 
 
-# Lazy (PEP 562): whoever imports one module of this package does not run them all.
+# Lazy (PEP 562), so that importing one module of this package does not import them all.
 def __getattr__(name: str) -> Any:
     if name in ("FlatDDP", "NaiveDDP"):
         from pipeline.parallel import ddp

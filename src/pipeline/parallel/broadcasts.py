@@ -18,7 +18,7 @@ def broadcast_from_owners(tensors: Sequence[tuple[Tensor, int]]) -> None:
     if not tensors:
         return
     detached = [tensor.detach() for tensor, _ in tensors]
-    # NCCL refuses non-contiguous tensors except channels_last; gloo sends memory as it lies, gaps included.
+    # NCCL refuses non-contiguous tensors except channels_last; gloo sends the memory as is, gaps included.
     views = [tensor if tensor.is_contiguous() else _in_memory_order(tensor) for tensor in detached]
     buffers = [view.contiguous() for view in views]
     _broadcast_all([(buffer, owner) for buffer, (_, owner) in zip(buffers, tensors, strict=True)])

@@ -20,7 +20,7 @@ from pipeline.parallel.replicas import (
 
 Plan = Callable[[list[Parameter]], list[Reduction]]
 
-# Attributes that a copy of a wrapper makes anew: buffers, running collectives.
+# Attributes that a copy of a wrapper recreates: buffers, running collectives.
 NOT_COPIED = ("_reductions", "_order")
 
 
@@ -33,8 +33,8 @@ class ReplicatedModule(AveragingModule):
     gradient. A gradient missing on some ranks counts as zeros there; one missing on all ranks stays None, so that the
     optimizer skips the parameter as it would in one process.
 
-    Construction fixes which parameters are trained, their dtypes and devices. A copy, also by pickle or `torch.save`,
-    wraps the copied module anew, without gradients.
+    Construction fixes which parameters are trained, their dtypes and devices. A copy (also by pickle or `torch.save`)
+    wraps the copied module again, without gradients.
 
     Raises ValueError, on every rank, if the ranks' modules or reductions differ, if no parameter is trained, if one is
     not initialised or a shard of an FSDP module, or if an embedding makes sparse gradients.
@@ -105,7 +105,7 @@ def _checked(module: nn.Module) -> list[str]:
 
 
 class NaiveDDP(ReplicatedModule):
-    """All-reduce the gradient of one parameter after the other, after the backward pass."""
+    """All-reduce the gradients one parameter at a time, after the backward pass."""
 
     def __init__(self, module: nn.Module):
         super().__init__(module, one_for_each_parameter)
@@ -121,8 +121,8 @@ class NaiveDDP(ReplicatedModule):
 class FlatDDP(ReplicatedModule):
     """All-reduce all gradients of a dtype as one flat buffer, after the backward pass.
 
-    The gradients become views into the buffers, which live as long as the module: the next step overwrites a gradient
-    that is kept.
+    The gradients become views into the buffers, which live as long as the module: the next step overwrites gradients
+    that were kept.
     """
 
     def __init__(self, module: nn.Module):

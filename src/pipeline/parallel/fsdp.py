@@ -29,7 +29,7 @@ from pipeline.parallel.replicas import (
 
 
 class FSDP(AveragingModule):
-    """A module of whose large parameters, gradients and optimizer state each rank keeps a shard.
+    """Wrap a module so that each rank keeps only a shard of its large parameters, gradients and optimizer state.
 
         model = FSDP(model, compute_dtype=torch.bfloat16, shard=lambda module: isinstance(module, TransformerBlock))
         optimizer = torch.optim.AdamW(model.parameters())
@@ -37,24 +37,24 @@ class FSDP(AveragingModule):
         model.finish_gradient_synchronization()
         optimizer.step()
 
-    A *unit* is gathered before it is used, freed after that, and gathered again for its backward pass. Meanwhile the
-    next unit is gathered, but not before the unit two before it is done. Gradients are averaged and scattered as they
-    come. By default each module with a 2-D `weight` (any Linear or Embedding) is a unit, with its matrix alone. With
-    `shard`, the outermost modules for which it is true are units, each with all of its parameters in one flat buffer:
-    fewer and larger collectives. Modules that share a parameter form one unit. All other parameters are replicated, and
-    their gradients averaged after the backward pass.
+    A *unit* is gathered before it is used, freed afterwards, and gathered again for its backward pass. While a unit
+    computes, the next one is gathered, once the unit two before that one is done. Gradients are averaged and scattered
+    as they become ready. By default each module with a 2-D `weight` (any Linear or Embedding) is a unit of that matrix
+    only. With `shard`, the outermost modules for which it returns true are units, each with all of its parameters in
+    one flat buffer: fewer and larger collectives. Modules that share a parameter form one unit. All other parameters
+    are replicated, and their gradients are averaged after the backward pass.
 
-    Between steps `parameters()` are shards: ordinary parameters of one dimension, some of them empty, in the original's
-    dtype. After `finish_gradient_synchronization()` so are their gradients. Any optimizer works that treats elements
-    alike; construct it after wrapping, and choose parameter groups by name, because shards have no shape. Only in its
-    forward pass does a unit's module see the full parameters, and only gradients that come through the tensors it
-    returns are right: return an auxiliary loss, do not keep it in an attribute. There are no second derivatives.
+    Between steps `parameters()` returns shards: ordinary 1-D parameters, some of them empty, in the original dtype.
+    After `finish_gradient_synchronization()` the gradients have the same form. Any elementwise optimizer works;
+    construct it after wrapping, and choose parameter groups by name, because shards lose their parameter's shape. A
+    unit's module sees the full parameters only in its forward pass, and only gradients that flow through the tensors
+    it returns are right: return an auxiliary loss, do not keep it in an attribute. There are no second derivatives.
 
-    `clip_grad_norm_` clips gradients by the norm of all ranks'. Scale an fp16 loss with torch's `ShardedGradScaler`
+    `clip_grad_norm_` clips by the gradients' norm over all ranks. Scale an fp16 loss with torch's `ShardedGradScaler`
     (`torch.distributed.fsdp.sharded_grad_scaler`): with `GradScaler` only ranks that see an infinity skip the step.
 
-    compute_dtype: parameters and floating-point arguments are converted to it, and units communicate in it. Use it in
-    place of autocast for weights, because autocast keeps its copies of all. None: the dtype of the parameters.
+    compute_dtype: parameters and floating-point arguments are converted to it, and units communicate in it. Use it
+    instead of autocast, which would keep copies of all weights. None: the dtype of the parameters.
 
     Every rank of the default process group constructs it with the whole module, whose values come from rank 0, and uses
     the same units in the same order. Checkpointed modules are gathered again for their recomputation. Compile a unit's
@@ -122,7 +122,7 @@ class FSDP(AveragingModule):
             args, kwargs = cast_arguments(args, kwargs, self._compute_dtype)
         if not in_backward():
             for unit in self._units:
-                unit.forwards.clear()  # of a pass that was interrupted, after which torch calls no hooks
+                unit.forwards.clear()  # left by an interrupted pass, after which torch calls no hooks
         for each in self._lanes:
             each.begin()
         self._gathering.begin()
@@ -134,11 +134,11 @@ class FSDP(AveragingModule):
                 self._gathering.end()
 
     def finish_gradient_synchronization(self) -> None:
-        """Send what is left of the gradients and wait for all; free the buffers. Call it after the backward pass.
+        """Send the remaining gradients, wait for all, and free the buffers. Call it after the backward pass.
 
         Without it, shards have no valid gradients. A gradient missing on some ranks counts as zeros there; one missing
         on all ranks stays None. On a GPU the current stream waits, not the host, unless a gradient is missing.
-        Raises RuntimeError inside `no_sync()`, for a sparse gradient, and for one of a parameter frozen when wrapped.
+        Raises RuntimeError inside `no_sync()`, for a sparse gradient, and if a parameter frozen when wrapped has one.
         """
         self._check_gradients(self._averaged, self._frozen)
         self._in_backward = None
@@ -168,10 +168,10 @@ class FSDP(AveragingModule):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> Tensor:
-        """Scale all gradients so that their 2-norm, over all ranks, is at most `max_norm`; return the norm before.
+        """Scale all gradients so that their 2-norm over all ranks is at most `max_norm`; return the unclipped norm.
 
         A collective, to be called after `finish_gradient_synchronization()`. `torch.nn.utils.clip_grad_norm_` would
-        find another norm on each rank, that of its shards.
+        use a different norm on each rank, that of its own shards.
         """
         replicated = [entry.grad for entry in self._replicated if entry.grad is not None]
         sharded = [shard.grad for flat in self._flats for shard in flat.shards if shard.grad is not None]
@@ -185,8 +185,8 @@ class FSDP(AveragingModule):
     def full_state_dict(self, device: torch.device | str | None = None) -> dict[str, Any]:
         """Return a copy of the wrapped module's state dict with full parameters, on every rank. A collective.
 
-        Names are the module's own, without the prefix `module.`. device: where the tensors are to be; None leaves them
-        on the parameters' device, "cpu" needs only one unit's memory there.
+        Names are the module's own, without the prefix `module.`. device: where to put the tensors; None leaves them on
+        the parameters' device, "cpu" needs only one unit's memory on that device.
         """
         return full_state(self.module, self._flats, device)
 
@@ -204,16 +204,16 @@ class FSDP(AveragingModule):
         return None if self._compute_dtype is None else cast_arguments(args, kwargs, self._compute_dtype)
 
     def _after_forward(self, unit: Unit, module: nn.Module, args: tuple, output: Any) -> None:
-        # Also called after an exception, with which checkpoints end a recomputation.
+        # Also called after an exception, because checkpoints end a recomputation with one.
         first_node = unit.forwards.pop()
         if not unit.forwards and not in_backward():
             unit.show(full=False)
         if torch.is_grad_enabled():
             for tensor in dict.fromkeys(map(_source, [output] if isinstance(output, Tensor) else _tensors_in(output))):
-                # What the module was given and returns as it is belongs to the backward pass of another one.
+                # An input that the module returns unchanged belongs to another module's backward pass.
                 if tensor.grad_fn is not None and node_number(tensor.grad_fn) >= first_node:
                     tensor.register_hook(partial(self._before_backward, unit, first_node))
-                    if not in_backward():  # else it may be a checkpoint's, through which no gradients come
+                    if not in_backward():  # else a checkpoint may be recomputing it, and no gradients come through it
                         unit.awaited.add(first_node)
 
     def _before_backward(self, unit: Unit, first_node: int, _: Tensor) -> None:
@@ -227,8 +227,8 @@ class FSDP(AveragingModule):
         unit.awaited.discard(first_node)
         before, self._in_backward, unit.went_backward = self._in_backward, unit, True
         # Autograd runs a backward pass in the reverse order of the forward pass: the unit before this one is done.
-        # Hooks of the parameters would tell the same, but take a call for each. If the unit was used several times,
-        # gradients come with the first use, the last to go backward.
+        # Parameter hooks would tell the same, but cost a call each. If a unit was used several times, its gradients
+        # are complete after its first use, which goes backward last.
         if before is not None and before is not unit and self._synchronises and not before.awaited:
             self._scattering.send(before)
 
@@ -248,9 +248,9 @@ def _tensors_in(output: Any) -> list[Tensor]:
 
 
 def _source(tensor: Tensor) -> Tensor:
-    """Return a tensor through which this one's gradients come even if this one is changed in place later.
+    """Return a tensor through which this one's gradients flow even if this one is changed in place later.
 
-    A view that is changed in place loses its hooks, its base does not.
+    A view that is changed in place loses its hooks; its base does not.
     """
     base = base_of(tensor)
     return tensor if tensor.grad_fn is None or base.grad_fn is None else base

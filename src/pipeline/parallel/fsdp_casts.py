@@ -1,4 +1,4 @@
-"""Compute in another dtype than the parameters': convert arguments, and parameters that are not sharded."""
+"""Compute in another dtype than the parameters': convert arguments and replicated parameters."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Gather units into two buffers by turns, each a unit ahead of its use."""
+"""Gather units alternately into two buffers, one unit ahead of use."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,10 +10,10 @@ from pipeline.parallel.lanes import Lane, Pending
 
 
 class Turns:
-    """Foretell which unit is used next: the one that came next in the last pass of the same kind.
+    """Predict which unit is used next: the one that came next in the last pass of the same kind.
 
-    A pass begins with a forward pass and includes the backward passes until the next one; kinds are those with and
-    without gradients. Before the first, units are expected in the order of their definition, then in reverse.
+    A pass begins with a forward pass and includes all backward passes until the next one; its kind is with or without
+    gradients. Before the first, units are expected in definition order and, with gradients, then in reverse.
     """
 
     def __init__(self, units: Sequence[Unit]):
@@ -28,7 +28,7 @@ class Turns:
         self._kind, self._seen, self._position = with_gradients, [], 0
 
     def after(self, unit: Unit) -> Unit | None:
-        """Note that a unit is used; return the one expected next, None if this use was not expected."""
+        """Note that a unit is used; return the one expected next, or None if none is or this use was unexpected."""
         self._seen.append(unit)
         expected = self._expected[self._kind]
         try:
@@ -57,29 +57,29 @@ class Slot:
             self._storage.resize_(len(self.buffer))
 
     def free(self) -> None:
-        """Take the memory back, once nothing writes to it any more."""
+        """Free the memory once nothing writes to it any more."""
         self.wait()
         self.holder = None
         self._storage.resize_(0)
 
     def hold(self, unit: Unit, pending: Iterable[Pending]) -> None:
-        """Note that a unit is on its way into the buffer."""
+        """Note that a unit is being gathered into the buffer."""
         self.holder, self._pending = unit, list(pending)
 
     def wait(self) -> None:
-        """Let the computation wait for what is on its way."""
+        """Let the computation wait for the gathering in progress."""
         for pending in self._pending:
             pending.wait()
         self._pending = []
 
 
 class Gathering:
-    """Bring each unit's full parameters into its buffer before it is used, and the next one's meanwhile.
+    """Gather each unit's full parameters into its buffer before it is used, and prefetch the next one's.
 
-    Units take turns in two buffers, in the order of their definition. A unit is gathered when the one before it is
-    about to compute, after all that was launched until then: not before the unit two before it is done with the buffer.
-    Autograd runs the operations of a backward pass in the reverse order of the forward pass, so that this holds
-    for both directions: once a unit is used, nothing but it, and forward passes in progress, needs its buffer.
+    Units alternate between two buffers, in definition order. A unit is gathered when the one before it is about to
+    compute, after everything launched until then: so the unit two before it is done with the buffer.
+    Autograd runs the operations of a backward pass in the reverse order of the forward pass, so this holds in both
+    directions: once a unit is used, only that unit and forward passes in progress need its buffer.
     """
 
     def __init__(self, units: Sequence[Unit], lane: Lane, device: torch.device):
@@ -104,7 +104,7 @@ class Gathering:
             slot.free()
 
     def use(self, unit: Unit) -> None:
-        """Let the unit's modules and the computation that follows use the full parameters, and gather the next unit's.
+        """Give the unit's modules and the computation that follows the full parameters, and gather the next unit's.
 
         Raises RuntimeError if the buffer holds a unit whose forward pass is in progress.
         """
@@ -127,17 +127,17 @@ class Gathering:
             self._gather(ahead, self._slot_of[ahead])
 
     def _leave_current(self) -> None:
-        # During a backward pass it was shown until now, because parts of it may have been computed again.
+        # In a backward pass it stays full until now, because parts of it may be recomputed.
         if self._current is not None and not self._current.forwards:
             self._current.show(full=False)
         self._current = None
 
     def _is_free_for(self, ahead: Unit, used: Slot) -> bool:
-        """Tell whether a unit may be gathered now, beside the one that is used."""
+        """Tell whether a unit may be gathered now, while another one is used."""
         slot = self._slot_of[ahead]
         return slot is not used and slot.holder is not ahead and (slot.holder is None or not slot.holder.forwards)
 
     def _gather(self, unit: Unit, slot: Slot) -> None:
-        slot.wait()  # for a unit that was gathered in vain
+        slot.wait()  # for a unit that was prefetched but never used
         slot.allocate()
         slot.hold(unit, [self._lane.start(flat.gather, flat.fill, None) for flat in unit.flats])

@@ -15,23 +15,23 @@ from pipeline.parallel.replicas import refuse_sparse
 
 
 class Scattering:
-    """Reduce-scatter the gradients of units, one buffer after the other; add each rank's piece to its shards'."""
+    """Reduce-scatter the units' gradients, one buffer at a time; add each rank's piece to its shards' gradients."""
 
     def __init__(self, lane: Lane):
         self._lane = lane
         self._backend_averages = dist.get_backend() == dist.Backend.NCCL
         self._operation = dist.ReduceOp.AVG if self._backend_averages else dist.ReduceOp.SUM
-        # What is on its way, with the tensors that must stay until it has arrived.
+        # The running collective, with the tensors that must stay alive until it ends.
         self._sent: tuple[Pending, tuple[Tensor, ...]] | None = None
-        # Shards whose gradient is nothing but zeros sent for one that was missing.
+        # Shards for which this rank has sent only zeros, because it had no gradient.
         self._absent: dict[Parameter, None] = {}
         # One of the shards that got a gradient since the last finish.
         self._received: Parameter | None = None
 
     def send(self, unit: Unit) -> None:
-        """Send the gradients of a unit whose backward pass is over, and zeros for those that are missing here.
+        """Send the gradients of a unit whose backward pass is over, with zeros for those missing on this rank.
 
-        Other ranks may have these, and ranks must start the same collectives in the same order.
+        Other ranks may have them, and all ranks must start the same collectives in the same order.
         """
         unit.went_backward = False
         for flat in unit.flats:
@@ -40,7 +40,7 @@ class Scattering:
                 self._send(flat)
 
     def finish(self, units: Iterable[Unit]) -> list[Parameter]:
-        """Send all gradients that are left, wait until all have arrived, and return shards that had none to send."""
+        """Send the remaining gradients, wait for all, and return the shards for which this rank had none."""
         for unit in units:
             if unit.went_backward:
                 self.send(unit)
@@ -51,12 +51,12 @@ class Scattering:
         return absent
 
     def discard(self) -> None:
-        """Wait for what is on its way, and forget it."""
+        """Wait for the running collective, and forget which gradients were sent."""
         self.settle()
         self._absent, self._received = {}, None
 
     def refuse_unfinished(self) -> None:
-        """Raise RuntimeError if an optimizer dropped gradients of which others were not sent yet."""
+        """Raise RuntimeError if gradients were dropped before all of them were sent."""
         if self._received is not None and self._received.grad is None:
             raise RuntimeError(
                 "gradients were dropped before finish_gradient_synchronization(): call it between the backward pass "
@@ -64,7 +64,7 @@ class Scattering:
             )
 
     def settle(self) -> None:
-        """Wait for the buffer that is on its way, which has had the time of a unit's backward pass."""
+        """Wait for the running collective, which has had a unit's backward pass to finish."""
         if self._sent is not None:
             pending, _ = self._sent
             pending.wait()
@@ -92,7 +92,7 @@ class Scattering:
 
 
 def _taken_gradients(flat: Flat) -> Tensor:
-    """Take the full parameters' gradients, zeros for those that are missing, as one flat buffer."""
+    """Take the full parameters' gradients as one flat buffer, with zeros for missing ones."""
     gradients: list[Tensor] = []
     for name, full in zip(flat.names, flat.fulls, strict=True):
         refuse_sparse(full, name)
@@ -106,7 +106,7 @@ def _taken_gradients(flat: Flat) -> Tensor:
 
 
 def _added(flat: Flat, result: Tensor) -> list[Callable[[], object]]:
-    """Make parts of a piece the shards' gradients; return what adds them where there are some already."""
+    """Make the parts of a piece the shards' gradients; return calls that add to gradients already there."""
     additions: list[Callable[[], object]] = []
     for shard, part in zip(flat.shards, flat.split(result), strict=True):
         if shard.grad is None:

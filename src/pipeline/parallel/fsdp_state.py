@@ -1,4 +1,4 @@
-"""The whole weights of a sharded module: gathered by name, and loaded into the shards."""
+"""Gather the full weights of a sharded module by name, and load them into the shards."""
 
 import copy
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ def full_state(module: nn.Module, flats: Sequence[Flat], to: torch.device | str 
 
     to: the device of the copies; None leaves each where it is. One flat buffer is gathered at a time.
     """
-    fulls: dict[int, Tensor] = {}  # by identity: extra state may be of any kind
+    fulls: dict[int, Tensor] = {}  # by id(), because extra state may be of any type
     for flat in flats:
         whole = flat.piece.new_empty(flat.layout.elements)
         dist.all_gather_into_tensor(whole, flat.piece)
@@ -30,13 +30,13 @@ def full_state(module: nn.Module, flats: Sequence[Flat], to: torch.device | str 
 
 
 def _copied(value: Any, to: torch.device | str | None) -> Any:
-    """Copy: training must not change what was saved."""
+    """Copy a value, because training must not change what was saved."""
     return value.detach().to(to, copy=True) if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 @torch.no_grad()
 def load_full_state(module: nn.Module, flats: Sequence[Flat], state: Mapping[str, Any]) -> None:
-    """Copy each rank's part of a whole state dict into its shards, and the rest as it is. A collective.
+    """Copy each rank's part of a full state dict into its shards, and everything else as is. A collective.
 
     Raises ValueError, on every rank, for names or shapes that differ from the module's.
     """

@@ -22,7 +22,7 @@ HOOKS_NOT_CALLED = "has a gradient hook, which FSDP would not call: remove it"
 
 
 class Place(NamedTuple):
-    """Where a module looks up a parameter: its dictionary and the name; and what stands there by turns."""
+    """Where a module looks up a parameter (its dictionary and the name), and the two values it alternates between."""
 
     owner: dict[str, Any]
     name: str
@@ -33,9 +33,9 @@ class Place(NamedTuple):
 class Flat:
     """Parameters of one unit and kind (dtype, trained or frozen) in one buffer, of which each rank keeps a piece.
 
-    piece: this rank's part of the buffer, of shape (layout.piece,). shards: views into it, one per parameter, of one
-    dimension; empty if the parameter lies on other ranks. fulls: the parameters in their shapes and in the dtype of
-    computation, in a buffer that `fill`, if any, and then the collective `gather` fill.
+    piece: this rank's part of the buffer, of shape (layout.piece,). shards: 1-D views into it, one per parameter; empty
+    if the parameter lies on other ranks. fulls: the parameters in their shapes and in the compute dtype, in a buffer
+    filled by `fill`, if any, and then by the collective `gather`.
     """
 
     def __init__(self, names: list[str], parameters: list[Parameter], compute_dtype: torch.dtype | None):
@@ -58,15 +58,15 @@ class Flat:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all parameters in the dtype of computation, padding included."""
+        """The bytes of all parameters in the compute dtype, including padding."""
         return self.layout.elements * self.compute_dtype.itemsize
 
     def split(self, piece: Tensor) -> list[Tensor]:
-        """View the parts of a piece that belong to each parameter."""
+        """Return views of a piece, one for the part of each parameter."""
         return list(piece.split(self._sizes)[1::2])
 
     def check_unchanged(self) -> None:
-        """Raise RuntimeError if shards are not what the optimizer updates and this buffer holds, or have hooks."""
+        """Raise RuntimeError if shards were converted, moved, frozen or unfrozen, or have gradient hooks."""
         moved = self.shards[0].untyped_storage().data_ptr() != self.piece.untyped_storage().data_ptr()
         for name, shard in zip(self.names, self.shards, strict=True):
             if moved or shard.requires_grad != self.is_trained:
@@ -75,24 +75,24 @@ class Flat:
                 raise RuntimeError(f"{name} {HOOKS_NOT_CALLED}")
 
     def split_whole(self, whole: Tensor) -> list[Tensor]:
-        """View each parameter in a whole buffer, in its shape."""
+        """Return a view of each parameter in a full buffer, in its shape."""
         parts = whole.split(self._whole_sizes)[::2]
         return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 
     def place_fulls(self, buffer: Tensor) -> None:
         """Create `fulls` in a buffer of `nbytes` bytes."""
-        # `.data` gives each a version counter of its own: autograd would take a gather into the buffer for a change of
-        # the weights that it has saved.
+        # `.data` gives each its own version counter; otherwise autograd would take a gather into the buffer for an
+        # in-place change of weights that it has saved.
         whole = buffer.view(self.compute_dtype)
         self.fulls = [Parameter(view.data, requires_grad=self.is_trained) for view in self.split_whole(whole)]
         if self.compute_dtype == self.piece.dtype:
             self.fill, self.gather = None, partial(dist.all_gather_into_tensor, whole, self.piece)
-        else:  # in place: what the rank sends is its own part of the buffer
+        else:  # in place: the rank sends its own part of the buffer
             own = whole.chunk(dist.get_world_size())[dist.get_rank()]
             self.fill, self.gather = partial(own.copy_, self.piece), partial(dist.all_gather_into_tensor, whole, own)
 
     def _split_sizes(self, rank: int) -> list[int]:
-        """Return lengths that cut a piece: a gap, the first parameter's part, a gap, the second's, ..., the rest."""
+        """Return the lengths to split a piece by: a gap, the first parameter's part, a gap, the second's, ..., rest."""
         sizes, end_before = [], 0
         for index, offset in enumerate(self.layout.offsets):
             begin, end = self.layout.own(index, rank)
@@ -104,7 +104,7 @@ class Flat:
 
 @dataclass(eq=False)
 class Group:
-    """Modules that share parameters, and those of their parameters that are to be sharded (an ordered set)."""
+    """Modules that share parameters, and the parameters of theirs to shard (an ordered set)."""
 
     modules: list[nn.Module]
     members: dict[Parameter, None]
@@ -114,9 +114,9 @@ class Unit:
     """Parameters that are gathered and freed together, and the modules that use them.
 
     Construction replaces the parameters in the modules by shards. forwards: for each forward pass of the modules that
-    is in progress, the number that autograd's next node had when it began. awaited: these numbers of the forward passes
-    since gradients were last synchronised whose backward pass has not begun. went_backward: whether the unit was
-    gathered for a backward pass whose gradients were not sent yet.
+    is in progress, the number that autograd's next node had when it began. awaited: the same numbers, for forward
+    passes since the last synchronisation of gradients whose backward pass has not begun. went_backward: whether the
+    unit was gathered for a backward pass whose gradients have not been sent yet.
     """
 
     def __init__(self, group: Group, names: Mapping[Parameter, str], compute_dtype: torch.dtype | None):
@@ -172,7 +172,7 @@ class Unit:
                     )
 
     def drop_gradients(self) -> None:
-        """Drop the full gradients that were not sent, and expect no backward pass."""
+        """Drop the full gradients that were not sent, and stop expecting backward passes."""
         self.awaited.clear()
         self.went_backward = False
         for flat in self.flats:
@@ -185,10 +185,10 @@ class Unit:
 
 
 def find_groups(root: nn.Module, shard: Rule | None) -> list[Group]:
-    """Return what becomes a unit each, in the order of the module's definition.
+    """Return the groups that become units, in definition order.
 
-    Raises ValueError if nothing is to be sharded, if a parameter to be sharded has hooks or also belongs to a module
-    outside, or if such parameters are on several devices.
+    Raises ValueError if there is nothing to shard, if a parameter to shard has hooks or also belongs to a module that
+    is not sharded, or if such parameters are on several devices.
     """
     found = [
         (module, _matrices(module) if shard is None else list(module.parameters()))
@@ -203,7 +203,10 @@ def find_groups(root: nn.Module, shard: Rule | None) -> list[Group]:
 
 
 def is_matrix_layer(module: nn.Module) -> bool:
-    """Tell whether a module is sharded by default: it has a 2-D `weight`, or is attention, which reads its layers'."""
+    """Tell whether a module is sharded by default: it has a 2-D `weight`, or is torch's attention.
+
+    Attention reads the weights of its layers without calling them.
+    """
     weight = dict(module.named_parameters(recurse=False)).get("weight")
     return (weight is not None and weight.dim() == 2) or isinstance(module, nn.MultiheadAttention)
 
@@ -213,7 +216,7 @@ def _matrices(module: nn.Module) -> list[Parameter]:
 
 
 def _outermost(module: nn.Module, wanted: Rule) -> Iterator[nn.Module]:
-    """Find the modules that match, but none inside of another that does."""
+    """Yield the outermost modules that match."""
     if wanted(module):
         yield module
     else:
@@ -222,7 +225,7 @@ def _outermost(module: nn.Module, wanted: Rule) -> Iterator[nn.Module]:
 
 
 def _joined(found: Iterable[tuple[nn.Module, list[Parameter]]]) -> list[Group]:
-    """Make a group of each module, and one of those that share a parameter."""
+    """Make a group of each module, and a single group of modules that share a parameter."""
     groups: list[Group] = []
     for module, parameters in found:
         sharing = [entry for entry in groups if any(parameter in entry.members for parameter in parameters)]

@@ -35,7 +35,7 @@ def describe_group(position: int, group: Group) -> list[str]:
 
 
 def _in_words(value: Any) -> str:
-    """Describe a value in words that are the same on every rank: without addresses and devices."""
+    """Describe a value in words that are the same on every rank: no addresses, no devices."""
     if isinstance(value, Tensor):
         return str(value.tolist())
     if isinstance(value, tuple | list):

@@ -1,4 +1,4 @@
-"""Run collectives beside the computation: on a CUDA stream of their own, or on the backend's threads."""
+"""Run collectives alongside the computation: on a CUDA stream of their own, or on the backend's threads."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +15,13 @@ Call = Callable[[], Any]
 
 @dataclass(frozen=True)
 class Pending:
-    """A collective that was started; `wait` lets a CUDA stream wait for its result, on a CPU the host."""
+    """A started collective; `wait` makes the CUDA stream wait for its result, or on a CPU the host."""
 
     wait: Callable[[], None]
 
 
 class Lane:
-    """A place where collectives run in the order of their start: here the backend's threads."""
+    """Run collectives in the order they are started; this class uses the backend's threads."""
 
     def begin(self) -> None:
         """Note where the computation runs from now on: on a GPU, the current stream."""
@@ -55,7 +55,7 @@ class _StreamLane(Lane):
         self._ready = torch.cuda.Event()
 
     def begin(self) -> None:
-        # Asked for once a step: the answer takes as long as the launch of a kernel.
+        # Asked for once a step, because asking takes as long as launching a kernel.
         self._computation = torch.cuda.current_stream(self._stream.device)
 
     def start(self, collective: Start, before: Call | None, after: Call | None) -> Pending:

@@ -58,7 +58,7 @@ def agree_on_id(library: ctypes.CDLL, rank: int, device: torch.device) -> Unique
 
 
 class Communicator:
-    """An NCCL communicator; all ranks construct it at once, on their current devices."""
+    """An NCCL communicator; all ranks construct it together, on their current devices."""
 
     def __init__(self, library: ctypes.CDLL, unique_id: UniqueId, rank: int, world_size: int) -> None:
         self._library = library

@@ -125,8 +125,8 @@ class BucketedDDP(OverlappedModule):
 
     bucket_size_mb: the size of a bucket in units of 1024² bytes; a larger parameter has a bucket of its own. None means
     no limit: one bucket for all gradients of a dtype.
-    The gradients become views into the buckets, which live as long as the module: the next step overwrites a gradient
-    that is kept. Raises ValueError if the size is not above 0.
+    The gradients become views into the buckets, which live as long as the module: the next step overwrites gradients
+    that were kept. Raises ValueError if the size is not above 0.
     """
 
     def __init__(self, module: nn.Module, bucket_size_mb: float | None):

@@ -1,4 +1,4 @@
-"""Divide items of different sizes evenly: in general, and an optimizer's parameters among the ranks."""
+"""Divide items of different sizes evenly, such as an optimizer's parameters among the ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ def least_loaded(sizes: list[int], loads: list[int]) -> list[int]:
     """Assign each item, largest first, to the bin with the smallest load; return the bin of each.
 
     Adds the sizes to `loads`. Ties go to the earlier item and the lower bin, so that the result depends on the
-    arguments alone. Largest first ends within 4/3 of the smallest possible maximum load (Graham 1969).
+    arguments alone. Largest first stays within 4/3 of the smallest possible maximum load (Graham 1969).
     """
     bins = [0] * len(sizes)
     for position in sorted(range(len(sizes)), key=lambda position: -sizes[position]):
@@ -37,8 +37,8 @@ class Partition:
     def with_added(self, parameters: Sequence[Tensor]) -> Self:
         """Return the partition with more parameters assigned.
 
-        Trained parameters are divided evenly first, because only they have state; then the frozen ones, so that all
-        parameters together are even too if they are trained later.
+        Trained parameters are divided evenly first, because only they have state; then the frozen ones, so that the
+        total stays even if they are trained later.
         """
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         frozen = [parameter for parameter in parameters if not parameter.requires_grad]

@@ -44,7 +44,7 @@ def refuse_unfit(module: nn.Module) -> None:
 
 
 class AveragingModule(nn.Module):
-    """What wrappers share that average gradients between the backward pass and the optimizer's step."""
+    """Base of wrappers that average gradients between the backward pass and the optimizer's step."""
 
     _synchronises = True
     _names: Mapping[Tensor, str]
@@ -80,12 +80,12 @@ def refuse_sparse(parameter: Tensor, name: str) -> None:
 
 
 def used_nowhere(parameters: Sequence[Tensor], without: Sequence[Tensor]) -> list[Tensor]:
-    """Return the parameters that have a gradient on no rank; `without`: those that have none here. A collective."""
+    """Return the parameters without a gradient on any rank; `without`: those without one here. A collective."""
     if not parameters:
         return []
     device = parameters[0].device
     if not without:
-        # Other ranks may ask. The result is not read, so that the host need not wait for the GPU.
+        # Other ranks may need this. The result is not read here, so the host need not wait for the GPU.
         dist.all_reduce(torch.ones(len(parameters), dtype=torch.uint8, device=device), dist.ReduceOp.MAX)
         return []
     absent = set(without)

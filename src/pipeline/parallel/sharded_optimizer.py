@@ -17,7 +17,7 @@ from pipeline.parallel.replicas import is_shard, prepare_on_all_ranks
 
 
 class ShardedOptimizer(Optimizer):
-    """Let each rank keep the state of its share of the parameters, update these, and broadcast them.
+    """An optimizer whose ranks each keep the state of a share of the parameters, update these and broadcast them.
 
     Whole parameters are assigned, the largest first, each to the rank with the fewest elements so far; every rank
     computes the same partition. The optimizer replaces `optimizer_cls(params, **kwargs)` wherever the update of a
@@ -152,7 +152,7 @@ class ShardedOptimizer(Optimizer):
         def load_share(_: Optimizer) -> None:
             self._load_share(full_state_dict)
 
-        # Innermost: after the user's hooks before loading, before the user's hooks after it.
+        # Innermost: after the user's pre-load hooks, before the user's post-load hooks.
         with (
             self.register_load_state_dict_pre_hook(keep_back_state),
             self.register_load_state_dict_post_hook(load_share, prepend=True),

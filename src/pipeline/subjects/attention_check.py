@@ -20,25 +20,25 @@ from pipeline.subjects.checking import REFUSALS, Verdict, Wrong, is_of_triton, l
 from pipeline.subjects.loading import SHARED, WAYS, Attend, attention_of
 from pipeline.subjects.naming import Subject
 
-# Powers of two, which the assignment asks for; and lengths that are no multiple of a tile, which it does not.
+# Lengths: powers of two, which the assignment asks for, and others that are not a multiple of a tile.
 EVEN, ODD = (64, 256), (113, 321)
 BATCH, HEADS = 2, 2
-# Of each product, in unit roundoffs. The plain formula, which rounds scores, weights and their gradients, makes four.
+# Allowed error of each product, in unit roundoffs. The plain formula makes four: it rounds scores, weights and their
+# gradients.
 ROUNDINGS = 8
 GIVEN = ("q", "k", "v", "the output's gradient")
 QUANTITIES = ("output", "dq", "dk", "dv")
-# What is said of a result that is right for attention without the mask.
+# The complaint about a result that would be right without the mask.
 IGNORES_MASK = "that is what attention without the causal mask gives"
-# By which power of head_dim scores may be multiplied in place of -1/2.
+# Mistakes in the scale: the power of head_dim that multiplies the scores instead of -1/2.
 OTHER_SCALES = {0: "the scores are not divided by √head_dim", -1: "the scores are divided by head_dim, not its root"}
-# By how many keys a causal mask may end too late.
+# Mistakes in the causal mask: by how many keys it ends too late.
 OTHER_DIAGONALS = {1: "each query sees one key after its own", -1: "no query sees its own key"}
-# How far an output may lie from that of another mask or scale to be taken for it: bf16 rounds to less, a key makes far
-# more.
+# Tolerance for recognising the output of another mask or scale: bf16 rounding changes less, one key far more.
 ABOUT = 0.03
-# What a GPU says after which it does nothing more for this process.
+# CUDA errors after which this process can no longer use the GPU.
 POISON = re.compile(r"CUDA.*(illegal|misaligned|unspecified launch failure|device-side assert)", re.DOTALL)
-# Where heads of queries share keys and it gets a copy of them for every head of queries.
+# The note for grouped queries if the implementation needs a copy of the keys for every query head.
 COPIES = "it takes as many heads of keys as of queries: its time holds the copies that are made of shared ones"
 
 
@@ -51,9 +51,9 @@ def check_attention(
     lengths: Sequence[int] = EVEN,
     group: int = 1,
 ) -> Verdict:
-    """Check a subject at these lengths, in each of its ways until one is right; raises Skipped where it refuses one.
+    """Check a subject at these lengths, trying ways to call it until one is right; raises Skipped if it refuses all.
 
-    group: heads of queries that share a head of keys and values.
+    group: query heads per key/value head.
     """
     complaints: list[Exception] = []
     for way in (SHARED, *WAYS) if group > 1 else WAYS:
@@ -62,11 +62,11 @@ def check_attention(
             for length in lengths:
                 _check_length(attend, _inputs(length, head_dim, dtype, context.device, group), is_causal)
         except (Wrong, Skipped) as complaint:
-            if way != SHARED:  # which none has to take
+            if way != SHARED:  # which no subject has to support
                 complaints.append(complaint)
         else:
             return Verdict("ok", COPIES if group > 1 and way != SHARED else "", way)
-    # A shape that it does not take says less than numbers that are off.
+    # Wrong numbers say more than a refused shape.
     told = next((each for each in complaints if isinstance(each, Wrong)), None)
     if told is None:
         raise complaints[0]
@@ -74,23 +74,23 @@ def check_attention(
 
 
 def is_power_of_two(length: int) -> bool:
-    """Tell whether a length is one of those that every implementation has to take."""
+    """Tell whether a length is a power of two, which every implementation has to take."""
     return not length & (length - 1)
 
 
 def lengths_like(seq_len: int) -> tuple[int, ...]:
-    """Return lengths to check for a cell: EVEN, and where its own is no power of two others that are none either."""
+    """Return the lengths to check for a cell: EVEN, plus two other lengths if its own is not a power of two."""
     if is_power_of_two(seq_len):
         return EVEN
-    step = min(64, seq_len & -seq_len)  # which the cell's is a multiple of, and so are these
+    step = min(64, seq_len & -seq_len)  # divides the cell's length, and these
     return *EVEN, *(max(3, odd // step | 1) * step for odd in ODD)
 
 
 def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -> None:
-    """Raise Wrong where an implementation is wrong at one problem, and Skipped where it refuses it."""
+    """Raise Wrong if an implementation is wrong on one problem, Skipped if it refuses it."""
     q = inputs[0]
     length = q.shape[-2]
-    if "torch._dynamo" in sys.modules:  # what compiles itself meets few shapes in a cell: here each is the first
+    if "torch._dynamo" in sys.modules:  # compiled code sees fewer shapes in a cell than here: forget the others
         torch.compiler.reset()
     try:
         _compare(_output_and_gradients(attend, *inputs), inputs, is_causal)
@@ -108,7 +108,7 @@ def _check_length(attend: Attend, inputs: tuple[Tensor, ...], is_causal: bool) -
         if isinstance(error, Wrong):
             raise
         is_fp32 = q.dtype == torch.float32
-        # The assignment asks neither for odd lengths nor for other dtypes.
+        # The assignment asks for neither odd lengths nor dtypes other than fp32.
         if isinstance(error, REFUSALS) or not (is_fp32 and is_power_of_two(length)):
             refused = "" if is_fp32 else f"{q.dtype}, ".removeprefix("torch.")
             raise Skipped(f"refuses {refused}length {length}: {_told(error)}") from error
@@ -122,7 +122,7 @@ class _Interpreted(BaseException):
 
 
 def _is_interpreted(attend: Attend, inputs: tuple[Tensor, ...]) -> bool:
-    """Tell whether an implementation runs kernels in Triton's interpreter; it is called up to its first."""
+    """Tell whether an implementation runs kernels in Triton's interpreter, by calling it until the first one starts."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
 
     def look(frame: FrameType, event: str, _argument: object) -> None:
@@ -149,9 +149,9 @@ def _inputs(length: int, head_dim: int, dtype: torch.dtype, device: torch.device
 
 
 def _output_and_gradients(attend: Attend, q: Tensor, k: Tensor, v: Tensor, do: Tensor) -> list[Tensor]:
-    """Call forward and backward; raises Wrong where that gives no tensors, or changes what it was given."""
+    """Call forward and backward; raises Wrong if a result is missing or an argument has changed."""
     *inputs, gradient = tensors = [each.flip(0).requires_grad_(each is not do) for each in (q, k, v, do)]
-    if q.shape[-2] == EVEN[0]:  # once before with other numbers in the same tensors
+    if q.shape[-2] == EVEN[0]:  # first with other numbers in the same tensors, to find stale results
         _called(attend, inputs, gradient)
     with torch.no_grad():
         for tensor, numbers in zip(tensors, (q, k, v, do), strict=True):
@@ -181,7 +181,7 @@ def _called(attend: Attend, inputs: list[Tensor], gradient: Tensor) -> list[Tens
 
 
 def _compare(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool) -> None:
-    """Raise Wrong that says which of the results is off, how far, where, and how far rounding could bring it."""
+    """Raise Wrong if a result is off by more than rounding explains, saying which, how far, where and probably why."""
     q, k, v, do = inputs
     exact = exact_attention(q, k, v, do, is_causal)
     problem = f" (length {q.shape[-2]}, head_dim {q.shape[-1]}, {'causal' if is_causal else 'no mask'})"
@@ -200,7 +200,7 @@ def _compare(results: list[Tensor], inputs: tuple[Tensor, ...], is_causal: bool)
 
 
 def _allowed(inputs: tuple[Tensor, ...], is_causal: bool) -> list[Tensor]:
-    """Bound the errors of output and gradients; those of shared keys and values add up over the heads of queries."""
+    """Bound the errors of output and gradients; those of dk and dv are summed over the query heads that share a key."""
     q, k, v, do = _with_copies(inputs)
     eps = TF32_EPS if q.dtype == torch.float32 and q.device.type == "cuda" else None
     output, dq, *of_keys = allowed_errors(ROUNDINGS, q, k, v, do, is_causal, eps)
@@ -208,7 +208,7 @@ def _allowed(inputs: tuple[Tensor, ...], is_causal: bool) -> list[Tensor]:
 
 
 def _with_copies(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Give every head of queries keys and values of its own."""
+    """Repeat keys and values so that every query head has its own."""
     q, k, v, do = inputs
     group = q.shape[1] // k.shape[1]
     return q, k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1), do
@@ -217,7 +217,7 @@ def _with_copies(inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 def _mistakes(
     name: str, wanted: Tensor, bound: Tensor, result: Tensor, inputs: tuple[Tensor, ...], is_causal: bool
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Yield usual mistakes: the words for one, what it makes of the wanted result, and how far off that may be."""
+    """Yield common mistakes: a description, the result that each would give, and how close to it counts as a match."""
     factor = (result * wanted).sum() / wanted.square().sum()
     words = f"everywhere it is {factor.item():.3g} times what it must be"
     yield words, factor * wanted, bound * factor.abs().clamp(min=1)
@@ -231,7 +231,7 @@ def _mistakes(
         return
     for diagonal, words in OTHER_DIAGONALS.items() if name == "output" else ():
         shifted = _attended(inputs, inputs[0].shape[-1] ** -0.5, 1 + diagonal)
-        shifted[..., 0, :] = result[..., 0, :]  # the first query may see no key, and then gives anything
+        shifted[..., 0, :] = result[..., 0, :]  # the first query may see no key; its output is then arbitrary
         yield f"{words}: the causal mask is off by one", shifted, ABOUT + ABOUT * shifted.abs()
     q, k, v, do = inputs
     unmasked = getattr(exact_attention(q, k, v, do, is_causal=False), name)
@@ -239,7 +239,7 @@ def _mistakes(
 
 
 def _attended(inputs: tuple[Tensor, ...], scale: float, first_hidden: int | None) -> Tensor:
-    """Attend with another scale or mask; first_hidden: the first key that query 0 does not see, None without a mask."""
+    """Compute attention with another scale or mask; first_hidden: the first key that query 0 must not see, or None."""
     q, k, v = (tensor.double() for tensor in _with_copies(inputs)[:3])
     scores = scale * (q @ k.mT)
     if first_hidden is not None:
@@ -260,6 +260,6 @@ def _told_off(name: str, result: Tensor, off: Tensor, over: Tensor, worst: int) 
 
 
 def _told(error: Exception) -> str:
-    """Return an error's words, or where there are none the line that raised it, as of a bare assert."""
+    """Return an error's message, or the line that raised it if it has none, like a bare assert."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return str(error).partition("\n")[0] or f"{type(error).__name__} at `{last.line}`"

@@ -1,4 +1,4 @@
-"""Check an implementation in processes of its own, and leave out those that end a measurement or a check."""
+"""Check an implementation in separate processes, and leave out those that break a measurement or a check."""
 
 import re
 import tempfile
@@ -17,19 +17,19 @@ from pipeline.subjects.turns import note_last, noted
 Result = TypeVar("Result")
 Item = TypeVar("Item")  # a subject, say
 Row = dict[str, Any]
-# By these an implementation says of itself that it does not take a problem.
+# An implementation raises one of these if it does not support a problem.
 REFUSALS = (NotImplementedError, ValueError, AssertionError)
 LONGEST_REASON = 300
 FRAME = re.compile(r'^  File "(.+)", line (\d+)', re.MULTILINE)
 ONLY_RANK, TOO_LONG = "rank 0 of 1", "sent no result"
 WRONG = f"{__name__}.Wrong"
-# What ends a measurement or a check, beside failures of ours.
+# Exceptions with which an implementation can end a measurement or a check; any other is a failure of ours.
 ENDS = (Skipped, RuntimeError, MemoryError)
 KILLED = "died by SIGKILL"
-# What gives a measurement and a check more time.
+# How to give a measurement or a check more time.
 LIMIT = "the setting timeout_s"
 CHECK_LIMIT = "the setting check_timeout_s, of the command check --timeout-s"
-# Words of errors for want of something, and what to say instead.
+# Errors that mean that the environment lacks something, and what to say instead.
 OWN_PACKAGE = "pip install --no-deps -e PROJECT, and -e PROJECT/cs336-basics if it has that"
 LACKS = tuple(
     (re.compile(pattern), words)
@@ -56,12 +56,12 @@ GLOO_ABORTS = ": gloo aborts where ranks begin collectives in different orders o
 
 
 class Wrong(Exception):
-    """A check failed on a rank; the message says how far off what is, and where."""
+    """A check failed on a rank; the message says what is off, by how much and where."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found: `ok`, `wrong`, `skipped` or `oom`, why, how to call it, and what one that is ok is not."""
+    """The result of a check: `ok`, `wrong`, `skipped` or `oom`; why; how to call the subject; its limits if ok."""
 
     status: str
     reason: str = ""
@@ -76,7 +76,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Processes:
-    """Where subjects are checked and measured: how many ranks, on what, for how long at most."""
+    """The processes in which subjects are checked and measured: number of ranks, backend, device, time limit."""
 
     world_size: int
     backend: str
@@ -84,7 +84,7 @@ class Processes:
     timeout_s: float
 
     def run(self, function: Callable[..., Result], *args: Any) -> Result:
-        """Run a function of a rank's context and these arguments on every rank; return rank 0's result."""
+        """Call `function(context, *args)` on every rank; return rank 0's result."""
         return run_ranks(
             function,
             self.world_size,
@@ -96,9 +96,9 @@ class Processes:
 
 
 def verdict(check: Callable[..., Verdict], subject: Subject, processes: Processes, *args: Any) -> Verdict:
-    """Check one subject in processes of its own: `check(context, subject, *args)`, of which rank 0's verdict counts.
+    """Run `check(context, subject, *args)` in separate processes; return rank 0's verdict.
 
-    One that crashes or raises is wrong; one that takes too long, lacks something or raises Skipped is skipped.
+    A subject that crashes or raises is wrong; one that times out, lacks something or raises Skipped is skipped.
     """
     try:
         return processes.run(check, subject, *args)
@@ -109,10 +109,10 @@ def verdict(check: Callable[..., Verdict], subject: Subject, processes: Processe
 def survivors(
     measure: Callable[[Sequence[Item], Path], Result], items: Sequence[Item], limit: str = LIMIT
 ) -> tuple[Result, dict[Item, Verdict]]:
-    """Measure subjects, or check parts, in processes that they may end; then again without the one to blame.
+    """Measure or check items together; after a failure, repeat without the item to blame, or with none if unknown.
 
-    measure: takes some of them and the path of the file that is to tell which ran last; limit: see `_verdict_of`.
-    Returns its result, and a verdict on each that was left out. Raises what the measurement raises without any.
+    measure: takes the items left and the path of a file in which it notes the item that runs; limit: see `_verdict_of`.
+    Returns its result, and a verdict on each item left out. Raises what the measurement raises with no item left.
     """
     left, out = list(items), dict[Item, Verdict]()
     with tempfile.TemporaryDirectory(prefix="subjects-") as folder:
@@ -131,7 +131,7 @@ def survivors(
 
 
 def _verdict_of(end: Exception, limit: str) -> Verdict:
-    """Say how a subject ended its processes; limit: what gives it more time; raises the exception if that is ours."""
+    """Turn an exception into a verdict on a subject, or raise it if it is ours; limit: how to give it more time."""
     if isinstance(end, RankFailed):
         return _verdict_of_rank(end, limit)
     if is_out_of_memory(end):
@@ -142,7 +142,7 @@ def _verdict_of(end: Exception, limit: str) -> Verdict:
 
 
 def _verdict_of_rank(failed: RankFailed, limit: str) -> Verdict:
-    """Tell what is wrong from what an implementation or its environment lacks, and from what takes too long."""
+    """Distinguish a wrong implementation from one that is unfinished, lacks something or takes too long."""
     first = str(failed).partition("\n")[0]
     if "raised NotImplementedError" in first:
         return Verdict("skipped", "not implemented")
@@ -155,7 +155,7 @@ def _verdict_of_rank(failed: RankFailed, limit: str) -> Verdict:
     said = _brief(first.replace(ONLY_RANK, "its process"))
     if first.endswith(KILLED):
         return Verdict("oom", f"{said}, which is how the kernel ends what takes the last memory")
-    # A stack of a rank that hangs begins with the innermost frame, a traceback ends with it.
+    # The stack of a rank that hangs begins with the innermost frame; a traceback ends with it.
     frames = FRAME.findall(str(failed))
     file, line = ("", "") if not frames else frames[0] if TOO_LONG in first else frames[-1]
     place = f" ({Path(file).name}:{line})" if file else ""
@@ -166,7 +166,7 @@ def _verdict_of_rank(failed: RankFailed, limit: str) -> Verdict:
 
 
 def lacks(said: str) -> str | None:
-    """Say what an environment lacks, by an error's type and words, and what brings it; None where it lacks nothing."""
+    """Say what the environment lacks, according to an error's type and message, and how to get it; None if nothing."""
     for pattern, words in LACKS:
         if match := pattern.search(said):
             return words.format(*match.groups())

@@ -1,4 +1,4 @@
-"""The source files of an implementation, found and read without running it."""
+"""Find and read the source files of an implementation without running it."""
 
 import ast
 import contextlib
@@ -20,12 +20,12 @@ from pipeline.syntax import reached, tree_digest
 
 PLACE = re.compile(r"(?P<target>[^\0]+):(?P<attribute>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)", re.ASCII)
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-# What marks the folder of a project.
+# Any of these marks a project's root folder.
 PROJECT_MARKS = ("pyproject.toml", "setup.py", ".git")
 INSTALLED = {"site-packages", "dist-packages"}
-# A text that may name a file that is read: the source of a CUDA kernel, say.
+# A string that may be the name of a file to read, such as the source of a CUDA kernel.
 FILE_NAME = re.compile(r"[\w./-]+\.\w+")
-LARGE_BYTES = 64 * 2**20  # told by size and time, not by content
+LARGE_BYTES = 64 * 2**20  # larger files are identified by size and modification time, not by content
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Source:
 
 
 def split_place(place: str) -> tuple[str, str]:
-    """Split `module:attribute` or `file.py:attribute`; raises UserError where it is neither."""
+    """Split `module:attribute` or `file.py:attribute`; raises UserError if it is neither."""
     match = PLACE.fullmatch(place)
     if match is None or not (match["target"].endswith(".py") or MODULE.fullmatch(match["target"])):
         raise UserError(f"'{place}' must be module:attribute or file.py:attribute")
@@ -47,12 +47,12 @@ def split_place(place: str) -> tuple[str, str]:
 
 
 def find(target: str) -> Source:
-    """Find a module by its file, or by its name here, in PYTHONPATH and what is installed; UserError: there is none."""
+    """Find a module by file or name (working directory, PYTHONPATH, installed); raises UserError if there is none."""
     return _from_file(Path(target)) if target.endswith(".py") else _from_name(target)
 
 
 def check_location(place: str, where: str) -> None:
-    """Raise UserError, one line, where a place has no file, its file is no Python, or does not define the attribute."""
+    """Raise UserError, one line, if a place has no file, or if the file is not valid Python or lacks the attribute."""
     try:
         target, attribute = split_place(place)
         source = find(target)
@@ -68,7 +68,7 @@ def check_location(place: str, where: str) -> None:
 
 
 def defined_names(file: str, where: str) -> set[str]:
-    """Return the names that the top of a file defines or imports; raises UserError where it is no Python file."""
+    """Return the names that a file defines or imports at top level; raises UserError if it is not a Python file."""
     if not file.endswith(".py"):
         raise UserError(f"{where} must be a mapping of kinds or the path of a .py file of adapters, got '{file}'")
     try:
@@ -78,7 +78,7 @@ def defined_names(file: str, where: str) -> set[str]:
 
 
 def digest(places: Iterable[str]) -> str:
-    """Return a digest of the code of these places and of all that it imports and reads of its own project."""
+    """Return a digest of the code at these places and of all files of its project that it imports or names."""
     files: dict[str, str] = {}
     for place in places:
         source = find(split_place(place)[0])
@@ -100,7 +100,7 @@ def _from_file(path: Path) -> Source:
 
 def _from_name(name: str) -> Source:
     first, *rest = name.split(".")
-    # Not sys.path alone: a worker's is that of its own start.
+    # Not sys.path alone: a worker's was set when the worker started.
     here = [os.getcwd(), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     spec = PathFinder.find_spec(first, here) or _installed(first)
     for part in rest:
@@ -117,15 +117,15 @@ def _from_name(name: str) -> Source:
 
 
 def _installed(name: str) -> ModuleSpec | None:
-    """Find a top-level module as an import would, through the finders of editable installs too, without running it."""
+    """Find a top-level module as an import would, editable installs included, without running it."""
     try:
         return importlib.util.find_spec(name)
-    except ValueError:  # a module that was made, not found
+    except ValueError:  # a loaded module that has no spec, such as `__main__`
         return None
 
 
 def _project(file: Path, root: Path) -> Path:
-    """Return the nearest folder above a file that is marked as a project's; of what is installed, its package."""
+    """Return the nearest folder above a file that is a project's root; for an installed file, its package."""
     if INSTALLED & set(file.parts):
         return root / file.relative_to(root).parts[0] if file.parent != root else file
     return next((folder for folder in file.parents if any((folder / mark).exists() for mark in PROJECT_MARKS)), root)
@@ -134,7 +134,7 @@ def _project(file: Path, root: Path) -> Path:
 def _tree(file: Path) -> ast.Module:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # an import says it
+            warnings.simplefilter("ignore")  # an import will show them
             return ast.parse(file.read_bytes(), filename=str(file))
     except OSError as error:
         raise UserError(f"cannot read {file}: {error.strerror}") from None
@@ -146,7 +146,7 @@ def _tree(file: Path) -> ast.Module:
 
 
 def _names(source: Source) -> tuple[set[str], bool]:
-    """Return the names that a module defines, those that come by `import *` too, and whether these are surely all."""
+    """Return the names that a module defines or gets by `import *`, and whether these are certainly all."""
     names: set[str] = set()
     is_all = True
 
@@ -165,7 +165,7 @@ def _names(source: Source) -> tuple[set[str], bool]:
 
 
 def _names_and_stars(tree: ast.Module) -> tuple[set[str], list[ast.ImportFrom]]:
-    """Return the names that a module itself defines at its top, in branches too, and its `from … import *`."""
+    """Return the names that a module itself defines at top level, branches included, and its `from … import *`."""
     names: set[str] = set()
     stars: list[ast.ImportFrom] = []
     waiting: list[ast.AST] = list(tree.body)
@@ -186,7 +186,7 @@ def _names_and_stars(tree: ast.Module) -> tuple[set[str], list[ast.ImportFrom]]:
 
 
 def _elsewhere(star: ast.ImportFrom) -> list[Path]:
-    """Return the file of a module that is installed or in PYTHONPATH; none where it has no source."""
+    """Return the file of a star-imported module that is installed or in PYTHONPATH; empty if it has no source."""
     try:
         return [] if star.level or star.module is None else [find(star.module).file]
     except UserError:
@@ -218,7 +218,7 @@ def _imported_by(node: ast.ImportFrom, path: Path, source: Source) -> Iterator[P
     if not node.level:
         for name in (node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)):
             yield from _module_files(name, source)
-    elif node.level <= len(path.parents):  # else it is above the root of all folders
+    elif node.level <= len(path.parents):  # else it points above the root folder
         base = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
         for file in (base, *(base / alias.name for alias in node.names)):
             yield from _as_module(file)
@@ -240,10 +240,10 @@ def _as_module(path: Path) -> list[Path]:
 
 def _file_digest(path: Path) -> str:
     if path.suffix == ".py":
-        with contextlib.suppress(RecursionError):  # of an expression that is nested deeply, which Python still takes
+        with contextlib.suppress(RecursionError):  # nested too deeply for the digest, although Python compiles it
             return tree_digest(_tree(path))
     size, time_ns = path.stat().st_size, path.stat().st_mtime_ns
-    if size > LARGE_BYTES:  # weights, say: they would be read at each plan
+    if size > LARGE_BYTES:  # such as weights, which would be read whenever the workflow plans
         return f"{size} bytes of {time_ns}"
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()[:16]

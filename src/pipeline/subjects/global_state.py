@@ -1,4 +1,4 @@
-"""Undo what an implementation of the user's own changes in state that all in its process share, such as threads."""
+"""Undo a user's implementation's changes to process-wide state, such as the number of threads."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -11,19 +11,19 @@ import torch
 
 from pipeline.compat.torch_private import get_fp32_precision, set_fp32_precision
 
-STARTS_THREADS = 2**17  # elements, of which each thread of a pool gets some
+STARTS_THREADS = 2**17  # elements: enough that every thread of the pool gets some
 
 
 @dataclass(frozen=True)
 class Setting:
-    """A part of the state: what it is called, and how it is read and set."""
+    """One part of the state: its name, and how to read and set it."""
 
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], object]
 
     def value(self) -> Any:
-        """Return its value; None where torch says that two of its ways to set it contradict each other."""
+        """Return its value; None if torch raises because its two APIs for it disagree."""
         try:
             return self.get()
         except RuntimeError:
@@ -36,11 +36,11 @@ def _attributes(of: str, owner: Any, *names: str) -> list[Setting]:
 
 def _set_threads(threads: int) -> None:
     torch.set_num_threads(threads)
-    torch.ones(STARTS_THREADS).sum()  # starts them now: else the next call's time would hold that
+    torch.ones(STARTS_THREADS).sum()  # starts them now, outside the next call's time
 
 
 def _no_default_device(_device: torch.device) -> None:
-    torch.set_default_device(None)  # the CPU as a default would slow every call
+    torch.set_default_device(None)  # setting it to the CPU would slow every call
 
 
 HALVES = ("fp16", "bf16")
@@ -69,7 +69,7 @@ SETTINGS = (
         )
         for name in ("flash", "mem_efficient", "cudnn", "math")
     ),
-    # Whether products are in TF32, by torch's older API and then by the newer, which the older sets too.
+    # Whether products use TF32: torch's old API first, then the new one, which the old one sets too.
     Setting("float32_matmul_precision", torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     *_attributes("cudnn.", torch.backends.cudnn, "allow_tf32"),
     *(
@@ -86,16 +86,16 @@ def read() -> Sequence[Any]:
 
 
 def restore(state: Sequence[Any]) -> None:
-    """Make the state what it was, and keep what was another for `take_changes`."""
+    """Restore the state, and record what had changed for `take_changes`."""
     for setting, value, found in zip(SETTINGS, state, read(), strict=True):
         if found != value:
             _changes.setdefault(setting.name, f"{setting.name} from {_told(value)} to {_told(found)}")
-        if setting.value() != value and value is not None:  # which may be for another that was set before it
+        if setting.value() != value and value is not None:  # read again: restoring another setting may have changed it
             setting.set(value)
 
 
 def take_changes() -> list[str]:
-    """Return what was restored since this was asked last, `num_threads from 2 to 1`, each setting once."""
+    """Return what was restored since the last call, each setting once, for example `num_threads from 2 to 1`."""
     taken = list(_changes.values())
     _changes.clear()
     return taken

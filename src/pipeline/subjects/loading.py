@@ -1,4 +1,4 @@
-"""Import an implementation of the user's own. Only processes that check and measure it do."""
+"""Import a user's implementation. Only the processes that check and measure it do this."""
 
 import importlib
 import importlib.util
@@ -19,16 +19,16 @@ from pipeline.subjects.files import Source, find, split_place
 from pipeline.subjects.naming import ATTENTION_GETTERS, Subject
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-# How to call: with (batch · heads, length, head_dim), which is the course's way, or with (batch, heads, ...).
+# The shape to call attention with: (batch · heads, length, head_dim), as the course does, or (batch, heads, ...).
 WAYS = ("folded", "heads")
-# Where heads of queries share keys: with fewer heads of keys, else with a copy of them for every head of queries.
+# For grouped queries: with fewer key heads. In the other ways, every query head gets a copy of its keys.
 SHARED = "shared"
 
 
 def load(place: str) -> Any:
-    """Return what a place names; of the course's getters, what they return; undo what that changes of global state.
+    """Import what a place names, calling it if it is one of the course's getters; undo changes to global state.
 
-    Raises UserError where there is no such module, AttributeError, and what the module itself raises.
+    Raises UserError if there is no such module, AttributeError, and what the module itself raises.
     """
     target, attribute = split_place(place)
     source = find(target)
@@ -43,10 +43,10 @@ def load(place: str) -> Any:
 
 
 def attention_of(subject: Subject, way: str, is_causal: bool, group: int = 1) -> Attend:
-    """Import an autograd function or function of (q, k, v, is_causal); return it as one of q, k and v alone.
+    """Import a function or autograd function of (q, k, v, is_causal); return a function of q, k and v only.
 
-    These have shape (batch, heads, length, head_dim). group: heads of queries that share a head of keys and values; of
-    those it gets copies, but in the way `shared`. Raises Wrong where it is another class or takes other arguments.
+    These have shape (batch, heads, length, head_dim). group: query heads per key/value head; every query head gets a
+    copy of its keys and values, unless the way is `shared`. Raises Wrong for another class or other arguments.
     """
     function = load(subject.use)
     if isinstance(function, type):
@@ -70,13 +70,13 @@ def attention_of(subject: Subject, way: str, is_causal: bool, group: int = 1) ->
 
 
 def _options(function: Callable[..., Tensor], is_causal: bool) -> tuple[tuple[bool, ...], dict[str, bool]]:
-    """Return what a function takes behind q, k and v: the mask, by position or name, and `enable_gqa`, where it has it.
+    """Return the arguments after q, k and v: the mask, by position or name, and `enable_gqa` if the function takes it.
 
-    Raises Wrong where the function does not take (q, k, v, is_causal).
+    Raises Wrong if the function does not take (q, k, v, is_causal).
     """
     try:
         signature = inspect.signature(function)
-    except (TypeError, ValueError):  # of builtins
+    except (TypeError, ValueError):  # a builtin
         return (is_causal,), {}
     taken = signature.parameters
     by_name = "is_causal" in taken and taken["is_causal"].kind is inspect.Parameter.KEYWORD_ONLY
@@ -93,7 +93,7 @@ def _module(source: Source) -> ModuleType:
         module = importlib.import_module(source.module)
         if module.__file__ == str(source.file):
             return module
-    # Another module has its name, or it is none.
+    # Another module has this name, or it is not a valid one.
     name = f"subject_{zlib.crc32(bytes(source.file))}"
     spec = importlib.util.spec_from_file_location(name, source.file)
     assert spec is not None  # its name ends in .py

@@ -1,4 +1,4 @@
-"""Measure implementations of the user's own beside the pipeline's: checked first, and without those that fail."""
+"""Measure the user's implementations beside the pipeline's: check them first, and leave out those that fail."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,10 +23,11 @@ def measure_with(
     measure: Callable[[Verdicts, Path], list[Row]],
     keys: Sequence[Mapping[str, Any]],
 ) -> list[Row]:
-    """Return the rows of a cell with implementations of the user's own; one that fails costs its own rows.
+    """Return the rows of a cell with the user's implementations; one that fails loses only its own values.
 
-    check: the function that checks and its arguments, for `verdict`. measure: takes the verdicts on those that passed
-    and have not ended it, and the mark of `turns`; `impl` names the subject. keys: of the rows of one that fails.
+    check: the checking function and its arguments, for `verdict`. measure: takes the verdicts on subjects that passed
+    and have not crashed it, and the mark of `turns`; returns rows whose `impl` names the subject. keys: the key columns
+    of each row of a subject that fails.
     """
     verdicts = {subject: verdict(check[0], subject, processes, *check[1:]) for subject in subjects}
 
@@ -55,9 +56,9 @@ def measure_in_turns(
     settings: Any,
     keys: Sequence[Mapping[str, Any]],
 ) -> list[Row]:
-    """Return the rows of a cell of one process, as `measure_with` does.
+    """Return the rows of a single-process cell, as `measure_with` does.
 
-    function: makes them from its context, the verdicts on those that passed, their turns, and what is given.
+    function: makes the rows from its context, the verdicts on subjects that passed, their turns, and `given`.
     """
     device_type = "cuda" if torch.cuda.is_available() else "cpu"
     checked = Processes(1, "gloo", device_type, settings.check_timeout_s)

@@ -1,4 +1,4 @@
-"""A language model of the user's own: how it is built, and what it must do before it is timed."""
+"""Build a user's language model, and check it before it is timed."""
 
 import inspect
 from typing import Any
@@ -16,12 +16,12 @@ SIZE = ModelSize(d_model=32, d_ff=64, num_layers=2, num_heads=2)
 VOCAB_SIZE, CONTEXT_LENGTH, BATCH_SIZE = 50, 24, 2
 STEPS, LEARNING_RATE = 10, 1e-2
 ROPE_THETA = 10_000.0
-# A logit may differ by this much, relatively, where later tokens change the order of sums.
+# Relative to the largest logit: later tokens may change the order of sums.
 TOLERANCE = 1e-4
 
 
 def build_model(subject: Subject, size: ModelSize, vocab_size: int, context_length: int) -> nn.Module:
-    """Build the user's model from those of the course's arguments and ours that it takes; raises what it raises."""
+    """Build the user's model with those of the course's and our arguments that it takes; raises what it raises."""
     make = load(subject.use)
     known: dict[str, Any] = {
         "vocab_size": size.vocabulary(vocab_size),
@@ -40,7 +40,7 @@ def build_model(subject: Subject, size: ModelSize, vocab_size: int, context_leng
 
 
 def check_model(context: RankContext, subject: Subject) -> Verdict:
-    """Raise Wrong unless the logits of a small model have their shape, no token sees a later one, and it learns."""
+    """Raise Wrong unless a small model's logits have the right shape, no token sees a later one, and its loss falls."""
     torch.manual_seed(0)
     with context.device:
         model = build_model(subject, SIZE, VOCAB_SIZE, CONTEXT_LENGTH)
@@ -62,7 +62,7 @@ def _check_logits(model: nn.Module, tokens: Tensor) -> None:
     others = tokens.clone()
     others[:, half:] = (others[:, half:] + 1) % VOCAB_SIZE
     off = (model(others)[:, :half] - logits[:, :half]).abs().max() / logits.abs().max()
-    if not off <= TOLERANCE:  # nor where it is NaN
+    if not off <= TOLERANCE:  # true for NaN too
         raise Wrong(f"logits of the first {half} tokens change by {off.item():.2g} of the largest with later tokens")
 
 

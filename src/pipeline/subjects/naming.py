@@ -1,4 +1,4 @@
-"""Implementations of the user's own, by kind and name, as the configuration and commands give them: not imported."""
+"""Read the user's implementations, by kind and name, from the configuration and commands, without importing them."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.errors import UserError
 from pipeline.subjects.files import check_location, defined_names, digest
 
-# Each kind with the functions that may go with an implementation of it.
+# Each kind, with the further functions that an implementation of it may have.
 KINDS: dict[str, tuple[str, ...]] = {
     "attention": (),
     "ddp": ("before_batch", "after_backward"),
@@ -19,17 +19,17 @@ KINDS: dict[str, tuple[str, ...]] = {
     "model": (),
     "op": (),
 }
-# What stands between the matrix products of a transformer: an implementation of the kind `op` is named after one.
+# The operations between a transformer's matrix products. An implementation of kind `op` is named after one of them.
 OPERATIONS = ("rms_norm", "rotary", "swiglu", "linear_cross_entropy", "adamw")
-# What a name may be: it becomes part of tables, figures and pages.
+# Allowed names: they become part of tables, figures and pages.
 NAME = re.compile(r"[a-z0-9_]{1,32}")
 ALLOWED_NAME = "text of at most 32 of a-z, 0-9 and _"
-# The adapters by which assignment 2 of CS336 tests a student's work, in its editions of 2024 to 2026: tests/adapters.py
-# of github.com/stanford-cs336/assignment2-systems. A file of adapters has a function for each part of the assignment;
-# that of 2024 has others too, of RMSNorm, which are not read.
+# The adapters through which assignment 2 of CS336, editions 2024 to 2026, tests a student's work: tests/adapters.py of
+# github.com/stanford-cs336/assignment2-systems, with a function for each part of the assignment. Those for RMSNorm, in
+# the edition of 2024, are not read.
 # Functions without arguments that return the autograd function.
 ATTENTION_GETTERS = ("get_flashattention_autograd_function_pytorch", "get_flashattention_autograd_function_triton")
-# By kind and name: the function that makes it, and those to call beside it.
+# By kind and name: the function that makes the implementation, and the further functions to call.
 ADAPTERS: dict[tuple[str, str], dict[str, str]] = {
     ("attention", "my_pytorch"): {"use": ATTENTION_GETTERS[0]},
     ("attention", "my_triton"): {"use": ATTENTION_GETTERS[1]},
@@ -54,10 +54,10 @@ ADAPTERS: dict[tuple[str, str], dict[str, str]] = {
 
 @dataclass(frozen=True)
 class Subject:
-    """An implementation of the user's own.
+    """A user's implementation.
 
-    use: its place, `package.module:attribute` or `file.py:attribute`. The rest, "" for none: functions of (wrapper,
-    optimizer) to call before a batch and after backward, and of (wrapper) to gather all parameters by name.
+    use: its place, `package.module:attribute` or `file.py:attribute`. The rest are places of functions, "" for none:
+    before_batch and after_backward take (wrapper, optimizer); gather takes (wrapper) and returns parameters by name.
     """
 
     kind: str
@@ -75,13 +75,12 @@ class Subject:
 
 @dataclass(frozen=True)
 class Measured:
-    """How a stage measures the user's own implementations, declared in its cell.py as SUBJECTS.
+    """How a stage measures the user's implementations, declared in its cell.py as SUBJECTS.
 
-    kind: which of them. whole: the values of columns in the rows by which they are ranked. apart: implementations that
-    are not ranked with them. first: the values of axes of the problem that is told of first, and exercise: the
-    assignment's name of it, if it has one. pipelines: where rows of the pipeline's own implementation have no `impl`,
-    what it is called; the user's own then stand in the ranking alone. apart_by: columns of rows that are problems of
-    their own.
+    kind: the kind that it measures. whole: column values of the rows that are ranked. apart: implementations that are
+    not ranked. first: axis values of the problem that is reported first; exercise: the assignment's name for that
+    problem, if it has one. pipelines: the name to rank the pipeline's own implementation by, if its rows have no
+    `impl`; the user's then appear only in the ranking. apart_by: columns whose values make separate problems.
     """
 
     kind: str
@@ -94,14 +93,14 @@ class Measured:
 
 
 def operation_of(name: str) -> str | None:
-    """Return the operation that an implementation is of: `rms_norm`, `rms_norm_v2`; None where it names none."""
+    """Return the operation that a name begins with: `rms_norm` for `rms_norm_v2`; None if there is none."""
     return next((each for each in OPERATIONS if name == each or name.startswith(f"{each}_")), None)
 
 
 def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Subject, ...]:
     """Read subjects: a mapping of kinds to names to places, or the path of a file with the course's adapters.
 
-    where: the source of the value; taken: by kind the names of the pipeline's own. Raises UserError, one line.
+    where: the source of the value; taken: the pipeline's own names, by kind. Raises UserError, one line.
     """
     if isinstance(asked, str):
         asked = _adapters(asked, where)
@@ -119,7 +118,7 @@ def read(asked: Any, where: str, taken: Mapping[str, Iterable[str]]) -> tuple[Su
 
 
 def told(asked: Any, subjects: Iterable[Subject]) -> list[str]:
-    """Return a line of which of the course's adapters a file has and which not, none where no file was asked for."""
+    """Return a line that says which of the course's adapters a file has and lacks; nothing if `asked` is not a file."""
     if not isinstance(asked, str):
         return []
     names = {(each.kind, each.name) for each in subjects}
@@ -131,7 +130,7 @@ def told(asked: Any, subjects: Iterable[Subject]) -> list[str]:
 
 
 def words(subjects: Iterable[Subject]) -> list[str]:
-    """Return the option of a command that gives these subjects: none, or `--subjects` and what `read` reads."""
+    """Return the command-line option for these subjects: `--subjects` and a value for `read`, or nothing."""
     asked: dict[str, dict[str, Any]] = {}
     for subject in subjects:
         given = {key: place for key, place in asdict(subject).items() if place and key not in ("kind", "name")}
@@ -140,7 +139,7 @@ def words(subjects: Iterable[Subject]) -> list[str]:
 
 
 def facts(subjects: Iterable[Subject]) -> list[dict[str, str]]:
-    """Return what a record holds of subjects, with digests of their source; raises UserError where one is gone."""
+    """Return what a record stores about subjects, with digests of their source; raises UserError if one is gone."""
     return [{**asdict(subject), "digest": digest(subject.locations)} for subject in subjects]
 
 

@@ -1,4 +1,4 @@
-"""Check an operation between matrix products against float64: results, gradients, and numbers that are hard for it."""
+"""Check a user's operation against float64: results and gradients, also for numerically hard inputs."""
 
 import copy
 import itertools
@@ -23,26 +23,26 @@ from pipeline.subjects.naming import Subject, operation_of
 VOCAB_SIZE = 250
 SIZES = {"widths of powers of two": OwnSize(64, 128, 1, 4, 4), "other widths": OwnSize(96, 160, 1, 6, 2)}
 SEQUENCES = ((2, 16), (1, 37))
-# Numbers that an implementation meets seldom: as `Problem.draw` takes them, and the words for them.
+# Inputs that an implementation rarely meets: a description, and arguments for `Problem.draw`.
 HARD = {
     "rms_norm": (("numbers so small that eps counts", {"scale": 1e-3}), ("a token of zeros", {"zeros": True})),
     "swiglu": (("large numbers", {"scale": 50.0}),),
     "linear_cross_entropy": (("large logits", {"scale": 1000.0}),),
 }
 STEPS = 12
-# So strong that bf16 does not round it away.
+# The decay is strong enough that bf16 does not round it away.
 OPTIONS = {**ADAMW, "weight_decay": 10.0}
 
 
 def function_of(subject: Subject) -> Callable[..., Any]:
-    """Import a subject: a function or an autograd function of the operation's arguments; of AdamW an optimizer."""
+    """Import a subject: a function or autograd function of the operation's arguments; for AdamW an optimizer."""
     found = load(subject.use)
     is_function = isinstance(found, type) and issubclass(found, torch.autograd.Function)
     return found.apply if is_function else found
 
 
 def check_operation(context: RankContext, subject: Subject, dtype: torch.dtype) -> Verdict:
-    """Check a subject in a dtype; raises Wrong where a result is off, and Skipped where it refuses the problem."""
+    """Check a subject in a dtype; raises Wrong if a result is off, Skipped if it refuses a problem."""
     operation, function = operation_of(subject.name), function_of(subject)
     assert operation is not None  # by its name
     for words, problem in _problems(operation, dtype, context.device):
@@ -59,7 +59,7 @@ def check_operation(context: RankContext, subject: Subject, dtype: torch.dtype) 
 
 
 def _problems(operation: str, dtype: torch.dtype, device: torch.device) -> Iterator[tuple[str, Problem]]:
-    """Yield small problems with their numbers, and words for each; the hard ones come last."""
+    """Yield small problems with a description of each; the hard ones come last."""
     for seed, ((widths, size), (batch, length)) in enumerate(itertools.product(SIZES.items(), SEQUENCES)):
         problem = Problem(operation, Widths(size, batch, length, VOCAB_SIZE), dtype, device)
         problem.draw(seed)
@@ -70,14 +70,14 @@ def _problems(operation: str, dtype: torch.dtype, device: torch.device) -> Itera
 
 
 def _check_calls(function: Callable[..., Any], problem: Problem, words: str) -> None:
-    """Call forward and backward, the second time with other numbers in the same tensors."""
+    """Call forward and backward twice, with other numbers in the same tensors; check the second call."""
     problem.change_signs()
     problem.restore()
     call(function, problem)
     problem.change_signs()
     problem.restore()
     outputs, gradients = call(function, problem)
-    problem.restore()  # which the call may have used up
+    problem.restore()  # the call may have overwritten its inputs
     usual = errors_of(*call(DIFFERENTIABLE[problem.operation], problem), problem)
     for what, error in errors_of(outputs, gradients, problem).items():
         if said := far_off(what, error, usual[what], problem):
@@ -85,7 +85,7 @@ def _check_calls(function: Callable[..., Any], problem: Problem, words: str) -> 
 
 
 def call(function: Callable[..., Any], problem: Problem) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """Return outputs and gradients of a call; raises Wrong where these are not what the operation gives."""
+    """Return outputs and gradients of a call; raises Wrong if one is missing or has the wrong shape."""
     outputs = as_tuple(function(*problem.inputs, *problem.constants))
     wanted = problem.exact.outputs
     shapes = [tuple(each.shape) if isinstance(each, Tensor) else type(each).__name__ for each in outputs]
@@ -107,7 +107,7 @@ def errors_of(outputs: tuple[Tensor, ...], gradients: tuple[Tensor, ...], proble
 
 
 def far_off(what: str, error: Errors, usual: Errors | None, problem: Problem) -> str | None:
-    """Say which error is far above that of the plain way (None: it gave none), or NaN; None where none is."""
+    """Say which error is NaN or far above `usual`, that of the plain way (None: it has none); None if neither is."""
     has_products = problem.operation == "linear_cross_entropy" and problem.device.type == "cuda"
     fine_eps = TF32_EPS if has_products else STEP_EPS if problem.operation == "adamw" else FINE_EPS
     eps = {torch.float32: fine_eps}.get(problem.dtype, torch.finfo(problem.dtype).eps)
@@ -115,7 +115,7 @@ def far_off(what: str, error: Errors, usual: Errors | None, problem: Problem) ->
 
 
 def _check_steps(make: Callable[..., Any], problem: Problem, words: str) -> None:
-    """Take steps beside AdamW in fp64 and, for what rounding does, in the dtype; the last parameter is frozen."""
+    """Compare steps with AdamW's in fp64, and in the dtype to see what rounding does; the last parameter is frozen."""
     start = [tensor.detach().clone() for tensor in problem.inputs]
     exact = _after_steps(torch.optim.AdamW, [tensor.double() for tensor in start], problem)
     usual, found = (_after_steps(each, copy.deepcopy(start), problem) for each in (torch.optim.AdamW, make))

@@ -1,4 +1,4 @@
-"""Check data-parallel training of the user's own against one process that trains with the whole batch."""
+"""Check a user's data-parallel training against one process that trains with the whole batch."""
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -17,22 +17,22 @@ from pipeline.subjects.loading import load
 from pipeline.subjects.naming import Subject
 from pipeline.subjects.wrapping import Wrapped, bucket_argument
 
-# More steps and more parameters than a counter or a list in an implementation would hold by mistake.
+# Enough steps and parameters to exceed an accidental limit of an implementation, such as a list of fixed length.
 STEPS, LAYERS = 12, 10
-# Sizes that any usual number of ranks divides, as it does those of the models that are measured.
+# Sizes divisible by all usual numbers of ranks, like those of the measured models.
 ROWS_A_RANK, WIDTH, WORDS = 6, 48, 32
 LEARNING_RATE = 0.1
-# Between sums in another order. A gradient that one rank keeps to itself moves a weight by a thousand times as much.
+# For sums in another order. A gradient that one rank keeps to itself moves a weight a thousand times as far.
 TOLERANCE = 1e-5
-# Of how far a weight has moved, where the model computes in bf16. Ours are off by 0.06 at most; a gradient that a rank
-# keeps to itself, or that is summed instead of averaged, makes it about 1.
+# For models that compute in bf16, as a share of how far a weight has moved. Ours are off by 0.06 at most; a gradient
+# that a rank keeps to itself, or that is summed instead of averaged, makes it about 1.
 BF16_TOLERANCE = 0.2
 NOT_SENT = "initial weights are not sent from rank 0: start all ranks from one seed"
 NOT_SHARDED = "each rank holds all parameters: nothing is sharded"
-# So that each parameter is a bucket, that a few are, and that all are.
+# One parameter per bucket, a few, and all in one bucket.
 BUCKET_SIZES_MB = (0.001, 0.03, 1000)
 BUCKETS = "buckets"
-# Of the first step's complaint, by number: ranks must agree on one, and the highest that any rank found is told.
+# Likely causes if the first step is wrong. Ranks must agree on one: they report the highest number that any found.
 UNKNOWN, NOT_AVERAGED, OWN_WEIGHTS, NOTHING_CALLED = range(4)
 CAUSES = {
     UNKNOWN: "",
@@ -44,7 +44,7 @@ CAUSES = {
 
 
 def check_ddp(context: RankContext, subject: Subject) -> Verdict:
-    """Raise Wrong where a rank's weights are not those of one process; the way is BUCKETS if it takes a bucket size."""
+    """Raise Wrong if a rank's weights differ from one process's; the way is BUCKETS if it takes a bucket size."""
     buckets = bucket_argument(load(subject.use)) is not None
     for tied in (False, True):
         for size in BUCKET_SIZES_MB if buckets else (None,):
@@ -55,10 +55,10 @@ def check_ddp(context: RankContext, subject: Subject) -> Verdict:
 
 
 def check_fsdp(context: RankContext, subject: Subject, compute_dtype: torch.dtype | None) -> Verdict:
-    """Check an FSDP wrapper as `check_ddp` does, by weights that are gathered after each step.
+    """Check an FSDP wrapper as `check_ddp` does, gathering the weights after each step.
 
-    The reason of a right one says if ranks have to begin alike, and if it shards nothing. With a dtype to compute in,
-    each weight has to move about as that of one process in fp32 does.
+    If it is right, the reason says if ranks must start with equal weights, and if nothing is sharded. With a compute
+    dtype, each weight must move about as it does in one process in fp32.
     """
     notes = []
     for tied in (False, True):
@@ -101,14 +101,14 @@ def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
     return Verdict("ok")
 
 
-# By the kind of what they check.
+# By the kind of subject.
 CHECKS: dict[str, Callable[..., Verdict]] = {"ddp": check_ddp, "fsdp": check_fsdp, "optimizer": check_optimizer}
 
 
 def _train_both(model: Wrapped, tied: bool, context: RankContext, words: str, seed: int, in_part: bool = False) -> None:
-    """Train with this rank's part of each batch, and beside it one replica with the whole; compare after each step.
+    """Train on this rank's part of each batch, and one replica on the whole batch; compare weights after each step.
 
-    seed: of this rank's first weights. in_part: the model computes in bf16; compare by how far a weight has moved.
+    seed: of this rank's initial weights. in_part: the model computes in bf16; compare by how far a weight has moved.
     """
     whole = _net(tied, context, seed=0)
     start, own_start = (
@@ -152,7 +152,7 @@ def _likely_cause(
     own_start: Mapping[str, Tensor],
     context: RankContext,
 ) -> int:
-    """Return a key of CAUSES by the first step; start, own_start: rank 0's and this rank's weights before it."""
+    """Return the key in CAUSES that explains the first step; start, own_start: rank 0's and this rank's old weights."""
     wanted = dict(whole.named_parameters())
     if any(name not in found or found[name].shape != weight.shape for name, weight in wanted.items()):
         return UNKNOWN
@@ -168,7 +168,7 @@ def _likely_cause(
 
 
 class _Net(nn.Module):
-    """A small net of the layers of the model that is measured, of many sizes."""
+    """A small net of the measured models' layers, in many sizes."""
 
     def __init__(self, tied: bool):
         super().__init__()
@@ -182,17 +182,17 @@ class _Net(nn.Module):
         x = self.embedding(tokens)
         for norm, layer in zip(self.norms, self.layers, strict=True):
             x = x + layer(norm(x))
-        return self.head(x / WIDTH**0.5)  # lest tied weights, of variance 1, make training unsteady
+        return self.head(x / WIDTH**0.5)  # keeps training stable with tied weights, whose variance is 1
 
 
 def _net(tied: bool, context: RankContext, seed: int) -> nn.Module:
-    """Return a small net with the weights of a seed."""
+    """Return a small net with weights drawn from a seed."""
     torch.manual_seed(seed)
     return _Net(tied).to(context.device)
 
 
 def _over_ranks(number: int, operation: Any, context: RankContext) -> int:
-    """Reduce a number over all ranks, which all call it."""
+    """Reduce a number over all ranks; all must call this."""
     found = torch.tensor(int(number), device=context.device)
     dist.all_reduce(found, operation)
     return int(found)
@@ -217,9 +217,9 @@ def _compare(
     beside: str,
     start: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Raise Wrong where a weight is further from the wanted one than rounding explains, the furthest first.
+    """Raise Wrong, naming the worst weight, if one is further from the wanted one than rounding explains.
 
-    start: the weights before the first step, if the distance is to be a share of how far the wanted one moved.
+    start: the weights before the first step, to take distances as a share of how far the wanted weight has moved.
     """
     off, allowed = {}, TOLERANCE if start is None else BF16_TOLERANCE
     for name, weight in wanted.named_parameters():

@@ -1,6 +1,6 @@
-"""Let implementations of the user's own take turns in one process, each as if it were alone there with ours.
+"""Let the user's implementations take turns in one process, each as if it were alone there with ours.
 
-Who ran last stands in a file, the mark, which survives its writer: a byte, 0 for none; then lines of what was changed.
+A file, the mark, tells who ran last even if the process dies: one byte, 0 for none, then lines of what was changed.
 """
 
 import json
@@ -19,18 +19,18 @@ NONE = 0
 
 
 def note_last(mark: Path, number: int | None) -> None:
-    """Note in a new mark that an implementation, by its number from 0, is about to run; None: that none did yet."""
+    """Write a new mark with the number, from 0, of the implementation that is about to run; None: none has run yet."""
     mark.write_bytes(bytes([NONE if number is None else number + 1]))
 
 
 def noted(mark: Path) -> int | None:
-    """Return the number of the implementation that ran last; None where none did."""
+    """Return the number of the implementation that ran last, None if none has run."""
     number = mark.read_bytes()[0]
     return None if number == NONE else number - 1
 
 
 def note_changes(mark: Path, number: int, changes: list[str]) -> None:
-    """Note what an implementation changed of the state that all share."""
+    """Add to the mark what an implementation changed in the shared state."""
     with mark.open("a", encoding="utf-8") as file:
         print(json.dumps([number, changes]), file=file)
 
@@ -45,17 +45,17 @@ def noted_changes(mark: Path) -> dict[int, list[str]]:
 
 
 class Turns:
-    """Who runs now: it has its own modules, and what it changes of global state is undone and noted in the mark."""
+    """Give each implementation turns with its own modules; undo and note its changes to global state."""
 
     def __init__(self, subjects: Sequence[Subject], mark: Path | None) -> None:
         self._mark, self._note = mark, bytearray(1)
         if mark is not None:
-            with mark.open("r+b") as file:  # set without a system call, between two samples
+            with mark.open("r+b") as file:  # to set it between two samples without a system call
                 self._note = mmap.mmap(file.fileno(), 1)  # type: ignore[assignment]
         self._numbers = {subject.name: number for number, subject in enumerate(subjects)}
         shared = {name.partition(".")[0] for name in sys.modules}
         sources = [tuple(find(split_place(place)[0]) for place in subject.locations) for subject in subjects]
-        # Those that are imported from the same folders share their modules.
+        # Subjects that are imported from the same folders share their modules.
         folders = [frozenset(folder for each in of_one for folder in (each.root, each.project)) for of_one in sources]
         homes = {key: _OwnModules(key, shared) for key in folders}
         self._homes = [homes[key] for key in folders]
@@ -64,7 +64,7 @@ class Turns:
         self._running: int | None = None
 
     def begin(self, name: str) -> None:
-        """End the turn before and begin that of an implementation, which may be one of ours."""
+        """End the last turn and begin that of an implementation, the user's or ours."""
         self.end()
         number = self._numbers.get(name)
         self._note[0] = NONE if number is None else number + 1
@@ -73,8 +73,8 @@ class Turns:
         self._running = number
 
     def end(self) -> None:
-        """End the turn of who runs now, if it is one of the user's own."""
-        # It stays noted until the next begins: what it did on a GPU may fail after it returned.
+        """End the current turn, if it is that of a user's implementation."""
+        # The mark keeps naming it until the next turn: its work on a GPU may fail after it has returned.
         if self._running is None:
             return
         number, self._running = self._running, None
@@ -96,7 +96,7 @@ class Turns:
 
 
 class _OwnModules:
-    """The modules in some folders, in their place only in a turn; shared: packages that stay for all."""
+    """The modules in some folders, in sys.modules only during a turn; shared: packages that stay there for all."""
 
     def __init__(self, folders: Collection[Path], shared: Collection[str]) -> None:
         self._folders, self._shared = {folder.resolve() for folder in folders}, shared
@@ -106,13 +106,13 @@ class _OwnModules:
         self._size = 0
 
     def put_in(self) -> None:
-        """Let imports find these modules, and import others as they would."""
+        """Put these modules into sys.modules, and restore their sys.path."""
         self._outside, sys.path[:] = list(sys.path), self._path or sys.path
         sys.modules.update(self._modules)
         self._size = len(sys.modules)
 
     def take_out(self) -> None:
-        """Forget these modules until the next turn, with those that were imported in this one."""
+        """Remove these modules, and those that this turn imported, until the next turn."""
         self._path, sys.path[:] = list(sys.path), self._outside
         if len(sys.modules) != self._size:
             self._modules |= {name: module for name, module in sys.modules.items() if self._has(name, module)}

@@ -1,4 +1,4 @@
-"""Check an implementation of any kind, without a cell that measures it."""
+"""Check an implementation of any kind, without measuring it in a cell."""
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -26,7 +26,7 @@ BOTH = (False, True)  # without a mask, and causal
 
 
 class Part(NamedTuple):
-    """A part of what attention is checked for: its problems, and whether an implementation has to be right there."""
+    """One part of the attention check: its problems, and whether the assignment requires them."""
 
     words: str
     dtype: torch.dtype
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     is_asked: bool = False
 
 
-# In the order in which the assignment promises them: it asks for fp32 at powers of two.
+# Required parts first: the assignment asks only for fp32 at powers of two.
 PARTS = (
     Part("fp32 without a mask", torch.float32, (False,), EVEN, is_asked=True),
     Part("fp32 causal", torch.float32, (True,), EVEN, is_asked=True),
@@ -46,11 +46,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def verdict_on(subject: Subject, timeout_s: float) -> Verdict:
-    """Check one implementation in processes of its own, on GPUs if there are enough, for so many seconds at most."""
+    """Check one implementation in separate processes, on GPUs if there are enough, for at most this many seconds."""
     gpus = torch.cuda.device_count()
     alone = Processes(1, "gloo", "cuda" if gpus else "cpu", timeout_s)
     ranks = Processes(WORLD_SIZE, *(("nccl", "cuda") if gpus >= WORLD_SIZE else ("gloo", "cpu")), timeout_s)
-    # An operation is right if it is so in one dtype and refuses, or lacks, the other.
+    # An operation is right if it is right in one dtype and right or skipped in the other.
     checks: Mapping[str, Callable[[], Verdict]] = {
         "attention": lambda: _summed_up(_verdicts_on_attention(subject, alone), [p.words for p in PARTS if p.is_asked]),
         "op": lambda: _summed_up(
@@ -64,7 +64,7 @@ def verdict_on(subject: Subject, timeout_s: float) -> Verdict:
 
 
 def check_parts(context: RankContext, subject: Subject, parts: Sequence[Part], mark: Path) -> dict[Part, Verdict]:
-    """Check attention in these parts; mark: where to note which of them runs, see `pipeline.subjects.checking`."""
+    """Check attention in these parts; mark: the file in which to note the part that runs, see `survivors`."""
     found: dict[Part, Verdict] = {}
     for number, part in enumerate(parts):
         note_last(mark, number)
@@ -74,7 +74,7 @@ def check_parts(context: RankContext, subject: Subject, parts: Sequence[Part], m
 
 
 def _check_part(context: RankContext, subject: Subject, part: Part, masks: Sequence[bool]) -> Verdict:
-    """Check a part at each head_dim with these masks; the first problem that is not right is told."""
+    """Check a part at each head_dim with these masks; return the verdict on the first problem that fails."""
     for head_dim, is_causal in product(HEAD_DIMS, masks):
         try:
             found = check_attention(context, subject, part.dtype, head_dim, is_causal, part.lengths)
@@ -86,7 +86,7 @@ def _check_part(context: RankContext, subject: Subject, part: Part, masks: Seque
 
 
 def _verdicts_on_attention(subject: Subject, processes: Processes) -> dict[str, Verdict]:
-    """Check all parts, again without one that ends its process; return a verdict on each, by its words."""
+    """Check all parts, repeating without one that ends the process; return the verdict on each, by its words."""
     until = time.monotonic() + processes.timeout_s
 
     def check(left: Sequence[Part], mark: Path) -> dict[Part, Verdict]:
@@ -100,10 +100,10 @@ def _verdicts_on_attention(subject: Subject, processes: Processes) -> dict[str, 
 
 
 def _summed_up(verdicts: Mapping[str, Verdict], asked: Collection[str]) -> Verdict:
-    """Return one verdict on all parts; of one that is right in any part the others are limits."""
+    """Combine the verdicts: wrong if a part in `asked` is, else ok if any part is, with the others as limits."""
     failed = {words: found for words, found in verdicts.items() if found.status != "ok"}
     for words, found in failed.items():
-        # A mask may be ignored: the assignment allows it.
+        # The assignment allows an implementation to ignore the mask.
         if words in asked and found.status == "wrong" and IGNORES_MASK not in found.reason:
             return replace(found, reason=f"in {words} {found.reason}")
     *most, last = [words for words in verdicts if words not in failed] or [""]

@@ -1,4 +1,4 @@
-"""A model in a data-parallel wrapper of the user's own."""
+"""A model in a user's data-parallel wrapper."""
 
 import importlib
 import inspect
@@ -14,15 +14,15 @@ from pipeline.subjects.naming import Subject
 
 
 def bucket_argument(wrapper: Callable[..., Any]) -> str | None:
-    """Return the argument of a wrapper that is a bucket size, the first with `bucket` in its name; None without one."""
+    """Return a wrapper's argument for the bucket size, the first with `bucket` in its name; None if it has none."""
     return next((name for name in inspect.signature(wrapper).parameters if "bucket" in name), None)
 
 
 class Wrapped(nn.Module):
-    """A module whose forward pass is that of the user's wrapper around it, which need be no module itself.
+    """A module in the user's wrapper, whose forward pass it runs; the wrapper need not be a module itself.
 
-    Parameters are those of the wrapped module; of an FSDP wrapper that is a module its own, which may be shards.
-    Raises Wrong where the wrapper cannot be called with what is given, and what it raises itself.
+    Its parameters are those of the wrapped module or, if an FSDP wrapper is a module, the wrapper's, which may be
+    shards. Raises Wrong if the wrapper cannot be called with these arguments, and what it raises itself.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Wrapped(nn.Module):
         self._is_whole = subject.kind != "fsdp"
         if not self._is_whole:
             _mark_layers(module)
-        # In a tuple: a wrapper that is a module would be registered, and its parameters listed, twice.
+        # In a tuple: otherwise a wrapper that is a module would be registered, and its parameters listed twice.
         self._wrapper = (make(module, **options),)
         self.module = module if self._is_whole or not isinstance(self.wrapper, nn.Module) else self.wrapper
         self._before, self._after, self._gather = (
@@ -55,11 +55,11 @@ class Wrapped(nn.Module):
         return self._wrapper[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run what is to run before a batch, then the wrapper."""
+        """Call the user's before_batch, if any, then the wrapper."""
         if self._before is not None:
             try:
                 self._before(self.wrapper, self.optimizer)
-            except NotImplementedError:  # as the course's file has it where nothing is to be done
+            except NotImplementedError:  # the course's file raises it if there is nothing to do
                 self._before = None
         return self.wrapper(*args, **kwargs)
 
@@ -69,14 +69,14 @@ class Wrapped(nn.Module):
         return self._after is not None or hasattr(self.wrapper, "finish_gradient_synchronization")
 
     def finish_gradients(self) -> None:
-        """Wait for averaged gradients: by the user's function, the wrapper's own, or not at all."""
+        """Wait for averaged gradients, by the user's after_backward or the wrapper's own method, if it has either."""
         if self._after is not None:
             self._after(self.wrapper, self.optimizer)
         elif self.finishes:
             self.wrapper.finish_gradient_synchronization()
 
     def gather(self) -> dict[str, torch.Tensor]:
-        """Return all parameters in full by name: of shards by the user's function, or their own `full_state_dict`."""
+        """Return all full parameters by name; FSDP's by the user's gather or the wrapper's `full_state_dict`."""
         if self._is_whole:
             return dict(self.module.named_parameters())
         return self._gather(self.wrapper) if self._gather is not None else self.wrapper.full_state_dict()
@@ -92,7 +92,7 @@ def _check_call(make: Callable[..., Any], subject: Subject, options: dict[str, A
 
 
 def _mark_layers(module: nn.Module) -> None:
-    """Let layers also be instances of the course's classes, by which wrappers tell what to shard."""
+    """Make layers also instances of the course's classes, by which wrappers tell what to shard."""
     try:
         course = importlib.import_module("cs336_basics.model")
     except ImportError:

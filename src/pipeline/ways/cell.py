@@ -1,4 +1,4 @@
-"""What cells of ways to train on several ranks have in common. Imports no torch: the workflow reads it."""
+"""Cells and settings shared by the stages that train on several ranks. Imports no torch: the workflow reads it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,10 +13,10 @@ TRAIN_STEP = "train_step"
 
 @dataclass(frozen=True)
 class RanksCell:
-    """One model size, precision, batch and number of ranks; the ways to train are its rows.
+    """One model size, precision, batch and number of ranks; its rows are the ways to train.
 
-    repeat: the number of a cell that measures the same again, in its own process. ways: the columns that name each way;
-    whole_step: those that name the row of its whole step.
+    repeat: numbers the cells that repeat a measurement, each in its own process. ways: the columns that identify each
+    way; whole_step: the columns that identify the row of its whole step.
     """
 
     ways: ClassVar[tuple[Mapping[str, Any], ...]] = ()
@@ -31,11 +31,11 @@ class RanksCell:
 
     @property
     def gpus(self) -> int:
-        """The GPUs that the cell uses if there are any: one per rank."""
+        """Number of GPUs that the cell uses, if there are any: one per rank."""
         return self.world_size
 
     def row_keys(self) -> list[dict[str, Any]]:
-        """Return the keys of the rows of a cell that could not be measured: the whole step each way."""
+        """Return the keys of the rows of a cell that could not be measured: the whole step of each way."""
         return [{**way, **self.whole_step} for way in self.ways]
 
 
@@ -48,13 +48,13 @@ class RanksSettings:
     steps: int = axis(10, minimum=5)
     rounds: int = axis(2, minimum=1)
     unstable_rel_error: float = axis(0.05, minimum=0)
-    check_timeout_s: float = axis(300.0, minimum=1)  # of an implementation of the user's own
+    check_timeout_s: float = axis(300.0, minimum=1)  # for a check of the user's own implementation
     timeout_s: float = axis(1800.0, minimum=1)
     threads: int = axis(0, minimum=0)
 
 
 @dataclass(frozen=True)
 class CapturedSettings(RanksSettings):
-    """The same where steps of some ways are captured; nsys: also by Nsight Systems, in processes of their own."""
+    """Settings of stages that capture a step of some ways; nsys: also with Nsight Systems, in separate processes."""
 
     nsys: bool = axis(False)

@@ -1,4 +1,4 @@
-"""Measure the ways to train of a stage in the same ranks, those of the user's own among them, and make their rows."""
+"""Measure a stage's ways to train, including the user's own, on the same ranks, and make their rows."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,16 +22,15 @@ def measure_cell(
     subjects: Sequence[Subject] = (),
     files_dir: Path | None = None,
 ) -> list[Row]:
-    """Return the rows of a cell: its ways take turns in the same ranks unless memory runs out.
+    """Return the rows of a cell: its ways take turns on the same ranks unless memory runs out.
 
-    files_dir: the folder for what is kept of captures.
-
-    Implementations of the user's own are checked first; those that pass take turns with the others.
+    The user's own implementations are checked first; those that pass take turns with the others.
+    files_dir: the folder for capture files.
     """
     with stopwatch.measuring():
         if not subjects:
             return measure_ways(experiment, experiment.ways, cell, settings, files=files_dir)
-        # A cell without any does not depend on these.
+        # Imported here so that a cell without the user's own does not depend on these modules.
         from pipeline.subjects.checking import Processes
         from pipeline.subjects.measuring import Verdicts, measure_with
         from pipeline.subjects.training_check import CHECKS
@@ -47,7 +46,7 @@ def measure_cell(
 
 
 def among(ways: Sequence[Way], own: Sequence[Way]) -> list[Way]:
-    """Put ways behind others, but before a last one that does not communicate."""
+    """Append the user's own ways, but before a last one that does not communicate."""
     last = [way for way in ways[-1:] if not way.communicates]
     return [*ways[: len(ways) - len(last)], *own, *last]
 
@@ -72,7 +71,7 @@ def measure_ways(
 
 
 def rows_of(experiment: Experiment, way: Way, result: Result | Row, cell: RanksCell, backend: str) -> list[Row]:
-    """Make the rows of one way from its result, or from the outcome that it has instead."""
+    """Make the rows of one way from its result, or from its outcome if it has no result."""
     whole = {**way.key, **experiment.whole_step}
     if isinstance(result, dict):
         return [whole | result]
@@ -83,13 +82,13 @@ def rows_of(experiment: Experiment, way: Way, result: Result | Row, cell: RanksC
 
 
 def time_rows(result: Result, **columns: Any) -> list[Row]:
-    """Return a row per phase and clock with these columns and those of every way."""
+    """Return a row per phase and clock, with these columns and those that all ways have."""
     shared = {**columns, "rank_difference": result.differences.between_ranks, "pinned_core": result.pinned_core}
     return [shared | row for row in step_rows(result.samplings, result.busy)]
 
 
 def traffic_rows(calls: Sequence[Collective], names: Sequence[str]) -> list[Row]:
-    """Return a row per collective: how many of these calls are it, and the bytes of their payloads."""
+    """Return a row per collective: its number of calls and the bytes of their payloads."""
     return [
         {
             "measures": "traffic",

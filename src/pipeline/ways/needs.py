@@ -1,4 +1,4 @@
-"""Estimate time and memory of training on several ranks before it is measured: by rule of thumb, and in closed form.
+"""Estimate time (by rule of thumb) and memory (in closed form) of training on several ranks before measuring it.
 
 Imports no torch: the workflow reads it.
 """
@@ -11,12 +11,12 @@ from pipeline.ways.cell import RanksCell, RanksSettings
 START_S = 3.0
 # For a model size that suits the machine.
 GPU_STEP_S, CPU_STEP_S = 0.4, 0.05
-# What else a way to train takes, in steps: to be built in every turn, and on a GPU for its trace to be read.
+# Other time per way, in steps: building it in every turn and, on a GPU, reading its trace.
 GPU_OTHER_STEPS, CPU_OTHER_STEPS = 25, 3
 
 
 def needed_bytes(cell: RanksCell, settings: RanksSettings) -> int:
-    """Return the least memory that a cell needs on a CPU: the peak of a training step on each rank."""
+    """Return the minimum bytes that a cell needs on a CPU: the peak of a training step, times the ranks."""
     work = settings.vocab_size, cell.batch_size_per_rank, cell.context_length
     return cell.world_size * cpu_step_bytes(cell.size, *work, cell.precision)
 
@@ -24,7 +24,7 @@ def needed_bytes(cell: RanksCell, settings: RanksSettings) -> int:
 def expected_s(cell: Any, settings: Any, on_gpu: bool) -> float:
     """Estimate the seconds that a cell of ways to train takes, including the start of its ranks.
 
-    settings: with rounds, warmup_steps and steps, as `RanksSettings` has them.
+    settings: needs rounds, warmup_steps and steps, as in `RanksSettings`.
     """
     step_s, other_steps = (GPU_STEP_S, GPU_OTHER_STEPS) if on_gpu else (CPU_STEP_S, CPU_OTHER_STEPS)
     steps = settings.rounds * (settings.warmup_steps + settings.steps)

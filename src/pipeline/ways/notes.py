@@ -1,4 +1,4 @@
-"""What a stage may have done and noted in the first turn of a way, in an order of its own; every rank calls it."""
+"""Actions for the first turn of a way: a stage chooses which ones and in what order, and every rank runs them."""
 
 import torch.distributed as dist
 
@@ -11,13 +11,13 @@ from pipeline.ways.way import Turn
 
 
 def phases(step: TrainingStep) -> Phases:
-    """Return the step's phases in their order; `communication` is the wait that remains after backward."""
+    """Return the step's phases in order; `communication` is the wait that remains after backward."""
     waiting = {} if step.finish_gradients is None else {"communication": step.synchronize_gradients}
     return {"forward": step.forward, "backward": step.backward, **waiting, "optimizer": step.optimizer_step}
 
 
 def warm_up(turn: Turn) -> None:
-    """Run the steps that do not count, also for the peak of memory: in the second torch's DDP has its buckets twice."""
+    """Run the warmup steps, then reset the peak: in its second step torch's DDP holds its buckets twice."""
     for _ in range(turn.settings.warmup_steps):
         turn.step.run()
     reset_peak(turn.context.device)
@@ -25,7 +25,7 @@ def warm_up(turn: Turn) -> None:
 
 
 def time_steps(turn: Turn) -> None:
-    """Time training steps, after some that warm up unless others have."""
+    """Time training steps, after warmup steps unless the step is warm already."""
     warmup_steps = 0 if turn.is_warm else turn.settings.warmup_steps
     turn.result.samplings.append(
         time_steps_over_ranks(phases(turn.step), turn.context.device, warmup_steps, turn.settings.steps)
@@ -33,13 +33,13 @@ def time_steps(turn: Turn) -> None:
 
 
 def note_parameters(turn: Turn) -> None:
-    """Note the bytes of each parameter that is trained."""
+    """Note the bytes of each trained parameter."""
     parameters = turn.step.model.parameters()
     turn.result.parameter_bytes = [parameter.nbytes for parameter in parameters if parameter.requires_grad]
 
 
 def note_peak(turn: Turn) -> None:
-    """Note the peak of allocated memory since the warm-up, or since it was begun anew, on a GPU."""
+    """Note the peak of allocated GPU memory since it was last reset; on a CPU note nothing."""
     peak_bytes = peak_bytes_over_ranks(turn.context.device)
     if peak_bytes is not None:
         turn.result.memory["peak"] = peak_bytes
@@ -48,11 +48,11 @@ def note_peak(turn: Turn) -> None:
 def note_traffic(turn: Turn) -> None:
     """Note the collectives of a step.
 
-    Raises RuntimeError if those of a way of ours that communicates carry no gradients.
+    Raises RuntimeError if one of our own ways communicates but its logged collectives carry no gradients.
     """
     with CollectiveLog() as log:
         turn.step.run()
-    # Without the byte per parameter that says whether it has a gradient.
+    # Leaves out the byte per parameter that tells whether it has a gradient.
     turn.result.collectives = [call for call in log.calls if call.dtype.is_floating_point]
     carries = any("reduce" in call.name for call in turn.result.collectives)
     if turn.way.communicates and not turn.way.is_own and not carries:
@@ -60,7 +60,7 @@ def note_traffic(turn: Turn) -> None:
 
 
 def note_loss(turn: Turn) -> None:
-    """Note the mean loss of the ranks in one more step."""
+    """Run one more step and note the mean loss over the ranks."""
     losses = turn.step.run()
     dist.all_reduce(losses)
     turn.result.loss = losses.item() / turn.context.world_size
@@ -72,6 +72,6 @@ def compare_weights(turn: Turn) -> None:
 
 
 def compare_if_communicates(turn: Turn) -> None:
-    """Compare the weights of a way whose ranks should have the same."""
+    """Compare the weights of a way whose ranks should agree."""
     if turn.way.communicates:
         compare_weights(turn)

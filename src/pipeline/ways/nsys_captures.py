@@ -1,4 +1,4 @@
-"""Captures by Nsight Systems of one step of ways to train. nsys runs this module as a program:
+"""Capture one step of each way to train with Nsight Systems. nsys runs this module as a program:
 
 python -m pipeline.ways.nsys_captures PACKAGE WAY AXIS=VALUE... SETTING=VALUE...
 """
@@ -37,10 +37,10 @@ def measure_and_capture(
     subjects: Sequence[Subject] = (),
     files_dir: Path | None = None,
 ) -> list[Row]:
-    """Measure a cell; where the settings ask for nsys, let it capture a step of each captured way too.
+    """Measure a cell; if the settings ask for nsys, capture a step of each captured way with it too.
 
-    package: the stage's, with its modules `cell` and `measure`. A capture is WAY.nsys-rep in `files_dir`; a captured
-    row says why there is none.
+    package: the stage's package, with modules `cell` and `measure`. A capture is written to WAY.nsys-rep in
+    `files_dir`; if there is none, the row of the way's other capture says why.
     """
     rows = measure_cell(experiment, cell, settings, stopwatch, subjects, files_dir)
     if not settings.nsys or files_dir is None:
@@ -64,13 +64,13 @@ def main(arguments: Sequence[str]) -> None:
     cell = fields.parse_words(declared.Cell, given[:axes], "cell")
     settings = fields.parse_words(declared.Settings, given[axes:], "settings")
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        # As new programs: nsys does not follow ranks that are only forked.
+        # Spawned as new programs: nsys does not follow forked ranks.
         arguments_of_each = (package, name, cell, settings, f"file://{folder}/store")
         torch.multiprocessing.spawn(_run_rank, arguments_of_each, nprocs=cell.world_size)
 
 
 def _run_rank(rank: int, package: str, name: str, cell: RanksCell, settings: CapturedSettings, store: str) -> None:
-    """Warm up, then run the step that is captured: from rank 0's start of the profiler to its stop."""
+    """Warm up, then run the captured step between rank 0's start and stop of the profiler."""
     backend, device_type = ranks_on()
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device(device_type)
     if device_type == "cuda":
@@ -100,7 +100,7 @@ def _barrier(device: torch.device) -> None:
 
 
 def _obstacle(package: str, name: str, cell: RanksCell, settings: CapturedSettings, folder: Path) -> str | None:
-    """Capture a way; return why that could not be done."""
+    """Capture a way; return the reason if that failed."""
     if ranks_on()[1] != "cuda":
         return "nsys captures need a CUDA GPU"
     try:

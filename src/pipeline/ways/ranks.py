@@ -1,4 +1,4 @@
-"""Run something on the ranks of a cell; where several ways do not fit into memory together, each alone."""
+"""Run a function on the ranks of a cell; ways that do not fit into memory together run one by one."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -11,7 +11,7 @@ from pipeline.parallel.processes.starting import run_ranks
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
 Row = dict[str, Any]
-# What may be an outcome.
+# Exceptions that may be outcomes.
 ENDS = (Skipped, RuntimeError, MemoryError)
 
 
@@ -37,7 +37,7 @@ def run_on_ranks(function: Callable[..., Result], cell: Any, settings: Any, *arg
 
 
 def outcome(end: Exception) -> Row:
-    """Return the columns of a row without values; raises what is no outcome."""
+    """Return the columns of a row without values; re-raises an exception that is not an outcome."""
     if isinstance(end, Skipped):
         return {"status": "skipped", "reason": str(end)}
     if not is_out_of_memory(end):
@@ -48,10 +48,10 @@ def outcome(end: Exception) -> Row:
 def together_or_apart(
     measure: Callable[[Sequence[Thing]], Sequence[Result]], things: Sequence[Thing]
 ) -> list[Result | Row]:
-    """Measure things together; where memory runs out, each by itself, so that those that fit have a result.
+    """Measure things together; if memory runs out, each by itself, so that those that fit have a result.
 
-    Ranks that work together cannot go on when one of them has no memory, so that all of them end, and begin anew.
-    Returns the outcome of what does not fit by itself; any other exception passes through.
+    Ranks that work together cannot continue once one of them is out of memory, so all of them are restarted.
+    A thing that does not fit by itself gets its outcome instead of a result; other exceptions propagate.
     """
     try:
         return list(measure(things))

@@ -1,4 +1,4 @@
-"""One rank on which ways to train take turns: build one, note what the stage asks for, time its steps, free it."""
+"""Run ways to train in turns on one rank: build one, note what the stage asks for, time its steps, free it."""
 
 import gc
 from collections.abc import Sequence
@@ -34,18 +34,18 @@ def measure_in_turn(
     mark: Path | None = None,
     files: Path | None = None,
 ) -> list[Result]:
-    """Let ways take turns, each from the same weights and alone in memory; then profile steps of each.
+    """Run the ways in turns, each from the same weights and alone in memory; then profile steps of each.
 
-    Profiles come last, because a profiler may disturb what runs after it. subjects: those of the user's own whose ways
-    may be among these; mark: where to note which of them runs, see `pipeline.subjects.checking`; files: the folder for
-    what is kept of captures.
+    Profiles come last, because a profiler may disturb what runs after it. subjects: the user's own implementations,
+    whose ways may be among these; mark: the file to note in which of them is running, see
+    `pipeline.subjects.checking`; files: the folder for capture files.
     """
     rank = _Rank(context, cell, settings, experiment, files if context.rank == 0 else None)
     if subjects:
         from pipeline.subjects.turns import Turns
 
         rank.turns_of_own = Turns(subjects, mark if context.rank == 0 else None)
-    dist.barrier()  # what the first collective starts is not pinned
+    dist.barrier()  # threads that the first collective starts must not be pinned
     with pinned(context.device, context.rank, context.world_size) as core:
         results = [Result(pinned_core=core) for _ in ways]
         for number, is_first_turn in turns(range(len(ways)), settings.rounds):
@@ -70,9 +70,9 @@ class _Rank:
     turns_of_own: Any = None
 
     def take_turn(self, way: Way, result: Result, is_first_turn: bool) -> None:
-        """Time training steps; in the first turn do also what else the stage asks for.
+        """Time training steps; in a way's first turn also do everything else the stage asks for.
 
-        Only the first turn starts with empty device memory: allocating everything anew takes as long as several steps.
+        Only first turns start with empty device memory: reallocating everything takes as long as several steps.
         """
         if is_first_turn:
             self.experiment.make_room(self.context.device)
@@ -84,7 +84,7 @@ class _Rank:
             act(turn)
 
     def profile(self, way: Way, result: Result) -> None:
-        """Profile warm steps for what the GPU does in them and, of some ways, capture one on rank 0."""
+        """Profile what the GPU does in warm steps and, for captured ways, capture one step on rank 0."""
         device = self.context.device
         if device.type != "cuda" and not way.captured:
             return
@@ -97,8 +97,8 @@ class _Rank:
             result.lanes = capture_step(step.run, device, listen=self.context.rank == 0, file=file)
 
     def _build(self, way: Way) -> TrainingStep:
-        """Build a way's step, from weights and tokens of the rank's own, so that to communicate makes a difference."""
-        gc.collect()  # hooks refer to the module that has them: counting references alone would keep the turn before
+        """Build a way's step, with weights and tokens that differ between ranks, so that communication matters."""
+        gc.collect()  # hooks refer back to their module: without a collection these cycles keep the last turn
         if self.turns_of_own is not None:
             self.turns_of_own.begin(way.name)
         return way.build(plain_step(self.cell, self.settings, self.context.device, self.context.rank))

@@ -1,4 +1,4 @@
-"""Ways to train on several ranks, as a stage declares them: how each is built, and what is noted of it."""
+"""How a stage declares its ways to train on several ranks: how to build each, and what to note about it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from pipeline.subjects.naming import Subject
 from pipeline.ways.cell import RanksSettings
 
 Row = dict[str, Any]
-# Numbers of events, and the bytes that were active after each.
+# Event numbers, and the active bytes after each event.
 Curve = tuple[list[int], list[int]]
 
 
@@ -28,9 +28,9 @@ Curve = tuple[list[int], list[int]]
 class Way:
     """One way to train.
 
-    build: makes the step of this way from a rank's plain one. captured: whether one of its steps is captured.
-    communicates: whether its ranks do; the first that does is what others' weights are compared with. is_own: whether
-    it is of the user's own. columns: what names it in rows beside `impl`.
+    build: makes this way's step from a rank's plain step. captured: whether one of its steps is captured.
+    communicates: whether its ranks do; the first way that does is the reference for the others' weights. is_own:
+    whether it is the user's own. columns: what identifies it in rows, besides `impl`.
     """
 
     name: str
@@ -42,15 +42,16 @@ class Way:
 
     @property
     def key(self) -> Row:
-        """The columns that name it."""
+        """The columns that identify it."""
         return {"impl": self.name, **self.columns}
 
 
 @dataclass
 class Result:
-    """What the turns of one way gave; times are the slowest rank's, bytes the fullest rank's.
+    """Results of one way's turns; times are the slowest rank's, bytes the fullest rank's.
 
-    memory: bytes by what they hold, or by moment and that; collectives: of one step; timeline: or why there is none.
+    memory: bytes by kind, or by moment and kind; collectives: those of one step; timeline: the curve, or the reason
+    why there is none.
     """
 
     samplings: list[Sampling] = field(default_factory=list)
@@ -69,7 +70,7 @@ class Result:
 class Turn:
     """A turn of a way on one rank.
 
-    files: the folder for what is kept of captures, on rank 0; is_warm: whether what is noted has warmed its step up.
+    files: the folder for capture files, on rank 0 only; is_warm: whether the step has been warmed up in this turn.
     """
 
     way: Way
@@ -84,7 +85,7 @@ class Turn:
 
 
 def weights_of_model(step: TrainingStep) -> Mapping[str, Tensor]:
-    """Return the weights of a model that every rank has in full."""
+    """Return the weights of a model that every rank holds in full."""
     return named(step.model)
 
 
@@ -97,16 +98,16 @@ def nothing(_cell: Any) -> tuple[Any, ...]:
 class Experiment:
     """What a stage measures.
 
-    ways: in the order of their turns. first_turn: what is done in the first turn of each, in this order, of
-    `pipeline.ways.notes`; in the others steps are timed. whole_step: the columns of a row of a whole step. rows: makes
-    the rows of a way from its result, its cell and the backend.
+    ways: in the order of their turns. first_turn: the actions (mostly from `pipeline.ways.notes`) of a way's first
+    turn, in order; later turns only time steps. whole_step: the columns that identify the row of a whole step. rows:
+    makes the rows of a way from the way, its result, the cell and the backend.
 
-    own_ways: makes the ways of an implementation of the user's own that passed its check, and of how that says it wants
-    to be called; check_arguments: of the check, in a cell.
+    own_ways: makes the ways for a user's implementation that passed its check, given how the check found it must be
+    called; check_arguments: returns the check's arguments for a cell.
 
-    weights: returns the weights of a step in full, which may be a collective. alike_up_to: on how many ranks all ways
-    average gradients alike, so that their weights must agree, see `Differences.complaint`. make_room: what comes before
-    a first turn.
+    weights: returns the full weights of a step; may be a collective. alike_up_to: the most ranks on which all ways
+    average gradients alike, so that their weights must agree, see `Differences.complaint`. make_room: runs before each
+    first turn.
     """
 
     ways: Sequence[Way]

@@ -1,4 +1,4 @@
-"""The Triton kernels: on a CPU in Triton's interpreter, on a GPU compiled."""
+"""Test the Triton kernels: in Triton's interpreter on a CPU, compiled on a GPU."""
 
 import contextlib
 import functools
@@ -37,7 +37,7 @@ LENGTHS = [(1, 1, True), (1, 17, False), (17, 1, True), (64, 128, True), (113, 1
 ODD_HEAD_DIMS = [8, 40, 80]
 # Results are rounded to the inputs' dtype, and weights before they are multiplied.
 ROUNDINGS = 2
-# The interpreter cuts fp32 to bf16 where a GPU rounds to the nearest: twice the error.
+# The interpreter truncates fp32 to bf16 where a GPU rounds to nearest: twice the error.
 BF16_ROUNDINGS = 2 * ROUNDINGS
 either_dq = pytest.mark.parametrize("dq_has_its_own_kernel", [False, True])
 
@@ -82,22 +82,22 @@ def test_tensor_descriptors_load_the_same_tiles(head_dim, dq_has_its_own_kernel)
 
 @either_dq
 @pytest.mark.parametrize(("head_dim", "n_queries", "n_keys", "is_causal"), [(16, 17, 170, False), (40, 100, 33, True)])
-def test_chunks_are_put_together_to_the_whole(head_dim, n_queries, n_keys, dq_has_its_own_kernel, is_causal):
-    # Two to six: more than are loaded at once.
+def test_chunks_combine_to_the_whole_result(head_dim, n_queries, n_keys, dq_has_its_own_kernel, is_causal):
+    # Two to six chunks, up to more than are loaded at once.
     inputs = random_inputs((1, 2, n_queries, head_dim), n_keys, torch.float32)
     planned_before = forward_plan.cache_info().misses
     assert_fp32_is_exact(with_small_tiles(dq_has_its_own_kernel, **IN_CHUNKS), *inputs, is_causal)
     assert forward_plan.cache_info().misses == planned_before + 1
 
 
-def test_large_negative_logits_of_missing_keys_overflow_nothing():
-    # 33 keys: of the second tile of 32 all but one are missing, and their zeros tower above every real score.
+def test_missing_keys_do_not_overflow_beside_large_negative_logits():
+    # 33 keys: the second tile of 32 lacks all but one, and the missing keys' zeros are far above every real score.
     q, k, v, do = random_inputs((1, 1, 40, 16), 33, torch.float16)
     q, k = q.abs() * 7, -k.abs() * 7
     assert_rounded_at_most(ROUNDINGS, with_small_tiles(False), q, k, v, do, False)
 
 
-def test_expanded_inputs_and_gradients_give_the_same():
+def test_expanded_inputs_and_gradients_give_the_same_results():
     q, k, v, do = random_inputs((2, 3, 20, 16), 20, torch.float32)
     v = v[:, :1].expand(-1, 3, -1, -1)
     do = do[..., :1].expand(-1, -1, -1, 16)
@@ -105,9 +105,9 @@ def test_expanded_inputs_and_gradients_give_the_same():
     assert_equal(results(FlashAttentionTriton.apply, q, k, v, do, True), expected)
 
 
-# Of what is computed rightly, in whatever order; what is read amiss is wrong by its whole size.
+# Errors of correct results, in any order of sums; a number read from the wrong place is off by its whole size.
 ALLOWED = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float32: FP32_RELATIVE_ERROR}
-# On a GPU one kernel; chunks; descriptors in both passes, and tiles wider than head_dim; of bf16 on Hopper Gluon's.
+# On a GPU: one kernel; chunks; descriptors in both passes, and tiles wider than head_dim; Gluon for bf16 on Hopper.
 GPU_SHAPES = [((2, 45, 64), 70), ((2, 2, 45, 64), 70), ((2, 2, 1100, 64), 1100), ((2, 60, 1030, 40), 1035)]
 GPU_SHAPES += [((2, 36, 1030, head_dim), 1035) for head_dim in (64, 128, 256)]
 AS_PLANNED = FlashAttentionTriton.apply
@@ -129,9 +129,9 @@ def inputs_and_exact_results(shape, n_keys, dtype, device):
 
 
 @pytest.mark.parametrize(WHERE, PLACED)
-def test_all_tensors_may_lie_in_different_ways_at_once_at_any_address(attend, shape, n_keys, dtype, device):
+def test_tensors_may_have_different_layouts_and_any_addresses_at_once(attend, shape, n_keys, dtype, device):
     inputs, exact = inputs_and_exact_results(shape, n_keys, dtype, device)
-    for first in range(len(PLACES)):  # in the end each tensor was in each place, together with others elsewhere
+    for first in range(len(PLACES)):  # each tensor gets each place, with the others elsewhere
         places = [PLACES[(first + 4 * index) % len(PLACES)] for index in range(4)]
         laid = [laid_out(tensor, *place) for tensor, place in zip(inputs, places, strict=True)]
         found = attention_errors(results(attend, *laid, True), exact)
@@ -139,8 +139,8 @@ def test_all_tensors_may_lie_in_different_ways_at_once_at_any_address(attend, sh
 
 
 @pytest.mark.parametrize(WHERE, PLACED[1:])
-def test_what_hooks_give_back_may_lie_anyhow_output_and_log_sum_exp_included(attend, shape, n_keys, dtype, device):
-    """`torch.autograd.graph.save_on_cpu` gives back contiguous copies, whatever the strides were."""
+def test_hooks_may_return_saved_tensors_in_any_layout_even_the_output(attend, shape, n_keys, dtype, device):
+    """`torch.autograd.graph.save_on_cpu` returns contiguous copies, whatever the strides were."""
     inputs, exact = inputs_and_exact_results(shape, n_keys, dtype, device)
     inputs = [laid_out(tensor, "sequence before heads") for tensor in inputs]
     for layout, offset in PLACES:
@@ -150,11 +150,11 @@ def test_what_hooks_give_back_may_lie_anyhow_output_and_log_sum_exp_included(att
         assert (found <= ALLOWED[dtype]).all(), (layout, offset, found.tolist())
 
 
-def test_fp32_is_one_tf32_product_where_torchs_switch_allows_it_whichever_api_set_it(tf32_switch):
+def test_fp32_is_one_tf32_product_if_torchs_switch_allows_it_by_either_api(tf32_switch):
     q, k, v, do = random_inputs((1, 12, 16), 12, torch.float32)
     assert problem_of(q, k, v, True).one_tf32_product == tf32_switch.allows_tf32
     assert not problem_of(q.half(), k.half(), v.half(), True).one_tf32_product
-    assert_fp32_is_exact(FlashAttentionTriton.apply, q, k, v, do, True)  # the interpreter knows no TF32
+    assert_fp32_is_exact(FlashAttentionTriton.apply, q, k, v, do, True)  # the interpreter has no TF32
 
 
 @pytest.mark.parametrize("is_compiled", [False, True])
@@ -174,7 +174,7 @@ def test_the_backward_pass_multiplies_fp32_as_the_forward_pass_did(allowed, is_c
     assert [call.args[0].one_tf32_product for call in backward.call_args_list] == [allowed]
 
 
-def test_what_was_worked_out_in_inference_mode_serves_training():
+def test_plans_made_in_inference_mode_work_in_training():
     inputs = random_inputs((1, 2, 52, 16), 52, torch.float32)
     with torch.inference_mode():
         expected = FlashAttentionTriton.apply(*inputs[:3], True)
@@ -183,7 +183,7 @@ def test_what_was_worked_out_in_inference_mode_serves_training():
 
 @pytest.fixture
 def current(monkeypatch):
-    """Give a list that ends with the GPU that is current, each tensor being on the one that it says."""
+    """Fake several GPUs: return a list that ends with the current one; tensors are on the one they report."""
     gpus = [0]
 
     @contextlib.contextmanager
@@ -201,7 +201,7 @@ def current(monkeypatch):
 
 @pytest.mark.parametrize("gpu", [0, 1])
 def test_kernels_are_loaded_on_the_device_of_their_inputs(current, gpu):
-    """Making a plan loads its kernels on the current device, which may be another than the inputs'."""
+    """Making a plan loads its kernels on the current device, which may not be the inputs'."""
 
     def plan(_problem):
         raise InterruptedError(current[-1])
@@ -212,8 +212,8 @@ def test_kernels_are_loaded_on_the_device_of_their_inputs(current, gpu):
     assert current == [0]
 
 
-def test_those_of_a_backward_pass_too_where_autograd_does_not_see_to_it(current, monkeypatch):
-    """For its own calls autograd makes the device current, as the tests on two GPUs show; not for an operator's."""
+def test_the_backward_operator_loads_its_kernels_on_the_inputs_device(current, monkeypatch):
+    """Autograd sets the device for its own calls, as the tests on two GPUs show, but not for an operator's."""
     planned_on, backward = [], autograd.run_backward
 
     def planner(*given):
@@ -230,7 +230,7 @@ def test_those_of_a_backward_pass_too_where_autograd_does_not_see_to_it(current,
 
 @pytest.mark.parametrize("head_dim", [16, 40])
 def test_nothing_is_read_or_written_beyond_the_tensors(head_dim):
-    """Neighbours in the same memory are poison: read, they would show as NaN; written, they would change."""
+    """The memory around the tensors is NaN: reading it would show in the results, writing would change it."""
     clean = random_inputs((1, 2, 45, head_dim), 45, torch.float32)
     expected = results(FlashAttentionTriton.apply, *clean, True)
     padded = [torch.full((1, 2, 128, 2 * head_dim), math.nan) for _ in clean]
@@ -253,11 +253,11 @@ def test_compiled_views_of_wider_tensors_are_as_exact(seq_len, offset, dtype, de
     columns = slice(offset, offset + 64)
 
     def attend_by_columns(q, k, v, is_causal):
-        """The padding has the output's gradient be columns of a wider tensor too."""
+        """Attend; the padding makes the output's gradient columns of a wider tensor too."""
         output = FlashAttentionTriton.apply(*(tensor[..., columns] for tensor in (q, k, v)), is_causal)
         return torch.nn.functional.pad(output, (offset, 32 - offset))
 
-    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
+    torch.compiler.reset()  # else torch gives up after compiling a function a few times
     compiled = torch.compile(attend_by_columns, fullgraph=True, dynamic=False, backend=backend)
     found = [tensor[..., columns] for tensor in results(compiled, q, k, v, do, True)]
     exact = exact_attention(*(tensor[..., columns] for tensor in (q, k, v, do)), True)

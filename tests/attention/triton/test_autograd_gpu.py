@@ -1,4 +1,4 @@
-"""What of the Triton kernels only a GPU can show: compiled code, memory beyond 2^31 elements, races."""
+"""Test what only a GPU can show of the Triton kernels: compiled code, more than 2^31 elements, races."""
 
 import itertools
 from dataclasses import replace
@@ -32,7 +32,7 @@ from ..reference import (
 pytestmark = pytest.mark.gpu(shared=True)
 
 LENGTHS = [(1, 1), (17, 17), (113, 203), (239, 1), (799, 3), (1023, 1024), (2048, 2048)]
-# One kernel for short sequences is not for them: the others load the few through pointers or descriptors.
+# Too long for the one kernel for short sequences; the others load the few through pointers or descriptors.
 FEW_OF_MANY = [(33, 1500), (1500, 33), (600, 1500)]
 HEAD_DIMS = [8, 16, 32, 64, 80, 96, 128, 200, 256]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
@@ -40,7 +40,7 @@ REPEATS = 250
 
 
 def _assert_exact(*inputs_and_is_causal, attend=FlashAttentionTriton.apply):
-    """Assert that sums are kept in fp32 and that, of other dtypes, results and weights are rounded once."""
+    """Assert that sums are kept in fp32 and that, for other dtypes, results and weights are rounded once."""
     if inputs_and_is_causal[0].dtype == torch.float32:
         assert_fp32_is_exact(attend, *inputs_and_is_causal)
     else:
@@ -58,7 +58,7 @@ def test_output_and_gradients_are_as_exact_as_the_dtype_allows(head_dim, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [32, 64, 80, 128])
-def test_a_grid_too_long_to_be_cut_into_chunks_is_as_exact(head_dim, dtype):
+def test_grids_too_long_to_be_cut_into_chunks_are_as_exact(head_dim, dtype):
     for (n_queries, n_keys), is_causal in itertools.product([(1040, 1040), (1030, 1035)], (False, True)):
         inputs = random_inputs((2, 60, n_queries, head_dim), n_keys, dtype, "cuda")
         _assert_exact(*inputs, is_causal)
@@ -78,8 +78,8 @@ def test_sums_over_many_tiles_are_kept_in_fp32(head_dim, dtype):
 )
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_fp32_is_as_exact_as_torchs_own_kernel(head_dim, n_queries, n_keys, is_causal):
-    # Causal only where lengths are equal, for torch's mask is another where they differ. In much shorter sequences
-    # chance decides which of two kernels is closer. Wider heads' longer sums come out up to 1.6 times less exact.
+    # Causal only for equal lengths: otherwise torch's mask is different. In much shorter sequences chance decides which
+    # of two kernels is closer. Wider heads have longer sums, which are up to 1.6 times less exact.
     inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, torch.float32, "cuda")
     factor = 1.1 if head_dim <= 128 else 2.0
     assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, is_causal, factor)
@@ -89,14 +89,14 @@ def test_fp32_is_as_exact_as_torchs_own_kernel(head_dim, n_queries, n_keys, is_c
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_the_tiles_of_gpus_with_99_kb_of_shared_memory_are_as_exact(head_dim, dtype):
     attend = planned_by(replace(PLAIN, tables=SMALL_TILES)).apply
-    # One kernel, few of many, in chunks, and with descriptors.
+    # These cover one kernel, few queries with many keys, chunks, and descriptors.
     for (n_queries, n_keys), is_causal in itertools.product([(113, 203), (33, 1500), (1040, 1040)], (False, True)):
         inputs = random_inputs((2, 2, n_queries, head_dim), n_keys, dtype, "cuda")
         _assert_exact(*inputs, is_causal, attend=attend)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_large_logits_overflow_nothing(dtype):
+def test_large_logits_do_not_overflow(dtype):
     inputs = random_inputs((1, 2, 1023, 64), 1023, dtype, "cuda", scale=10.0)
     if dtype == torch.float32:
         assert_as_exact_as_torchs_fp32_kernel(FlashAttentionTriton.apply, *inputs, True)
@@ -107,13 +107,13 @@ def test_large_logits_overflow_nothing(dtype):
 @pytest.mark.parametrize(("num_heads", "is_chunked"), [(2, True), (72, False)])
 @pytest.mark.parametrize("head_dim", [32, 64, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_repeats_are_bitwise_equal_but_for_the_order_of_sums(head_dim, dtype, num_heads, is_chunked):
+def test_repeats_are_bitwise_equal_except_dq_without_its_own_kernel(head_dim, dtype, num_heads, is_chunked):
     q, k, v, do = random_inputs((2, num_heads, 1040, head_dim), 1040, dtype, "cuda")
     plan = _backward_plan(q, k, v, do)
     assert (plan.key_value.chunks > 1) == is_chunked
     first = results(FlashAttentionTriton.apply, q, k, v, do, True)
     exact = [True, plan.query is not None, True, True]
-    rounding = 0 if dtype == torch.float32 else torch.finfo(dtype).eps  # once, of what was summed in fp32
+    rounding = 0 if dtype == torch.float32 else torch.finfo(dtype).eps  # the fp32 sum is rounded once
     for _ in range(REPEATS):
         again = results(FlashAttentionTriton.apply, q, k, v, do, True)
         for a, b, is_exact in zip(again, first, exact, strict=True):
@@ -149,7 +149,7 @@ def test_inputs_may_be_on_another_gpu_than_the_current_one(seq_len, backward_in_
     assert torch.cuda.current_device() == 0
 
 
-def test_hooks_hear_of_every_launch():
+def test_launch_hooks_see_every_launch():
     inputs = random_inputs((1, 2, 2048, 64), 2048, torch.bfloat16, "cuda")
     results(FlashAttentionTriton.apply, *inputs, True)
     names = []
@@ -163,8 +163,8 @@ def test_hooks_hear_of_every_launch():
     assert names == [f"{kernel}_kernel" for kernel in kernels]
 
 
-@pytest.mark.gpu  # to itself: it is a third of the memory
-def test_tensors_of_more_than_two_to_the_31_elements():
+@pytest.mark.gpu  # not shared: it takes a third of the memory
+def test_tensors_may_have_more_than_two_to_the_31_elements():
     batch, seq_len, head_dim = 2, 2**23, 128
     if torch.cuda.mem_get_info()[0] < 60e9:
         pytest.skip("needs 60 GB of free GPU memory")
@@ -177,7 +177,7 @@ def test_tensors_of_more_than_two_to_the_31_elements():
 
 
 @pytest.mark.parametrize("size", [SIZES["small"], replace(SIZES["2.7B"], num_layers=2)], ids=["small", "head_dim 80"])
-def test_a_model_gets_as_exact_gradients_eager_and_compiled_as_with_the_plain_formula(size):
+def test_model_gradients_eager_and_compiled_are_as_exact_as_the_plain_formulas(size):
     exact = _gradients(size, precision="fp32")
     plain = relative_errors(_gradients(size, precision="bf16"), exact)
     for compiled in (False, True):

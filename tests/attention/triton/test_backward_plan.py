@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 
 @pytest.fixture
 def planned(monkeypatch):
-    """Plan the backward pass of a head_dim; return the plan and the names of its kernels."""
+    """Return a function that plans a backward pass and returns the plan and the names of its kernels."""
     from pipeline.attention.triton.gluon import launches
     from pipeline.attention.triton.gluon.parts import launches as parts_launches
 
@@ -51,9 +51,7 @@ WIDE = {"hopper_wide_key_value_kernel", "hopper_wide_query_kernel"}
     ("head_dims", "repeatable", "kernels"),
     [((64, 128), False, SUMMED), ((64, 128), True, APART), ((136, 256), False, WIDE), ((136, 256), True, WIDE)],
 )
-def test_one_kernel_sums_dq_too_which_is_then_scaled_but_of_wide_heads_and_repeatably(
-    planned, head_dims, repeatable, kernels
-):
+def test_one_kernel_sums_dq_too_unless_heads_are_wide_or_dq_must_be_repeatable(planned, head_dims, repeatable, kernels):
     for head_dim in head_dims:
         plan, names = planned(head_dim, repeatable)
         assert names == {"delta_kernel", *kernels}
@@ -61,7 +59,7 @@ def test_one_kernel_sums_dq_too_which_is_then_scaled_but_of_wide_heads_and_repea
 
 
 @pytest.mark.parametrize("head_dim", [40, 64, 128])
-def test_fp32_is_split_and_dq_has_a_kernel_of_its_own(planned, head_dim):
+def test_fp32_is_split_and_dq_has_its_own_kernel(planned, head_dim):
     plan, names = planned(head_dim, dtype=torch.float32)
     assert names == {"delta_kernel", "parts_kernel", "hopper_parts_key_value_kernel", "hopper_parts_query_kernel"}
     assert plan.in_parts.shapes == ((3, 64, 4096, head_dim),) * 4
@@ -78,6 +76,6 @@ def test_fp32_is_split_and_dq_has_a_kernel_of_its_own(planned, head_dim):
         ((1, 17, 512), torch.float32, False),
     ],
 )
-def test_short_sequences_have_one_kernel_in_fp32_only_few_of_them(planned, shape, dtype, is_short):
+def test_short_sequences_have_one_kernel_but_in_fp32_only_a_few_sequences(planned, shape, dtype, is_short):
     _, names = planned(32, dtype=dtype, shape=shape)
     assert (names == {"short_kernel"}) == is_short

@@ -10,7 +10,7 @@ from tools.tuning.every_gpu import GPUS
 
 @pytest.mark.parametrize("shape", [(128,), (1, 1, 128), (2, 3, 1, 16), (1, 1, 1, 8), (4, 1, 5, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_allocated_like_one_number_is_a_contiguous_tensor_of_the_shape(shape, dtype):
+def test_a_tensor_allocated_from_a_template_is_contiguous_and_has_its_shape(shape, dtype):
     found = torch.empty_like(direct_launch.like(shape, dtype, torch.device("cpu")))
     expected = torch.empty(shape, dtype=dtype)
     assert (found.shape, found.stride(), found.dtype) == (shape, expected.stride(), dtype)
@@ -19,7 +19,7 @@ def test_what_is_allocated_like_one_number_is_a_contiguous_tensor_of_the_shape(s
 
 
 @pytest.mark.parametrize(("name", "products"), [("sm_86", ("tf32x3", "tf32")), ("gfx942", ("ieee", "ieee"))])
-def test_fp32_is_three_tf32_products_or_one_but_on_amd_what_it_is(monkeypatch, name, products):
+def test_fp32_is_three_tf32_products_or_one_but_native_on_amd(monkeypatch, name, products):
     monkeypatch.setattr(direct_launch, "gpu_of", lambda _device: GPUS[name])
     q = torch.empty(1, 8, 16)
     exact = replace(problem_of(q, q, q), one_tf32_product=False)
@@ -27,6 +27,6 @@ def test_fp32_is_three_tf32_products_or_one_but_on_amd_what_it_is(monkeypatch, n
 
 
 @pytest.mark.parametrize(("name", "loads"), [("sm_86", False), ("sm_90", True), ("sm_120", False)])
-def test_aligned_matrices_are_loaded_through_descriptors_where_the_gpu_is_for_them(monkeypatch, name, loads):
+def test_aligned_matrices_are_loaded_through_descriptors_if_the_gpu_uses_them(monkeypatch, name, loads):
     monkeypatch.setattr(direct_launch, "gpu_of", lambda _device: GPUS[name])
     assert direct_launch.tma_can_load(problem_of(*[torch.empty(1, 8, 16)] * 3).q) == loads

@@ -19,8 +19,8 @@ WAYS = {
 }
 
 
-# Half as many rows are as many tiles; Triton's interpreter takes a quarter of the time. Chunks and summed dq are two
-# ways out of the same loops: each has every third mask.
+# With small tiles half the rows still fill many, and Triton's interpreter takes a quarter of the time. Chunks and
+# summed dq are two ways to end the same loops, so each gets only every third mask.
 HALF_MASKS = [(-(-n // 2), -(-m // 2), is_causal, window and -(-window // 2)) for n, m, is_causal, window in MASKS]
 MASKS_OF = dict(zip(WAYS, (MASKS[::3], HALF_MASKS, HALF_MASKS[::3], HALF_MASKS[1::3]), strict=True))
 MASKS_BY_WAY = [pytest.param(way, mask, id=f"{way}-{mask}") for way, masks in MASKS_OF.items() for mask in masks]
@@ -82,7 +82,7 @@ def test_the_log_sum_exp_is_returned_on_request_and_has_no_gradient(mask):
     assert_equal((output, *torch.autograd.grad(output, inputs, do)), without)
 
 
-def test_under_autocast_the_log_sum_exp_stays_in_fp32():
+def test_the_log_sum_exp_stays_in_fp32_under_autocast():
     q, k, v, _ = inputs_of(20, 20, heads=4, kv_heads=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         output, lse = flash_attention(q, k, v, enable_gqa=True, return_lse=True)
@@ -105,21 +105,21 @@ def test_under_autocast_the_log_sum_exp_stays_in_fp32():
         ({}, r"k has shape \(1, 3, 8, 16\): must be as q, \(1, 4, 8, 16\), except for the sequence"),
     ],
 )
-def test_what_it_cannot_do_is_refused_in_one_line(arguments, complaint):
+def test_unsupported_arguments_are_refused_in_one_line(arguments, complaint):
     q, k, v, _ = inputs_of(8, 8, heads=4, kv_heads=4 if {"is_causal", "scale", "window"} & set(arguments) else 3)
-    for mode in (nullcontext(), FlopCounterMode(display=False)):  # which sees operators
+    for mode in (nullcontext(), FlopCounterMode(display=False)):  # dispatch modes get operators
         with mode, pytest.raises(ValueError, match=complaint) as refused:
             flash_attention(q, k, v, **arguments)
         assert "\n" not in str(refused.value)
 
 
-def test_numbers_of_numpy_are_as_good_as_python_s():
+def test_numpy_numbers_are_accepted():
     q, k, v, _ = inputs_of(20, 20)
     found = flash_attention(q, k, v, scale=np.float32(0.5), window=np.int64(3))
     assert torch.equal(found, flash_attention(q, k, v, scale=0.5, window=3))
 
 
-def test_vmap_and_other_transforms_of_functions_are_refused_with_what_to_do_instead():
+def test_functorch_transforms_are_refused_with_advice():
     q = torch.randn(3, 2, 8, 16)
     grad = torch.func.grad(lambda q, k, v: flash_attention(q, k, v).sum())
     for transformed in (torch.vmap(flash_attention), grad):
@@ -127,7 +127,7 @@ def test_vmap_and_other_transforms_of_functions_are_refused_with_what_to_do_inst
             transformed(q, q, q)
 
 
-def test_compiled_it_is_one_graph_and_gives_the_same():
+def test_it_compiles_to_one_graph_with_the_same_results():
     q, k, v, do = inputs_of(20, 25, heads=4, kv_heads=2)
     arguments = {"is_causal": "bottom_right", "scale": 0.3, "window": 9, "enable_gqa": True}
 
@@ -135,7 +135,7 @@ def test_compiled_it_is_one_graph_and_gives_the_same():
         output, lse = flash_attention(q, k, v, **arguments, return_lse=True)
         return output * 2, lse
 
-    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
+    torch.compiler.reset()  # else torch gives up after compiling a function a few times
     compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
     inputs = [tensor.requires_grad_() for tensor in (q, k, v)]
     (output, lse), (expected, expected_lse) = compiled(*inputs), attend(*inputs)
@@ -143,7 +143,7 @@ def test_compiled_it_is_one_graph_and_gives_the_same():
     assert_equal(*(torch.autograd.grad(each, inputs, do) for each in (output, expected)))
 
 
-def test_the_operators_for_compilation_describe_themselves_truly():
+def test_the_custom_operators_pass_opcheck():
     q, k, v, do = inputs_of(20, 25, heads=4, kv_heads=2)
     arguments = (True, True, 0.3, True, 9)
     o, lse = torch.ops.llm_systems_pipeline.flash_attention_forward(q, k, v, *arguments)

@@ -1,4 +1,4 @@
-"""What `flash_attention` takes beside queries, keys and values, by compiled kernels."""
+"""Test the options of `flash_attention` (masks, scale, shared heads, log-sum-exp) in compiled kernels."""
 
 import functools
 
@@ -23,9 +23,9 @@ on_hopper = pytest.mark.skipif(
     not (torch.cuda.is_available() and torch.cuda.get_device_capability() == HOPPER and has_gluon()),
     reason="no Hopper GPU, or no Gluon",
 )
-# The dtypes, and what of the exact numbers an error may be beside twice the formula's, which multiplies fp32 as fp32.
+# Dtypes, and the error allowed beyond twice the formula's (which multiplies fp32 natively), over the exact norm.
 DTYPES = {torch.bfloat16: 0.0, torch.float16: 0.0, torch.float32: FP32_RELATIVE_ERROR}
-# Ten times the lengths of the interpreter's tests, too: chunks, descriptors, tiles that need no mask.
+# Ten times the lengths of the interpreter's tests, which covers chunks, descriptors and tiles that need no mask.
 LONG_MASKS = [(10 * a + 3, 10 * b + 1, is_causal, window and 10 * window) for a, b, is_causal, window in MASKS]
 REPEATS = 50
 
@@ -71,15 +71,15 @@ def test_query_heads_may_share_keys_and_values_in_gluons_kernels(head_dim, dtype
 
 @on_hopper
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
-def test_of_shared_keys_tiles_may_come_in_pairs(head_dim):
-    heads = torch.cuda.get_device_properties(0).multi_processor_count // 4  # 4 pairs of 8 tiles each: one a program
+def test_tiles_of_shared_keys_may_be_scheduled_in_pairs(head_dim):
+    heads = torch.cuda.get_device_properties(0).multi_processor_count // 4  # 4 pairs of tiles each: one per program
     inputs = inputs_of(1024, 1024, head_dim, 2 * heads, heads, torch.bfloat16, "cuda")
     assert_as_exact_as_the_formula(flash_attention, *inputs, is_causal=True, enable_gqa=True)
 
 
 @on_hopper
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-def test_of_shared_keys_all_but_dq_is_bitwise_repeatable(head_dim):
+def test_results_with_shared_keys_are_bitwise_repeatable_except_dq(head_dim):
     inputs = inputs_of(1040, 1040, head_dim, 48, 12, torch.bfloat16, "cuda")
     attend = functools.partial(results, flash_attention, *inputs, is_causal=True, enable_gqa=True)
     o, _, dk, dv = attend()
@@ -91,10 +91,10 @@ def test_of_shared_keys_all_but_dq_is_bitwise_repeatable(head_dim):
 @pytest.mark.parametrize(
     "arguments", [{"is_causal": "bottom_right", "enable_gqa": True}, {"is_causal": True, "window": 300, "scale": 0.2}]
 )
-def test_they_are_compiled_and_captured_into_a_graph(arguments):
+def test_options_work_compiled_and_in_a_cuda_graph(arguments):
     q, k, v, do = inputs_of(1040, 1100, 64, 8, 2 if "enable_gqa" in arguments else 8, torch.bfloat16, "cuda")
     expected = results(flash_attention, q, k, v, do, **arguments)
-    torch.compiler.reset()  # it counts how often a function was compiled, and gives up after a few times
+    torch.compiler.reset()  # else torch gives up after compiling a function a few times
     compiled = torch.compile(functools.partial(flash_attention, **arguments), fullgraph=True)
     inputs = [torch.zeros_like(tensor).requires_grad_() for tensor in (q, k, v)]
     graph = torch.cuda.CUDAGraph()
@@ -109,7 +109,7 @@ def test_they_are_compiled_and_captured_into_a_graph(arguments):
         assert_equal(found, expected)
 
 
-def test_the_log_sum_exp_is_that_of_the_formula():
+def test_the_log_sum_exp_equals_the_formulas():
     q, k, v, _ = inputs_of(1500, 1040, 64, dtype=torch.bfloat16, device="cuda")
     for arguments in ({"is_causal": "bottom_right"}, {"is_causal": True}, {"is_causal": True, "window": 100}):
         _, lse = flash_attention(q, k, v, **arguments, return_lse=True)

@@ -17,14 +17,14 @@ REFUSAL = (
 )
 
 
-def test_a_gpu_whose_tensor_cores_triton_cannot_use_is_refused_and_descriptors_are_for_those_that_read_shared_memory():
+def test_gpus_before_8_0_are_refused_and_only_9_0_and_10_0_have_descriptors():
     refused = [bool(replace(V100, capability=capability).why_refused) for capability in ((7, 0), (7, 5), (8, 0))]
     assert refused == [True, True, False]
     assert not any(given.why_refused for given in (*GPUS.values(), INTERPRETER))
     assert {name for name, given in GPUS.items() if given.has_descriptors} == {"sm_90", "sm_100"}
 
 
-def test_a_refusal_names_gpu_capability_requirement_and_what_to_use_instead_wherever_one_asks(monkeypatch):
+def test_every_refusal_names_the_gpu_the_requirement_and_an_alternative(monkeypatch):
     q = torch.empty(1, 1, 8, 16)
     for module in (forward_plan, kernel_sets, gpu):
         monkeypatch.setattr(module, "gpu_of", lambda _device: V100)
@@ -42,7 +42,7 @@ def test_a_refusal_names_gpu_capability_requirement_and_what_to_use_instead_wher
 
 @pytest.fixture
 def a10(monkeypatch):
-    """Have a fourth GPU, which is the current one."""
+    """Fake a fourth GPU, an A10, and make it current."""
     said = SimpleNamespace(name="NVIDIA A10", major=8, minor=6, multi_processor_count=72)
     monkeypatch.setattr(torch.cuda, "get_device_properties", {torch.device("cuda", 3): said}.__getitem__)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
@@ -54,17 +54,17 @@ def a10(monkeypatch):
 
 
 @pytest.mark.parametrize("device", ["cuda:3", "cuda"])
-def test_a_gpu_is_what_torch_and_triton_say_of_it_and_without_a_number_the_current_one(a10, device):
+def test_gpu_of_asks_torch_and_triton_and_defaults_to_the_current_gpu(a10, device):
     assert gpu.gpu_of(torch.device(device)) == a10
     assert why_not("flash", torch.device(device)) is None
 
 
-def test_amds_gpus_are_told_from_nvidias(a10, monkeypatch):
+def test_amd_gpus_are_recognised(a10, monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "7.0")
     assert gpu.gpu_of(torch.device("cuda", 3)) == replace(a10, vendor="amd")
 
 
-def test_a_cpu_is_none_but_in_the_interpreter(monkeypatch):
+def test_a_cpu_is_refused_outside_the_interpreter(monkeypatch):
     monkeypatch.setattr(gpu, "is_interpreted", lambda: False)
     with pytest.raises(ValueError, match="q is on cpu: Triton's kernels need a GPU"):
         gpu._gpu_of.__wrapped__(torch.device("cpu"))

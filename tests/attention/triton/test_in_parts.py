@@ -8,7 +8,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @pytest.mark.parametrize("head_dim", [40, 64])
-def test_three_bf16_parts_add_up_to_an_fp32_number_but_for_its_last_bit(head_dim):
+def test_three_bf16_parts_add_up_to_an_fp32_number_except_its_last_bit(head_dim):
     dense = torch.randn(2, 3, 70, head_dim, device=DEVICE) * torch.logspace(-20, 20, 70, device=DEVICE)[:, None]
     strided = dense.transpose(1, 2).contiguous().transpose(1, 2)
     tensors = (dense, strided, dense[0, :, 5:40], dense[:1, 1])

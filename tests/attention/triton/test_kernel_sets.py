@@ -37,7 +37,7 @@ def names(*given, **more):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [40, 64, 80, 128, 256])
 @pytest.mark.parametrize("shape", [(4, 16, 4096), (16, 12, 1024), (128, 1000)])
-def test_shapes_of_models_get_gluons_kernels_in_both_passes(shape, head_dim, dtype):
+def test_shapes_of_models_get_gluon_kernels_in_both_passes(shape, head_dim, dtype):
     assert names(traits((*shape, head_dim), dtype)) == ["gluon", "gluon"]
 
 
@@ -57,11 +57,11 @@ def test_shapes_of_models_get_gluons_kernels_in_both_passes(shape, head_dim, dty
         (traits(device=torch.device("cpu")), "no GPU"),
     ],
 )
-def test_others_get_the_plain_ones_and_are_told_why(given, reason):
+def test_other_inputs_get_plain_kernels_and_a_reason(given, reason):
     assert chosen(given) == (("plain", reason), ("plain", reason))
 
 
-def test_keys_that_query_heads_share_and_full_attention_are_for_gluon_too_but_no_other_mask():
+def test_gluon_takes_shared_keys_and_full_attention_but_no_other_mask():
     q, kv = traits((4, 32, 4096, 128)), traits((4, 8, 4096, 128))
     assert names(q, kv) == names(q, band=FULL) == ["gluon", "gluon"]
     reason = "a mask that is neither full nor causal from the top left"
@@ -69,26 +69,26 @@ def test_keys_that_query_heads_share_and_full_attention_are_for_gluon_too_but_no
         assert [found.reason for found in chosen(q, band=band)] == [reason] * 2
 
 
-def test_gradients_that_the_copy_engine_cannot_read_and_repeatable_ones_but_of_wide_heads_are_for_the_plain_kernels():
+def test_expanded_gradients_and_repeatable_dq_of_narrow_heads_get_plain_kernels():
     q = traits()
     expanded = traits(stride=(16 * 4096 * 128, 0, 128, 1))
     assert names(q, do=expanded) == names(q, repeatable=True) == ["gluon", "plain"]
     assert "torch.use_deterministic_algorithms" in chosen(q, repeatable=True)[1].reason
-    # Whose dq is summed in a fixed order.
+    # The dq of wide heads is summed in a fixed order.
     assert names(traits((4, 16, 4096, 256)), repeatable=True) == ["gluon", "gluon"]
 
 
-def test_fp32_gets_gluons_kernels_in_both_passes_or_in_none_whatever_its_strides_but_not_as_one_tf32_product():
+def test_fp32_gets_gluon_kernels_in_both_passes_or_neither_whatever_its_strides():
     q = traits(dtype=torch.float32)
     expanded = traits(dtype=torch.float32, stride=(16 * 4096 * 128, 0, 128, 1))
     assert names(q) == names(q, do=expanded) == names(expanded) == names(q, repeatable=True) == ["gluon", "gluon"]
-    # A few queries of many keys, and many of a few: one of the two passes alone would have work for all of a GPU.
+    # Few queries with many keys, and the reverse: only one of the two passes would fill the GPU.
     few, many = (traits((1, 16, length, 128), torch.float32) for length in (256, 8192))
     assert names(few, many) == names(many, few) == ["plain", "plain"]
     assert {found.reason for found in chosen(q, one_tf32_product=True)} == {"fp32 multiplied as one TF32 product"}
 
 
-def test_so_do_other_gpus_other_tritons_and_those_who_ask(monkeypatch):
+def test_other_gpus_tritons_without_gluon_and_the_variable_get_plain_kernels(monkeypatch):
     def reasons(name, value):
         with monkeypatch.context() as patch:
             patch.setattr(kernel_sets, name, lambda *_device: value)
@@ -99,7 +99,7 @@ def test_so_do_other_gpus_other_tritons_and_those_who_ask(monkeypatch):
     assert all("has no Gluon" in reason for reason in reasons("has_gluon", False))
 
 
-def test_the_environment_asks_for_plain_kernels_for_as_long_as_the_process_lives(monkeypatch):
+def test_the_environment_variable_is_read_once_per_process(monkeypatch):
     for asked in ("tl", "gluon"):
         monkeypatch.setenv(VARIABLE, asked)
         IS_PLAIN_ASKED.cache_clear()
@@ -109,7 +109,7 @@ def test_the_environment_asks_for_plain_kernels_for_as_long_as_the_process_lives
     IS_PLAIN_ASKED.cache_clear()
 
 
-def test_whoever_has_the_inputs_may_ask():
+def test_kernels_of_takes_tensors():
     q = torch.empty(1, 2, 64, 128)
     found = kernels_of(q, q, q)
     assert found.forward == found.backward == ("plain", "no GPU")

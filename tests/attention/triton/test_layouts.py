@@ -16,7 +16,7 @@ def is_aligned(tensor):
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("x", [X, X[:, 0]], ids=["4-D", "3-D"])
-def test_plans_are_told_the_strides_of_what_is_read_the_tensor_itself_wherever_it_can_be(x, layout, offset, dtype):
+def test_plans_get_the_strides_of_what_is_read_and_only_misfits_are_copied(x, layout, offset, dtype):
     given = laid_out(x.to(dtype), layout, offset)
     layouts = layouts_of(X, given)
     copies = copies_of(layouts)
@@ -30,7 +30,7 @@ def test_plans_are_told_the_strides_of_what_is_read_the_tensor_itself_wherever_i
 
 @pytest.mark.parametrize("offset", OFFSETS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_dense_tensors_are_contiguous_and_aligned_and_not_copied_where_they_already_are(layout, offset):
+def test_dense_copies_only_tensors_that_are_not_contiguous_and_aligned(layout, offset):
     given = laid_out(X, layout, offset)
     original, found = dense(X, given)
     assert original is X

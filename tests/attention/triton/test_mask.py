@@ -9,7 +9,7 @@ from ..reference import MASKS, seen_by_formula
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_a_band_shows_what_the_mask_shows(mask):
+def test_a_band_shows_the_same_keys_as_the_mask(mask):
     n_queries, n_keys, is_causal, window = mask
     band = band_of(is_causal, window, n_queries, n_keys)
     queries, keys = torch.arange(n_queries)[:, None], torch.arange(n_keys)[None, :]

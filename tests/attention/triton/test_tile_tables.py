@@ -23,28 +23,28 @@ def test_the_tables_of_every_gpu_fit_into_its_shared_memory():
     assert all(tables_for(gpu).shared_bytes <= gpu.shared_bytes for gpu in GPUS.values())
 
 
-def test_with_less_of_it_a_gpu_gets_smaller_tiles():
+def test_a_gpu_with_less_shared_memory_gets_smaller_tiles():
     assert tables_for(replace(GPUS["sm_90"], shared_bytes=100 * KIB)) is SMALL_TILES
     assert tables_for(replace(GPUS["sm_86"], shared_bytes=64 * KIB)) is AMD_TILES
 
 
 @pytest.mark.parametrize("tables", [HOPPER_TILES, *TABLES.values()], ids=["Hopper", *TABLES])
-def test_every_width_has_tiles_and_amds_limit_no_registers(tables):
+def test_every_width_has_tiles_and_amd_tiles_do_not_limit_registers(tables):
     for table in (tables.forward, tables.forward_fp32, tables.backward, tables.backward_fp32):
         assert tuple(table) == (16, 32, 64, 128, 256)
-    assert "max_registers=1" not in repr(AMD_TILES)  # an option that Triton refuses for them
+    assert "max_registers=1" not in repr(AMD_TILES)  # Triton refuses this option on AMD
 
 
 @pytest.mark.parametrize(
     ("tables", "head_dim", "longest_short_sequence"),
     [("99 KB", 16, 0), ("99 KB", 256, 0), ("99 KB", 80, 1024), ("64 KB, AMD", 80, 0), ("64 KB, AMD", 256, 1024)],
 )
-def test_small_tiles_give_the_same_forward_and_backward(longest_short_sequence, head_dim, tables):
+def test_smaller_tiles_are_as_exact_forward_and_backward(longest_short_sequence, head_dim, tables):
     choices = replace(PLAIN, tables=TABLES[tables], longest_short_sequence=longest_short_sequence)
     attend = planned_by(choices).apply
     in_fp32 = random_inputs((1, 1, 70, head_dim), 150, torch.float32)
     assert_fp32_is_exact(attend, *in_fp32, True)
-    # The interpreter cuts to bf16 where a GPU rounds: twice the error of results and weights, rounded once each.
+    # The interpreter truncates to bf16 where a GPU rounds: twice the error of results and weights, rounded once each.
     assert_rounded_at_most(4, attend, *(tensor.bfloat16() for tensor in in_fp32), True)
 
 
@@ -63,12 +63,12 @@ def test_chunks_are_tile_aligned_and_as_few_as_fill_the_gpu(chunking, tiles, len
 @pytest.mark.parametrize(
     ("tiles", "length", "chunk"), [(16, 1024, 128), (17, 1024, 256), (64, 1024, 256), (8, 2048, 256), (1, 16384, 256)]
 )
-def test_keys_are_cut_finer_only_where_that_is_one_wave_of_few_chunks(tiles, length, chunk):
+def test_keys_are_cut_finer_only_if_that_gives_one_wave_of_few_chunks(tiles, length, chunk):
     assert IN_USE.chunk_length(IN_USE.forward_chunks, tiles, length, 64, multiprocessors=132) == chunk
 
 
 @pytest.mark.parametrize(("n_keys", "block"), [(64, 64), (65, 128), (128, 128), (129, 64), (1023, 64), (1024, 128)])
-def test_few_keys_have_small_tiles_unless_one_holds_them_all(n_keys, block):
+def test_few_keys_get_small_tiles_unless_one_tile_holds_them_all(n_keys, block):
     assert IN_USE.forward(torch.bfloat16, 64, n_keys).block_keys == block
 
 
@@ -76,6 +76,6 @@ def test_few_keys_have_small_tiles_unless_one_holds_them_all(n_keys, block):
     ("head_dim", "length", "forward", "backward"),
     [(64, 1023, False, False), (64, 1024, True, True), (65, 1, False, True), (128, 1023, False, True)],
 )
-def test_few_rows_are_loaded_through_pointers_but_by_wide_tiles_of_a_backward_pass(head_dim, length, forward, backward):
+def test_few_rows_are_loaded_through_pointers_except_by_wide_backward_tiles(head_dim, length, forward, backward):
     assert IN_USE.forward_gains_by_tma(length) == forward
     assert IN_USE.backward_gains_by_tma(head_dim, length) == backward

@@ -5,7 +5,7 @@ from pipeline.instruments.machine import cgroups
 
 @pytest.fixture
 def write(monkeypatch, tmp_path):
-    """Give this process cgroups of its own, none at first, and return a function that writes their files."""
+    """Give this process fake cgroups, none at first, and return a function that writes their files."""
     monkeypatch.setattr(cgroups, "CGROUPS", tmp_path / "cgroup")
     monkeypatch.setattr(cgroups, "OWN_CGROUPS", tmp_path / "own")
 

@@ -1,4 +1,4 @@
-"""NVML of made-up GPUs, as pynvml gives it."""
+"""A fake pynvml with made-up GPUs."""
 
 from dataclasses import dataclass, field
 
@@ -9,7 +9,7 @@ H200 = "NVIDIA H200"
 
 @dataclass
 class FakeGpu:
-    """One GPU as NVML would tell of it; `answers` maps an NVML function to what it returns, or to what gives that."""
+    """One GPU as NVML sees it; `answers` maps an NVML function to its result, or to a function that returns it."""
 
     index: int
     name: str = H200

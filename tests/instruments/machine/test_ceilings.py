@@ -16,7 +16,7 @@ KIB, MIB = 2**10, 2**20
 GB_PER_S = {"copy": 2.0, "l2_copy": 2.0, "reduction": 1.0, "to_device": 1.0, "launch": 0.0}
 
 
-def test_a_copy_within_a_memory_counts_twice_and_a_product_has_two_operations():
+def test_a_copy_within_a_memory_counts_twice_and_a_multiply_add_is_two_flops():
     assert {kind: Ceiling(kind, 10**6).gb_per_s(time_ms=1.0) for kind in GB_PER_S} == pytest.approx(GB_PER_S)
     assert Ceiling("matmul", 1000, "bf16").tflops_per_s(time_ms=2.0) == pytest.approx(1.0)
 
@@ -33,7 +33,7 @@ def test_a_copy_within_a_memory_counts_twice_and_a_product_has_two_operations():
         (Ceiling("to_peer", KIB), (9, 0), "to_peer needs two GPUs"),
     ],
 )
-def test_what_a_cpu_an_older_gpu_or_a_single_one_lacks_is_skipped(monkeypatch, ceiling, capability, lack):
+def test_ceilings_that_a_device_does_not_support_are_skipped(monkeypatch, ceiling, capability, lack):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     device = CUDA if capability else CPU
@@ -43,7 +43,7 @@ def test_what_a_cpu_an_older_gpu_or_a_single_one_lacks_is_skipped(monkeypatch, c
             measure_ceiling(ceiling, device, THREE)
 
 
-def test_an_operator_among_many_costs_its_share(monkeypatch):
+def test_the_operator_sample_is_the_time_per_call(monkeypatch):
     moments = iter([1.0, 3.0])
     monkeypatch.setattr(ceilings, "time", SimpleNamespace(perf_counter=lambda: next(moments)))
     calls = []
@@ -63,7 +63,7 @@ def test_an_operator_among_many_costs_its_share(monkeypatch):
     ],
     ids=str,
 )
-def test_a_gpu_has_values_of_the_right_order(ceiling):
+def test_gpu_ceilings_have_the_right_order_of_magnitude(ceiling):
     try:
         taken = measure_ceiling(ceiling, CUDA, THREE).taken[ceiling.kind]
     except Skipped as skipped:

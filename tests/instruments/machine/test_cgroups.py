@@ -21,6 +21,6 @@ TOTAL = psutil.virtual_memory().total
         (None, {}, TOTAL),  # no cgroups
     ],
 )
-def test_the_tightest_limit_around_this_process_holds(write, own, files, expected):
+def test_the_tightest_memory_limit_around_this_process_applies(write, own, files, expected):
     write(own, files)
     assert memory_limit_bytes() == expected

@@ -24,7 +24,7 @@ intr 5
 
 @pytest.fixture
 def busy(monkeypatch, tmp_path):
-    """Give a machine's counters of its cores, and processes of one's own that do nothing."""
+    """Provide fake counters of a machine's cores, and no CPU use by this process."""
     monkeypatch.setattr(cpu_use, "STATISTICS", tmp_path / "stat")
     monkeypatch.setattr(cpu_use, "_own_s", lambda: 0.0)
     (tmp_path / "stat").write_text(STATISTICS)
@@ -39,21 +39,21 @@ def limit(cgroup, quota, used_s):
 
 
 @pytest.mark.parametrize("quota", [None, "max 100000", "400000 100000"])
-def test_work_is_counted_on_the_cores_asked_for_unless_a_cgroup_allows_less(busy, write, quota):
-    """Waiting and stolen time are no work."""
+def test_use_is_counted_on_the_given_cores_unless_a_cgroup_allows_fewer(busy, write, quota):
+    """Waiting and stolen time do not count."""
     write(POD, limit("pod/container", quota, used_s=7) if quota else {})
     use = cpu_use.cpu_use({0, 10})
     assert use.all_s * USER_HZ == pytest.approx(90 + 1 + 2 + 3 + 4 + 500)
     assert use.cores == 2
 
 
-def test_within_a_limit_its_cgroup_counts_and_not_the_host(busy, write):
+def test_under_a_cpu_limit_the_cgroup_is_counted_and_not_the_host(busy, write):
     write(POD, limit("pod", "150000 100000", used_s=7) | limit("pod/container", "300000 100000", used_s=5))
     use = cpu_use.cpu_use({0, 1, 10, 11})
     assert (use.all_s, use.cores) == (7, 1.5)
 
 
-def test_a_limit_of_a_cgroup_of_version_1_counts_too(busy, write):
+def test_a_limit_of_a_version_1_cgroup_counts_too(busy, write):
     files = {"cpu.cfs_quota_us": 50_000, "cpu.cfs_period_us": 100_000, "cpuacct.usage": 7 * 10**9}
     files["cpu.stat"] = "nr_throttled 3\nthrottled_time 2000000000"
     write("3:cpuset:/\n2:cpu,cpuacct:/pod\n0::/pod\n", {f"cpu/pod/{name}": text for name, text in files.items()})
@@ -65,13 +65,13 @@ def test_a_limit_of_a_cgroup_of_version_1_counts_too(busy, write):
 
 
 @pytest.mark.parametrize("hidden", ["own", "stat"])
-def test_a_container_that_hides_the_counters_is_no_error(busy, write, hidden):
+def test_counters_hidden_by_a_container_are_not_an_error(busy, write, hidden):
     write(POD, {})
     (busy / hidden).unlink()
     assert cpu_use.cpu_use({0}) is None
 
 
-def test_others_are_all_but_this_process_and_never_less_than_none():
+def test_use_by_others_excludes_this_process_and_is_never_negative():
     begin, ends = CpuUse(10, 100, own_s=1, cores=4), [CpuUse(12, 105, own_s=own_s, cores=4) for own_s in (2, 7)]
     assert [end.others_cores(begin) for end in ends] == [2, 0]
 
@@ -85,12 +85,12 @@ while time.process_time() < until_s:
 TELL = "from pipeline.instruments.machine.cpu_use import _own_s; print(_own_s())"
 
 
-def test_what_this_process_its_ended_children_and_its_parents_use_is_its_own():
+def test_own_use_includes_ended_children_and_parents():
     before_s = cpu_use._own_s()
     exec(SPIN, {})
     found = subprocess.run([sys.executable, "-c", SPIN + TELL], capture_output=True, text=True, check=True)
     assert cpu_use._own_s() - before_s > 0.25
-    assert float(found.stdout) > time.process_time() - 0.05  # the parent's, to the kernel's clock tick
+    assert float(found.stdout) > time.process_time() - 0.05  # includes the parent's, to within a clock tick
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def stolen(monkeypatch):
     return times
 
 
-def test_what_is_lost_while_measuring_is_in_the_seconds_and_what_is_lost_before_is_not(stolen, write):
+def test_only_cpu_time_lost_while_measuring_is_counted(stolen, write):
     counts = "usage_usec 9\nnr_throttled 3\nthrottled_usec "
     write("0::/\n", {"cpu.max": "50000 100000"})
     stopwatch = Stopwatch()
@@ -114,7 +114,7 @@ def test_what_is_lost_while_measuring_is_in_the_seconds_and_what_is_lost_before_
     assert (seconds["cpu_stolen"], seconds["cpu_throttled"]) == (3.5, 0.5)
 
 
-def test_what_nothing_tells_of_lost_time_is_left_out_and_stops_no_measurement(stolen, write, monkeypatch):
+def test_lost_time_that_cannot_be_read_is_left_out_and_stops_no_measurement(stolen, write, monkeypatch):
     assert cpu_use.lost_cpu_s() == {"cpu_stolen": 100.0}
     write("0::/\n", {"cpu.max": "50000 100000", "cpu.stat": "usage_usec 9"})
     del stolen.steal

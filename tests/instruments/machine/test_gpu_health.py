@@ -7,7 +7,7 @@ from pipeline.instruments.machine.gpu_health import HealthReader
 
 from .nvml import FakeGpu, FakeNvml
 
-LINKS = [1, 0, 1]  # of which one is down
+LINKS = [1, 0, 1]  # one is down
 
 
 def link_state(link):
@@ -37,11 +37,11 @@ ANSWERS = {
 
 @pytest.fixture
 def gpu():
-    """A card with three NVLinks; what is taken from its answers it does not support."""
+    """A card with three NVLinks; it does not support queries that are removed from its answers."""
     return FakeGpu(0, answers={f"nvmlDeviceGet{name}": answer for name, answer in ANSWERS.items()})
 
 
-def test_counters_are_kept_apart_and_links_are_counted(gpu):
+def test_counters_are_read_separately_and_links_are_counted(gpu):
     reader = HealthReader(gpu, FakeNvml())
     assert reader.counters() == {
         "ecc_corrected": 5,
@@ -70,7 +70,7 @@ def test_counters_are_kept_apart_and_links_are_counted(gpu):
         ("MaxPcieLinkWidth", {"max_pcie_width"}),
     ],
 )
-def test_what_a_card_does_not_support_is_absent_with_nvmls_reason_and_never_zero(gpu, query, names):
+def test_a_counter_the_card_does_not_support_is_absent_with_a_reason_and_never_zero(gpu, query, names):
     del gpu.answers[f"nvmlDeviceGet{query}"]
     reader = HealthReader(gpu, FakeNvml())
     found = reader.counters()
@@ -79,7 +79,7 @@ def test_what_a_card_does_not_support_is_absent_with_nvmls_reason_and_never_zero
     assert names & set(reader.absent)
 
 
-def test_readings_under_load_are_in_order_reasons_are_gathered_and_what_is_not_supported_is_absent(gpu):
+def test_readings_under_load_are_in_order_and_unsupported_ones_are_absent(gpu):
     reader = HealthReader(gpu, FakeNvml())
     reader.poll()
     gpu.answers["nvmlDeviceGetPowerUsage"] = 300_000

@@ -17,7 +17,7 @@ from .nvml import H200, FakeGpu, FakeNvml
 
 @pytest.fixture
 def install(monkeypatch):
-    """Put GPUs into the machine, seen through NVML, with no choice of devices made."""
+    """Return a function that installs fake GPUs, seen through NVML, with CUDA_VISIBLE_DEVICES unset."""
     gpus.nvml.cache_clear()
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(gpus, "torch_build", lambda: {"cuda": "13.0"})
@@ -52,15 +52,15 @@ def test_visible_gpus_are_those_that_cuda_would_show(install, monkeypatch, listi
     assert identity.gpu_count() == len(names)
 
 
-def test_a_process_that_all_gpus_are_hidden_from_leaves_nvml_alone(monkeypatch):
-    """It may be a rank on the CPU, forked from a process that has started NVML."""
+def test_nvml_is_not_started_if_all_gpus_are_hidden(monkeypatch):
+    """The process may be a CPU rank, forked from one that has started NVML."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(gpus, "torch_build", lambda: {"cuda": "13.0"})
     monkeypatch.setattr(gpus, "nvml", lambda: pytest.fail("NVML was asked"))
     assert gpu_state() == []
 
 
-def test_a_machine_is_named_after_the_models_of_its_visible_gpus_in_one_order_or_after_its_cpu(install, monkeypatch):
+def test_the_machine_kind_is_the_sorted_models_of_visible_gpus_or_the_cpu_model(install, monkeypatch):
     install(FakeGpu(0, "NVIDIA L4"), FakeGpu(1, H200), FakeGpu(2, H200))
     kinds = {"1,0": f"{H200} + NVIDIA L4", "0,1": f"{H200} + NVIDIA L4", "1,2": H200, "": identity.cpu_model()}
     for visible, kind in kinds.items():
@@ -91,7 +91,7 @@ def test_rocm_gpus_are_listed_without_starting_hip_in_this_process(install, monk
     assert gpu_state() == []
 
 
-def test_what_the_workflow_asks_at_every_parse_leaves_torch_alone():
+def test_functions_called_at_every_workflow_parse_do_not_import_torch():
     code = (
         "import sys; from pipeline.instruments.machine import gpu_state, identity, peaks;"
         "identity.machine_kind(), identity.gpu_count(), identity.software_versions(), gpu_state.gpu_state();"
@@ -100,14 +100,14 @@ def test_what_the_workflow_asks_at_every_parse_leaves_torch_alone():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_versions_are_those_that_torch_itself_gives():
+def test_versions_match_those_that_torch_reports():
     versions = identity.software_versions()
     assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert versions["cuda"] == (torch.version.cuda or torch.version.hip or "none")
     assert versions["python"] == platform.python_version()
 
 
-def test_facts_are_json_and_name_no_host(install):
+def test_facts_are_json_and_do_not_name_the_host(install):
     memory = SimpleNamespace(total=150 * 2**30, free=1)
     install(FakeGpu(0, answers={"nvmlDeviceGetMemoryInfo": memory, "nvmlDeviceGetEnforcedPowerLimit": 700_000}))
     facts = identity.machine_facts()
@@ -119,14 +119,14 @@ def test_facts_are_json_and_name_no_host(install):
     assert "GPU-000" not in json.dumps(facts)
 
 
-def test_what_a_process_may_use_of_the_host_is_told(monkeypatch, write):
+def test_allowed_gives_the_cores_cpu_quota_and_memory_limit(monkeypatch, write):
     monkeypatch.setattr(identity.os, "sched_getaffinity", lambda _pid: {0, 3})
     assert identity.allowed() == {"cores": 2, "cpu_quota": None, "memory_limit_bytes": None}
     write("0::/\n", {"cpu.max": "50000 100000", "memory.max": 2**20})
     assert identity.allowed() == {"cores": 2, "cpu_quota": 0.5, "memory_limit_bytes": 2**20}
 
 
-def test_gpu_state_gives_units_that_its_names_say(install):
+def test_gpu_state_values_have_the_units_in_their_names(install):
     answers = {
         "nvmlDeviceGetClockInfo": {pynvml.NVML_CLOCK_SM: 1980, pynvml.NVML_CLOCK_MEM: 3201}.get,
         "nvmlDeviceGetTemperature": lambda _sensor: 41,
@@ -150,7 +150,7 @@ def test_gpu_state_gives_units_that_its_names_say(install):
         (0x40 | 0x2, ["applications_clocks", "hw_thermal_slowdown"], ["hw_thermal_slowdown"]),
     ],
 )
-def test_only_heat_and_failing_power_spoil_values_and_what_nvml_does_not_support_is_none(
+def test_only_heat_and_failing_power_are_slowdowns_and_unsupported_values_are_none(
     install, query, bits, throttled, slowed
 ):
     install(FakeGpu(0), FakeGpu(1, answers={f"nvmlDeviceGet{query}": bits}))
@@ -160,7 +160,7 @@ def test_only_heat_and_failing_power_spoil_values_and_what_nvml_does_not_support
     assert slowdown_reasons([untold, state]) == slowed
 
 
-def test_links_are_told_by_the_slowest(install):
+def test_links_are_described_by_the_slowest(install):
     install(*(FakeGpu(n, answers={"nvmlDeviceGetNvLinkState": lambda link, n=n: int(link < 6 - n)}) for n in (0, 1)))
     assert gpus.describe_links(gpus.visible_gpus()) == "NVLink, 5 links a GPU"
     far = {"nvmlDeviceGetTopologyCommonAncestor": lambda other: 50 if other.index == 2 else 10}
@@ -187,7 +187,7 @@ def git(folder, *arguments):
     return subprocess.run(["git", "-C", folder, *arguments], check=True, capture_output=True, text=True).stdout.strip()
 
 
-def test_the_commit_is_dirty_when_tracked_files_of_the_package_differ_and_only_then(checkout):
+def test_the_commit_is_dirty_only_if_tracked_files_of_the_package_differ(checkout):
     package, commit = checkout / "package", git(checkout, "rev-parse", "--short", "HEAD")
     for other in (package / "untracked", checkout / "page.md"):
         other.write_text("two")
@@ -196,7 +196,7 @@ def test_the_commit_is_dirty_when_tracked_files_of_the_package_differ_and_only_t
     assert identity.git_commit(package / "module.py") == commit + "+dirty"
 
 
-def test_without_git_or_where_it_tracks_nothing_there_is_no_commit(checkout, tmp_path_factory, monkeypatch):
+def test_the_commit_is_unknown_without_git_or_tracked_files(checkout, tmp_path_factory, monkeypatch):
     installed = checkout / ".venv" / "package"
     installed.mkdir(parents=True)
     assert identity.git_commit(installed) == "unknown"
@@ -206,7 +206,7 @@ def test_without_git_or_where_it_tracks_nothing_there_is_no_commit(checkout, tmp
 
 
 @pytest.mark.gpu
-def test_what_comes_before_a_cell_claims_its_gpus_starts_no_cuda():
+def test_nothing_before_a_cell_claims_its_gpus_starts_cuda():
     program = """
 import importlib, torch
 from pipeline.instruments.machine.identity import machine_facts

@@ -16,13 +16,13 @@ PRECISIONS = ["fp32", "tf32", "bf16"]
         *((name, [None] * 3, None) for name in ("NVIDIA H200 NVL", "NVIDIA H20", "nvidia h200", "NVIDIA A100", "")),
     ],
 )
-def test_a_chip_has_the_rates_of_its_datasheet_and_an_unknown_name_never_another_chips(name, rates, gb_per_s):
+def test_datasheet_rates_are_found_by_exact_name_only(name, rates, gb_per_s):
     assert [datasheet_peak_tflops(name, precision) for precision in PRECISIONS] == rates
     assert datasheet_gb_per_s(name) == gb_per_s
 
 
 @pytest.mark.parametrize("name", sorted(peaks._DATASHEETS))
-def test_every_bandwidth_is_known_and_rates_are_dense_so_that_bf16_is_twice_tf32_and_fp8_twice_that(name):
+def test_every_datasheet_has_a_bandwidth_and_dense_rates_in_the_usual_ratios(name):
     rates = peaks._DATASHEETS[name]
     if "bf16" in rates:
         assert rates["bf16"] == rates["fp16"] == pytest.approx(2 * rates["tf32"], rel=0.02)
@@ -45,7 +45,7 @@ def test_a_slow_cpu_multiplies_smaller_matrices(monkeypatch, gflops, size):
     assert measured_peak_tflops("cpu", "bf16") == pytest.approx(gflops / 1e3)
 
 
-def test_the_rate_counts_two_operations_per_multiply_add_of_the_fastest_layout_and_no_warm_up(monkeypatch):
+def test_the_rate_is_of_the_fastest_timed_layout_at_two_flops_per_multiply_add(monkeypatch):
     choosing, warm_up, timed = [[3.0]] * 3, [[1.0]] * 3, [[9.0], [5.0, 2.0, 4.0], [8.0]]
     times_ms = iter([*choosing, *warm_up, *timed])
     monkeypatch.setattr(peaks, "_CPU_SIZES", (100,))
@@ -54,7 +54,7 @@ def test_the_rate_counts_two_operations_per_multiply_add_of_the_fastest_layout_a
 
 
 @pytest.mark.parametrize(("precision", "setting"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")])
-def test_float32_products_run_as_asked_and_the_setting_is_put_back(monkeypatch, tf32_switch, precision, setting):
+def test_float32_products_run_as_requested_and_restore_the_setting(monkeypatch, tf32_switch, precision, setting):
     seen, dtypes, real_mm = set(), set(), torch.mm
 
     def watched_mm(left, right, out):
@@ -70,7 +70,7 @@ def test_float32_products_run_as_asked_and_the_setting_is_put_back(monkeypatch, 
     assert dtypes == {torch.bfloat16 if precision == "bf16" else torch.float32}
 
 
-def test_a_known_gpu_is_not_measured_and_an_unknown_one_is(monkeypatch):
+def test_only_gpus_without_a_datasheet_are_measured(monkeypatch):
     monkeypatch.setattr(peaks, "measured_peak_tflops", lambda device, precision: 7.0)
     for name, measured in (("NVIDIA L4", None), ("NVIDIA L4000", 7.0)):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)

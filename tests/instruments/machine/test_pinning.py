@@ -17,16 +17,16 @@ CUDA = torch.device("cuda")
     ("cores", "near", "ranks", "divided"),
     [
         ([3, 1, 2], [], 2, [3, 1]),  # in order of use
-        ([1], [], 2, [None, None]),  # there are fewer than ranks
+        ([1], [], 2, [None, None]),  # fewer cores than ranks
         ([1, 2, 3, 4, 0], [{3, 4}, {0, 1, 2}], 2, [3, 1]),  # near their GPUs
         ([1, 2, 3], [{3}, {3}, {3}], 3, [3, 1, 2]),  # the near ones are used up
     ],
 )
-def test_each_rank_has_a_core_of_its_own_near_its_gpu_in_order_of_use(cores, near, ranks, divided):
+def test_each_rank_gets_its_own_core_near_its_gpu_in_order_of_use(cores, near, ranks, divided):
     assert divide_cores(cores, near, ranks) == divided
 
 
-def test_second_threads_come_last_and_low_numbers_late(tmp_path):
+def test_cores_are_sorted_with_first_threads_and_high_numbers_first(tmp_path):
     for core in range(6):
         folder = tmp_path / f"cpu{core}/topology"
         folder.mkdir(parents=True)
@@ -36,14 +36,14 @@ def test_second_threads_come_last_and_low_numbers_late(tmp_path):
     assert in_order_of_use({0, 3, 2}, tmp_path / "hidden") == [3, 2, 0]
 
 
-def test_the_driver_tells_near_cores_as_bits(monkeypatch):
+def test_near_cores_are_read_from_the_bit_masks_of_the_driver(monkeypatch):
     monkeypatch.setattr(pinning, "ask", lambda _query, handle, _words: [0b1010, 0b1] if handle == "known" else None)
     assert near_cores(Gpu("GPU-1", 0, "a GPU", None, "known")) == {1, 3, 64}
     assert near_cores(Gpu("GPU-2", 1, "a GPU", None, "asks in vain")) == set()
     assert near_cores(Gpu("0", 0, "AMD's", None)) == set()
 
 
-def test_only_cores_that_the_process_may_use_are_given(monkeypatch):
+def test_only_cores_that_the_process_may_use_are_chosen(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _thread: {5, 6, 9})
     monkeypatch.setattr(pinning, "near_cores", lambda _gpu: {0, 1, 9})
     monkeypatch.setattr(pinning, "visible_gpus", lambda: ["a GPU"])
@@ -69,8 +69,8 @@ def autograd_thread(monkeypatch):
         yield thread
 
 
-def test_both_threads_share_a_core_until_the_end_and_what_is_computed_there_takes_one_thread(autograd_thread):
-    """A pool of threads that share a core wait for each other: ranks compared weights for minutes."""
+def test_inside_both_threads_share_a_core_and_torch_computes_with_one_thread(autograd_thread):
+    """Threads of a pool that share a core wait for each other: comparing weights of ranks took minutes."""
     torch.set_num_threads(2)
     before = os.sched_getaffinity(0)
     with suppress(LookupError), pinned(CUDA) as core:
@@ -82,7 +82,7 @@ def test_both_threads_share_a_core_until_the_end_and_what_is_computed_there_take
     assert torch.get_num_threads() == 2
 
 
-def test_threads_that_started_inside_may_leave_the_core_afterwards(autograd_thread):
+def test_threads_started_inside_may_leave_the_core_afterwards(autograd_thread):
     before = os.sched_getaffinity(0)
     with waiting_thread() as other, ExitStack() as until_later:
         os.sched_setaffinity(other, {min(before)})
@@ -94,7 +94,7 @@ def test_threads_that_started_inside_may_leave_the_core_afterwards(autograd_thre
 
 
 @pytest.mark.parametrize("device", [CUDA, torch.device("cpu")])
-def test_on_a_cpu_and_on_a_system_that_forbids_it_all_is_left_as_it_was(autograd_thread, monkeypatch, device):
+def test_nothing_changes_on_a_cpu_or_if_the_system_forbids_pinning(autograd_thread, monkeypatch, device):
     if device == CUDA:
         monkeypatch.setattr(os, "sched_setaffinity", Mock(side_effect=PermissionError))
     before = os.sched_getaffinity(0)

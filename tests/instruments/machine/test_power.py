@@ -13,12 +13,12 @@ CAPPED, BRAKE = pynvml.nvmlClocksEventReasonSwPowerCap, pynvml.nvmlClocksEventRe
 
 
 class Machine:
-    """GPUs that draw so many watts each, at a clock and with throttle reasons that a test sets."""
+    """Fake GPUs that draw the given watts each, at a clock and with throttle reasons that a test sets."""
 
     def __init__(self, watts):
         self.now_s, self.watts, self.clock_mhz, self.reasons = 5.0, watts, 1980, 0
         self.supported, self.readings = True, 0
-        self.capped_s = None  # for an older driver, which does not count
+        self.capped_s = None  # None for an older driver, which does not count it
 
     def perf_counter(self):
         return self.now_s
@@ -39,7 +39,7 @@ class Machine:
 @pytest.fixture
 def machine(monkeypatch):
     def watched(*watts, rank=None, **states):
-        """Return a machine, and what goes on watching it for so many seconds."""
+        """Return a machine, and a function that lets seconds pass, polls, and returns the watch."""
         found = Machine(watts)
         vars(found).update(states)
         gpus = [Gpu(f"GPU-{number}", number, "a GPU", None, handle=number) for number in range(len(watts))]
@@ -60,14 +60,12 @@ def machine(monkeypatch):
 
 
 @pytest.mark.parametrize(("rank", "seconds", "energy_j"), [(None, 2.0, 180.0), (1, 2.0, 60.0), (None, 0.9, None)])
-def test_energy_is_that_of_a_step_over_all_gpus_or_a_ranks_own_and_of_a_second_or_more(
-    machine, rank, seconds, energy_j
-):
+def test_energy_is_per_step_over_all_gpus_or_a_ranks_own_if_steps_last_a_second(machine, rank, seconds, energy_j):
     _, go_on = machine(600, 300, rank=rank)
     assert go_on(seconds).over(steps=10).energy_j == (energy_j and pytest.approx(energy_j))
 
 
-def test_the_clock_is_the_mean_over_the_stretch_of_the_slowest_gpu(machine):
+def test_the_clock_is_the_mean_of_the_slowest_gpu(machine):
     found, go_on = machine(600, 600)
     for found.clock_mhz in (1900, 1500):
         watch = go_on(1.0)
@@ -79,7 +77,7 @@ def test_the_clock_is_the_mean_over_the_stretch_of_the_slowest_gpu(machine):
     ("reasons", "capped", "slowdowns"),
     [((CAPPED, BRAKE, 0), True, ("hw_power_brake",)), ((pynvml.nvmlClocksEventReasonGpuIdle,), False, ())],
 )
-def test_a_throttle_that_ended_is_seen_and_a_power_cap_is_no_slowdown(machine, reasons, capped, slowdowns):
+def test_throttling_that_ended_is_seen_and_a_power_cap_is_not_a_slowdown(machine, reasons, capped, slowdowns):
     found, go_on = machine(600)
     for found.reasons in reasons:
         watch = go_on(1.0)
@@ -88,13 +86,13 @@ def test_a_throttle_that_ended_is_seen_and_a_power_cap_is_no_slowdown(machine, r
 
 
 @pytest.mark.parametrize(("capped_s", "capped"), [(0.0, False), (0.01, False), (0.05, True)])
-def test_the_drivers_count_of_capped_time_goes_before_what_was_seen_between_steps(machine, capped_s, capped):
+def test_the_drivers_count_of_capped_time_overrides_polled_throttle_reasons(machine, capped_s, capped):
     found, go_on = machine(600, capped_s=100.0, reasons=CAPPED)
     found.capped_s += capped_s
     assert go_on(2.0).over(steps=1).power_capped is capped
 
 
-def test_short_steps_are_not_held_up_by_readings(machine):
+def test_short_steps_are_not_slowed_by_a_reading_each(machine):
     found, go_on = machine(600)
     for _ in range(100):
         go_on(0.002)
@@ -102,12 +100,12 @@ def test_short_steps_are_not_held_up_by_readings(machine):
 
 
 @pytest.mark.parametrize("watts", [(600,), ()])
-def test_without_gpus_or_answers_there_is_nothing_to_tell(machine, watts):
+def test_power_is_empty_without_gpus_or_answers(machine, watts):
     _, go_on = machine(*watts, supported=False)
     assert go_on(2.0).over(steps=2) == Power()
 
 
-def test_stretches_pool_to_their_mean_and_ranks_add_up_at_the_slowest_clock_with_all_their_reasons():
+def test_stretches_are_averaged_and_ranks_added_up_at_the_slowest_clock():
     first, second = Power(10.0, 1800.0, False, ("hw_slowdown",)), Power(12.0, 1900.0, True, ())
     assert pooled_power([first, second]) == Power(11.0, 1850.0, True, ("hw_slowdown",))
     assert pooled_power([first, Power()]) == Power(None, None, False, ("hw_slowdown",))
@@ -117,7 +115,7 @@ def test_stretches_pool_to_their_mean_and_ranks_add_up_at_the_slowest_clock_with
 
 
 @pytest.mark.gpu
-def test_products_draw_more_than_an_idle_gpu_and_no_more_than_the_limit():
+def test_matmuls_draw_more_than_an_idle_gpu_and_no_more_than_the_limit():
     device, x = torch.device("cuda"), torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
 
     def products():

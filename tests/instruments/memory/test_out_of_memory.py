@@ -19,7 +19,7 @@ from pipeline.instruments.memory.out_of_memory import attempt, is_out_of_memory
         RuntimeError("backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate"),
     ],
 )
-def test_memory_that_ran_out_is_told_however_it_is_said(error):
+def test_every_wording_of_out_of_memory_is_recognised(error):
     assert is_out_of_memory(error)
     value, reason = attempt(Mock(side_effect=error))
     assert value is None
@@ -30,7 +30,7 @@ def test_a_kernel_out_of_shared_memory_is_not_out_of_memory():
     assert not is_out_of_memory(RuntimeError("out of resource: shared memory, Required: 98304"))
 
 
-def test_what_the_failed_call_held_is_gone_when_the_reason_comes_back(request):
+def test_memory_of_the_failed_call_is_freed_before_attempt_returns(request):
     held = []
 
     def fail():

@@ -38,7 +38,7 @@ def path(tmp_path):
     return tmp_path / "snapshot.pickle"
 
 
-def test_phases_divide_the_events_and_every_allocation_is_seen_with_its_size_and_end(device, path):
+def test_phases_divide_the_events_and_every_allocation_has_its_size_and_end(device, path):
     with record_memory(device, path) as recorder:
         recorder.phase("one")
         first = megabytes(3, device)
@@ -68,7 +68,7 @@ def test_identified_tensors_are_found_by_their_storage(device, path):
     assert identity.addresses == {tensor.untyped_storage().data_ptr()} < {made.address for made in alive}
 
 
-def test_an_allocation_knows_the_line_that_called_for_it(device, path):
+def test_an_allocation_knows_the_line_that_requested_it(device, path):
     with record_memory(device, path) as recorder:
         line = inspect.currentframe().f_lineno + 1
         _kept = megabytes(7, device)
@@ -79,7 +79,7 @@ def test_an_allocation_knows_the_line_that_called_for_it(device, path):
 
 
 @pytest.mark.gpu
-def test_memory_from_before_shows_as_a_base(path):
+def test_memory_from_before_the_recording_shows_as_a_base(path):
     before = megabytes(9, CUDA)
     with record_memory(CUDA, path) as recorder:
         del before
@@ -87,8 +87,8 @@ def test_memory_from_before_shows_as_a_base(path):
     assert made.start < 0
 
 
-def test_on_a_cpu_the_release_of_memory_from_before_is_not_seen(path):
-    # Of sizes that no other test has: what an earlier recording saw allocated, a later one sees released.
+def test_on_a_cpu_releases_of_memory_from_before_the_recording_are_not_seen(path):
+    # Sizes that no other test uses, since a recording sees releases of what an earlier one saw allocated.
     before = megabytes(9, CPU)
     with record_memory(CPU, path) as recorder:
         del before
@@ -97,7 +97,7 @@ def test_on_a_cpu_the_release_of_memory_from_before_is_not_seen(path):
     assert [len(of_size(recording, size * MIB)) for size in (9, 13)] == [0, 1]
 
 
-def test_the_snapshot_is_written_also_when_memory_runs_out(device, path):
+def test_the_snapshot_is_written_even_if_memory_runs_out(device, path):
     def run_out():
         with record_memory(device, path):
             _kept = megabytes(3, device)
@@ -122,7 +122,7 @@ class FakeAllocator:
         Path(filename).write_bytes(pickle.dumps({"device_traces": [self.trace[-self.limit :]]}))
 
     def happen(self, action, address):
-        """Let an event happen, and what the allocator notes beside it."""
+        """Simulate an event: update the allocator's counts and its history."""
         counted = {"alloc": "active.all.allocated", "free_completed": "active.all.freed"}
         if action in counted:
             self.counts[counted[action]] += 1
@@ -140,7 +140,7 @@ def allocator(monkeypatch):
     return found
 
 
-def test_cudas_phases_begin_at_the_count_of_its_events_of_which_none_may_have_been_dropped(allocator, path):
+def test_cuda_phases_begin_at_the_allocators_event_count_and_dropped_events_raise(allocator, path):
     with record_memory(CUDA, path) as recorder:
         recorder.phase("one")
         for action in ("segment_alloc", "alloc", "free_requested", "free_completed"):
@@ -167,9 +167,9 @@ class Released:
         self.allocator.happen("free_completed", self.address)
 
 
-def test_a_collection_cannot_part_the_history_from_its_count(allocator, path, monkeypatch, request):
+def test_garbage_collection_cannot_make_the_history_differ_from_its_count(allocator, path, monkeypatch, request):
     def counts_and_garbage_around(device):
-        """Let the collector run where it may, before and after the counts are read."""
+        """Run the collector, if it is on, before and after the counts are read."""
         gc.isenabled() and gc.collect()
         counts = dict(allocator.counts)
         gc.isenabled() and gc.collect()
@@ -186,7 +186,7 @@ def test_a_collection_cannot_part_the_history_from_its_count(allocator, path, mo
 
 
 @pytest.mark.gpu
-def test_the_replayed_peak_is_the_caching_allocators(path):
+def test_the_replayed_peak_is_that_of_the_caching_allocator(path):
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]

@@ -25,7 +25,7 @@ def free(address, size):
             [0, 100, 110, 10, 15, 10, 0],
             [(0, 2), (1, 5), (3, 4)],  # in the order in which they were made, not released
         ),
-        # An address used again is another allocation.
+        # A reused address is another allocation.
         ([alloc(1, 100), free(1, 100), alloc(1, 40)], [0, 100, 0, 40], [(0, 1), (2, 3)]),
         # Memory from before the recording is a base.
         ([alloc(2, 10), free(1, 70), free(2, 10)], [70, 80, 10, 0], [(BEFORE, 1), (0, 2)]),
@@ -37,18 +37,18 @@ def test_active_memory_is_what_is_allocated_and_not_yet_released(events, active,
     assert [(made.start, made.end) for made in allocations] == spans
 
 
-def test_an_address_allocated_twice_tells_of_missing_events():
+def test_an_address_allocated_twice_means_missing_events():
     with pytest.raises(UserError, match="events are missing"):
         replay([alloc(1, 100), alloc(2, 5), alloc(1, 40)])
 
 
-def test_being_alive_begins_after_the_event_and_ends_with_the_release_or_never():
+def test_an_allocation_is_alive_from_its_event_to_its_release_if_any():
     released, kept = replay([alloc(1, 100), free(1, 100), alloc(1, 5)])
     assert [released.is_alive_at(position) for position in range(4)] == [False, True, False, False]
     assert [kept.is_alive_at(position) for position in range(4)] == [False, False, False, True]
 
 
-def test_categories_add_up_to_the_whole():
+def test_categories_add_up_to_the_total():
     events = [alloc(1, 100), alloc(2, 10), free(1, 100), alloc(3, 5)]
     allocations = replay(events)
     categories = {made: "even" if made.address % 2 == 0 else "odd" for made in allocations}

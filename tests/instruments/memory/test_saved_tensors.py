@@ -19,7 +19,7 @@ class Gated(nn.Module):
         return torch.sigmoid(self.gate(x)) * self.up(x)
 
 
-def test_each_storage_is_named_once_by_its_first_module_and_operation_and_nothing_stays_alive_or_hooked():
+def test_each_storage_is_named_once_by_its_first_use_and_nothing_stays_alive_or_hooked():
     module, x = Gated(), torch.randn(3, 4, requires_grad=True)
     output, saved = saved_by_operation(module, x)
     found = [(one.module, one.operation, one.dtype, one.shape, one.size_bytes) for one in saved]
@@ -47,7 +47,7 @@ class Doubled(torch.autograd.Function):
         return doubled.clone()
 
 
-def test_what_a_function_of_ones_own_saves_is_named_by_its_number():
+def test_tensors_saved_by_a_custom_function_are_named_by_number():
     class Doubling(nn.Module):
         def forward(self, x):
             return Doubled.apply(torch.sigmoid(x), torch.ones(3))  # the second operand has no gradient
@@ -65,7 +65,7 @@ def test_what_a_function_of_ones_own_saves_is_named_by_its_number():
         (lambda x: x.exp().exp().exp(), 120),
     ],
 )
-def test_what_is_saved_adds_up_once_each_and_inputs_not_at_all(forward, count):
+def test_each_saved_storage_counts_once_and_inputs_do_not_count(forward, count):
     x = torch.randn(10, requires_grad=True)
     assert saved_bytes(lambda: forward(x), [x]) == count
 

@@ -33,7 +33,7 @@ def test_only_allocations_and_completed_releases_are_events(snapshot):
     assert not released.is_alloc
 
 
-def test_frames_that_events_share_are_told_from_others_that_read_alike(snapshot):
+def test_events_get_the_right_stacks_from_shared_and_from_equal_frames(snapshot):
     inner, outer = FRAMES[0], {"filename": "/code/main.py", "line": 9, "name": "main"}
     stacks = [[inner, outer], [inner, outer], [inner], [dict(inner), outer], []]
     trace = [{"action": "alloc", "addr": place, "size": 1, "frames": stack} for place, stack in enumerate(stacks)]
@@ -42,7 +42,7 @@ def test_frames_that_events_share_are_told_from_others_that_read_alike(snapshot)
 
 
 @pytest.mark.parametrize("expected", [1, 3])
-def test_a_dropped_event_one_too_many_and_no_file_at_all_are_noticed(snapshot, expected):
+def test_too_few_or_too_many_events_and_a_missing_file_raise(snapshot, expected):
     path = snapshot({"device_traces": [TRACE]})
     assert len(read_events(path, expected=2)) == 2
     with pytest.raises(UserError, match=f"2 memory events of {expected}"):
@@ -65,7 +65,7 @@ WHOLE = pickle.dumps({"device_traces": [TRACE]})
         {"device_traces": [[{"action": "alloc", "addr": 1, "size": 2, "frames": [{"line": 3}]}]]},
     ],
 )
-def test_a_truncated_file_or_another_gives_one_clear_line(snapshot, content):
+def test_a_truncated_or_foreign_file_gives_a_one_line_error(snapshot, content):
     with pytest.raises(UserError, match=r"snapshot\.pickle is no memory snapshot") as error:
         read_events(snapshot(content))
     assert "\n" not in str(error.value)

@@ -44,7 +44,7 @@ def noted(context):
     return [do(context) for do in (call_each_kind, train_with_torchs_ddp, divide_a_layer)]
 
 
-def test_each_collective_inside_is_noted_with_its_payload_and_dtype_whoever_starts_it():
+def test_each_collective_is_logged_with_its_payload_and_dtype_whoever_starts_it():
     found = [
         [(call.name, call.payload_bytes, call.dtype) for call in calls]
         for calls in run_ranks(noted, 2, backend="gloo")[0]

@@ -20,26 +20,26 @@ def work(*events):
 @pytest.mark.parametrize(
     ("steps", "busy"),
     [
-        # What overlaps counts once, and every launch counts.
+        # Overlaps count once, and every launch counts.
         ([[(MATMUL, 0, 3000), (MATMUL, 2000, 2000), (MATMUL, 6000, 1000)]], GpuBusy(5.0, 3, 0.0, 8.0)),
-        # A collective is exposed where nothing else runs.
+        # A collective is exposed while nothing else runs.
         ([[(MATMUL, 0, 3000), (ALL_REDUCE, 1000, 4000), (MATMUL, 4500, 1500)]], GpuBusy(6.0, 3, 1.5, 8.0)),
         ([[(ALL_REDUCE, 0, 4000)]], GpuBusy(4.0, 1, 4.0, 8.0)),
         # One slow step does not move the values.
         ([[(MATMUL, 0, duration_us)] for duration_us in (1000, 9000, 1000)], GpuBusy(1.0, 1, 0.0, 8.0)),
     ],
 )
-def test_a_step_is_busy_while_anything_runs_and_communicates_where_nothing_else_does(steps, busy):
+def test_busy_time_counts_all_work_and_exposed_time_collectives_that_run_alone(steps, busy):
     assert summarise_work([work(*events) for events in steps], [8.0] * len(steps)) == busy
 
 
-def test_marks_divide_the_work_into_steps_whatever_its_order_and_a_step_without_work_is_one():
+def test_marks_split_work_in_any_order_into_steps_which_may_be_empty():
     events = [(MATMUL, start, 5) for start in (50, 0, 20, 12)] + [(MARK, start, 1) for start in (10, 30, 28)]
     assert [list(step["start_us"]) for step in steps_between_marks(work(*events))] == [[12, 20], [], [50]]
 
 
-def test_of_what_was_profiled_torch_makes_no_objects(monkeypatch):
-    """They take fifteen times as long as the raw events, of which a large model's steps have tens of thousands."""
+def test_profiling_creates_no_torch_event_objects(monkeypatch):
+    """They take fifteen times as long as raw events, and steps of a large model have tens of thousands of events."""
     monkeypatch.setattr(gpu_busy, "keep_gpu_busy", lambda _cycles: None)
     monkeypatch.setattr(gpu_busy, "ProfilerActivity", SimpleNamespace(CUDA=ProfilerActivity.CPU))
     monkeypatch.setattr(torch.autograd.profiler, "EventList", lambda *_, **__: pytest.fail("makes objects"))
@@ -49,12 +49,12 @@ def test_of_what_was_profiled_torch_makes_no_objects(monkeypatch):
     assert any(event.name() == "aten::add" for event in profiled[0])
 
 
-def test_a_cpu_has_no_gpu_that_could_be_busy():
+def test_on_a_cpu_nothing_is_profiled():
     assert profile_gpu_busy(lambda: pytest.fail("was run"), torch.device("cpu")) is None
 
 
 @pytest.mark.gpu
-def test_busy_time_is_that_of_the_kernels_and_not_of_a_host_that_waits():
+def test_busy_time_counts_kernels_and_not_a_waiting_host():
     device, x = torch.device("cuda"), torch.randn(4096, 4096, device="cuda")
 
     def products():
@@ -77,7 +77,7 @@ def test_busy_time_is_that_of_the_kernels_and_not_of_a_host_that_waits():
 
 
 @pytest.mark.gpu
-def test_the_kernels_of_a_replayed_graph_count_one_by_one():
+def test_kernels_of_a_replayed_graph_are_counted_one_by_one():
     x = torch.randn(2048, 2048, device="cuda")
     graph = torch.cuda.CUDAGraph()
     x @ x

@@ -13,7 +13,7 @@ def intervals(*rows):
     return pd.DataFrame(rows, columns=["start_us", "duration_us"])
 
 
-def test_a_union_counts_overlapping_nested_and_equal_intervals_once_and_an_overlap_what_both_have():
+def test_a_union_counts_overlaps_once_and_an_overlap_is_what_both_tables_share():
     assert union_us(intervals((0, 10), (5, 10), (6, 2), (0, 10), (20, 5))) == 20
     assert span_us(intervals((5, 10), (0, 3))) == 15
     compute, communication = intervals((0, 10), (20, 10)), intervals((5, 10), (8, 20))
@@ -43,6 +43,6 @@ EVENTS = [
         (False, [("cudaLaunchKernel", 0.0, 9.0), ("gloo:all_reduce", 0.0, 9.0)]),
     ],
 )
-def test_work_is_what_ran_on_the_device_and_named_ranges_are_none_on_a_gpu(on_gpu, found):
+def test_work_is_what_ran_on_the_device_without_named_ranges_on_a_gpu(on_gpu, found):
     work = work_of(EVENTS, on_gpu)
     assert list(work.itertuples(index=False, name=None)) == found

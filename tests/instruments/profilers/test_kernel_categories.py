@@ -58,7 +58,7 @@ NAMES = {
         "void at::native::(anonymous namespace)::embedding_backward_feature_kernel<float, float, long>(long const*)",
         "void at::native::(anonymous namespace)::sum_and_scatter<float, long>(long const*, float*, long, long const*)",
         "void at::native::(anonymous namespace)::compute_grad_weight<float, long>(long const*, float const*, long const*)",
-        # From some 3,000 tokens on an embedding's gradient sorts them first. Named after the source, not a capture.
+        # From about 3,000 tokens on, an embedding's gradient sorts them first. Names from the source, not a capture.
         CUB.format("RadixSortOnesweepKernel", "DeviceRadixSortPolicy<long, long, unsigned long long>::Policy900"),
         CUB.format("ScanInitKernel", "ScanTileState<long, (bool)1>"),
         "void at::native::<unnamed>::compute_num_of_partial_segments<long>(const T1 *, const T1 *, const long *, long *)",
@@ -92,11 +92,11 @@ NAMES = {
 
 
 @pytest.mark.parametrize("expected", CATEGORIES)
-def test_the_name_of_a_kernel_or_an_operator_says_what_it_does(expected):
+def test_real_kernel_and_operator_names_get_the_right_category(expected):
     assert {name: found for name in NAMES[expected] if (found := category(name)) != expected} == {}
 
 
-def test_what_the_optimizer_launches_is_the_optimizers_but_for_communication():
+def test_optimizer_launches_count_as_optimizer_except_communication():
     assert category(ELEMENTWISE.format("CUDAFunctor_add<float>"), "train_step/optimizer") == "optimizer"
     assert category("aten::addcdiv_", "train_step/optimizer/update") == "optimizer"
     assert category("ncclDevKernel_Broadcast_RING_LL", "train_step/optimizer") == "communication"

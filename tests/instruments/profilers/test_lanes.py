@@ -24,7 +24,7 @@ def columns(computation, communication):
         ([(0, 1000)], [], 1, 0, 0, 1),
     ],
 )
-def test_hidden_is_what_both_have_in_common_and_what_overlaps_counts_once(
+def test_hidden_time_is_what_both_lanes_share_and_overlaps_count_once(
     computation, communication, computation_ms, communication_ms, hidden_ms, span_ms
 ):
     row = columns(computation, communication)
@@ -33,12 +33,12 @@ def test_hidden_is_what_both_have_in_common_and_what_overlaps_counts_once(
 
 
 def parts(*lengths_and_shares):
-    """Make a lane by pieces: how many parts long, how busy."""
+    """Build a lane from pieces: the number of parts and their busy share."""
     return [share for length, share in lengths_and_shares for _ in range(length)]
 
 
-def test_a_lane_tells_how_busy_each_part_of_the_step_was_and_a_rank_waits_where_it_only_communicates():
-    # 1000 us a hundred parts: busy twice over, half busy by many short events, idle, an event over an edge.
+def test_lanes_give_the_busy_share_per_part_and_a_rank_waits_while_it_only_communicates():
+    # 1000 us are 100 parts: busy with an overlap, half busy with many short events, idle, an event across an edge.
     short = [(start, start + 1) for start in range(1100, 2100, 2)]
     row = columns([(100, 1100), (200, 1000), *short, (3095, 3105)], [(4000, 4100)])
     assert row["computation_busy_pct"] == parts((100, 100), (100, 50), (99, 0), (1, 50), (1, 50), (99, 0))
@@ -48,7 +48,7 @@ def test_a_lane_tells_how_busy_each_part_of_the_step_was_and_a_rank_waits_where_
     assert row["waiting_busy_pct"] == parts((100, 0), (100, 100), (200, 0))
 
 
-def test_collectives_are_told_apart_by_name_and_exposed_where_nothing_computes():
+def test_collectives_are_separated_by_name_and_exposed_while_nothing_computes():
     names = ["ncclDevKernel_AllGather_RING_LL", "ncclDevKernel_ReduceScatter_Sum_bf16"]
     communication = events((500, 1500), (1500, 2000)).assign(name=names)
     row = Lanes(events((0, 1000), (1900, 2000)), communication).columns_by_collective(
@@ -60,7 +60,7 @@ def test_collectives_are_told_apart_by_name_and_exposed_where_nothing_computes()
     assert row["scatter_busy_pct"] == parts((300, 0), (100, 100))
 
 
-def test_each_collective_of_a_name_is_told_in_the_order_of_their_starts():
+def test_collectives_that_match_a_name_are_listed_in_order_of_start():
     names = ["ncclDevKernel_AllGather", "ncclDevKernel_ReduceScatter", "ncclDevKernel_AllGather"]
     communication = events((1500, 2500), (100, 200), (500, 700)).assign(name=names)
     found = Lanes(events((0, 1000), (2400, 3000)), communication).each("gather", "allgather")
@@ -75,6 +75,6 @@ def test_each_collective_of_a_name_is_told_in_the_order_of_their_starts():
         ("cuda", ["ampere_sgemm", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "Memcpy DtoD"], [0, 2], [1]),
     ],
 )
-def test_work_is_told_apart_by_name(device_type, names, computation, communication):
+def test_computation_and_communication_are_separated_by_name(device_type, names, computation, communication):
     work = lanes([event(name, device_type=getattr(DeviceType, device_type.upper())) for name in names], device_type)
     assert (list(work.computation.index), list(work.communication.index)) == (computation, communication)

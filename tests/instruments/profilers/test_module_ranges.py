@@ -10,7 +10,7 @@ from pipeline.ranges import listener, listening, span
 
 @pytest.fixture
 def opened():
-    """Listen to ranges, and give the list of those opened: how many others were open, and the name."""
+    """Listen to ranges; return a list of those opened, each with the number of open ones around it and its name."""
     seen, depth = [], [0]
 
     @contextmanager
@@ -49,7 +49,7 @@ class Model(nn.Module):
         return x
 
 
-def test_parts_and_the_parts_of_layers_are_ranges_inside_each_other_and_nothing_is_left_on_the_model(opened):
+def test_model_parts_open_nested_ranges_and_the_hooks_are_removed(opened):
     model = Model()
     with module_ranges(model):
         model(torch.tensor([1, 2]))
@@ -58,7 +58,7 @@ def test_parts_and_the_parts_of_layers_are_ranges_inside_each_other_and_nothing_
     assert opened == [(0, "embedding"), (0, "layers.0"), *block, (0, "layers.1"), *block]
 
 
-@pytest.mark.usefixtures("opened")  # which looks whether all are closed
+@pytest.mark.usefixtures("opened")  # which checks that all are closed
 def test_a_forward_pass_that_raises_leaves_no_range_open():
     with module_ranges(model := Model(fails=True)), pytest.raises(RuntimeError, match="no luck"):
         model(torch.tensor([1, 2]))
@@ -98,21 +98,21 @@ def probed(weight):
 @pytest.mark.parametrize(
     ("forward", "in_forward", "in_backward"),
     [
-        # Product with 2; softmax; product.
+        # Multiplication by 2; softmax; matmul.
         (nested, [(0, "block"), (1, "softmax")], [(0, "block"), (0, "block/softmax"), (0, "block")]),
-        # A node whose result two others used opens its range once: the sum over all; that of two; sine; ...
+        # A node whose result two others use opens its range once: the sum over all; that of two; sine; ...
         (used_twice, [(0, "block")], [(0, "block")] * 5),
         # The sum; the function, whose work runs inside its range.
         (probed, [(0, "probe")], [(0, "probe"), (0, "probe"), (1, "inside")]),
     ],
 )
-def test_backward_opens_the_forward_ranges_of_its_nodes_in_reverse_and_none_for_others(
+def test_backward_opens_the_forward_ranges_of_its_nodes_in_reverse_and_no_others(
     opened, forward, in_forward, in_backward
 ):
     weight = torch.ones(2, 2, requires_grad=True)
     with listening(noted := ForwardRanges(listener())):
         loss = forward(weight)
-    assert opened == in_forward  # they go on to the profiler
+    assert opened == in_forward  # they are passed on to the profiler
     noted.mark_backward(loss * 2)
     opened.clear()
     loss.backward()

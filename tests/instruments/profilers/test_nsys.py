@@ -3,7 +3,7 @@ import pytest
 from pipeline.instruments.profilers import nsys
 from pipeline.instruments.profilers.nsys import CaptureFailed
 
-# Does what nsys does: runs the program, if it is to profile one, and leaves a file where it was told to.
+# A stand-in for nsys: runs the program, if any, and writes the output file.
 GOOD = """#!/bin/sh
 for word; do case "$word" in --output=*) output="${word#--output=}" ;; esac; done
 if [ "$1" = profile ]; then
@@ -21,7 +21,7 @@ FAILS = "#!/bin/sh\necho first >&2\necho CUDA out of memory >&2\nexit 3\n"
 
 @pytest.fixture
 def install(tmp_path, monkeypatch):
-    """Make an empty folder all of PATH but for the shell's own, and return a function that puts programs there."""
+    """Put an empty folder before the system's own in PATH, and return a function that puts programs there."""
     folder = tmp_path / "root" / "bin"
     folder.mkdir(parents=True)
     monkeypatch.setenv("PATH", f"{folder}:/bin:/usr/bin")
@@ -34,7 +34,7 @@ def install(tmp_path, monkeypatch):
     return put
 
 
-def test_a_capture_runs_the_program_from_its_start_of_the_profiler_to_its_stop_and_leaves_its_report(install, tmp_path):
+def test_a_capture_records_between_profiler_start_and_stop_and_writes_a_report(install, tmp_path):
     install("nsys", GOOD)
     assert nsys.obstacle() == ""
     nsys.capture(["true", "--option=7"], tmp_path / "x.nsys-rep")
@@ -54,9 +54,7 @@ def test_a_capture_runs_the_program_from_its_start_of_the_profiler_to_its_stop_a
         ({"nsys": GOOD, "fails": FAILS}, "^the program under nsys ended with exit code 3: CUDA out of memory$"),
     ],
 )
-def test_a_capture_that_fails_says_why_in_one_line_and_a_report_of_an_earlier_one_does_not_pass_for_it(
-    install, tmp_path, programs, complaint
-):
+def test_a_failed_capture_says_why_in_one_line_and_ignores_an_earlier_report(install, tmp_path, programs, complaint):
     for name, script in programs.items():
         install(name, script)
     (tmp_path / "x.nsys-rep").touch()
@@ -64,7 +62,7 @@ def test_a_capture_that_fails_says_why_in_one_line_and_a_report_of_an_earlier_on
         nsys.capture(["fails"], tmp_path / "x.nsys-rep")
 
 
-def test_the_library_that_the_importer_lacks_is_named(install, tmp_path):
+def test_a_library_missing_for_the_importer_is_named(install, tmp_path):
     assert nsys.obstacle() == "nsys not found"
     said = "Importer error status: The importer binary and its dependencies were not found."
     install("nsys", f"#!/bin/sh\necho '{said}'\n")
@@ -76,7 +74,7 @@ def test_the_library_that_the_importer_lacks_is_named(install, tmp_path):
 
 
 @pytest.mark.parametrize("exit_code", [0, 1])
-def test_a_damaged_report_that_nsys_cannot_export_gives_its_complaint(install, tmp_path, exit_code):
+def test_an_export_of_a_damaged_report_fails_with_the_error_of_nsys(install, tmp_path, exit_code):
     install("nsys", f"#!/bin/sh\necho 'Processing...'\necho 'Error: file is truncated'\nexit {exit_code}\n")
     with pytest.raises(CaptureFailed, match=r"^nsys cannot export x.nsys-rep: Error: file is truncated$"):
         nsys.export(tmp_path / "x.nsys-rep", tmp_path / "x.sqlite")

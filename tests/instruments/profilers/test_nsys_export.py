@@ -6,7 +6,7 @@ import pytest
 from pipeline.instruments.profilers.nsys import CaptureFailed
 from pipeline.instruments.profilers.nsys_export import read_export
 
-# Of nsys's own schema, the tables that a capture with --trace=cuda,nvtx fills, with the columns that are read.
+# The tables of nsys's schema that a capture with --trace=cuda,nvtx fills, with the columns that are read.
 SCHEMA = """
     CREATE TABLE StringIds (id INTEGER, value TEXT);
     CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, streamId INTEGER, correlationId INTEGER,
@@ -58,7 +58,7 @@ def export(tmp_path):
     return make(tmp_path / "capture.sqlite")
 
 
-def test_kernels_have_their_full_name_time_and_the_range_that_launched_them_of_those_pushed_and_popped(export):
+def test_kernels_have_their_full_name_times_and_the_push_pop_range_that_launched_them(export):
     trace = read_export(export)
     events = trace.events.set_index("correlation")
     assert trace.profiler == "nsys"
@@ -71,13 +71,13 @@ def test_kernels_have_their_full_name_time_and_the_range_that_launched_them_of_t
     assert ranges.loc["train_step/backward", "duration_us"] == 4.0  # it ends with the capture
 
 
-def test_of_two_calls_with_one_number_the_first_is_the_launch(tmp_path):
+def test_the_first_of_two_calls_with_the_same_correlation_id_is_the_launch(tmp_path):
     after_softmax = f"INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (3500, 3510, {MAIN}, 1);"
     events = read_export(make(tmp_path / "capture.sqlite", after_softmax)).events
     assert list(events.loc[events["correlation"] == 1, "path"]) == ["train_step/softmax"]
 
 
-def test_copies_and_fills_are_device_work_too_where_there_were_any(tmp_path):
+def test_copies_and_fills_if_any_are_device_work_too(tmp_path):
     trace = read_export(make(tmp_path / "with_copies.sqlite", COPIES))
     copies = trace.events[trace.events["category"] == "copy"]
     assert list(copies["name"]) == ["[CUDA memcpy Device-to-Device]", "[CUDA memcpy Device-to-Host]", "[CUDA memset]"]
@@ -92,7 +92,7 @@ def test_copies_and_fills_are_device_work_too_where_there_were_any(tmp_path):
         (None, "unable to open"),
     ],
 )
-def test_what_is_no_whole_export_gives_one_clear_line_and_is_not_made(export, content, said):
+def test_a_missing_or_damaged_export_gives_a_one_line_error_and_is_not_created(export, content, said):
     whole = export.read_bytes()
     export.unlink()
     if content is not None:

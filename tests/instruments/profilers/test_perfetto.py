@@ -6,7 +6,7 @@ from pipeline.instruments.profilers.perfetto import write_perfetto
 from .test_trace import trace
 
 
-def test_ranges_and_device_work_are_complete_events_in_lanes_of_their_own(tmp_path):
+def test_ranges_and_device_work_are_complete_events_in_separate_lanes(tmp_path):
     found = trace([("gemm", 7, 5.5, 2.0, 3)], [(3, 1.0, 11)], [("forward", 11, 0.0, 4.0)])
     write_perfetto(found, tmp_path / "trace.json.gz")
     with gzip.open(tmp_path / "trace.json.gz", "rt") as file:

@@ -37,7 +37,7 @@ def on_cpu(tmp_path_factory):
     return torch_profiler.capture(program("cpu"), torch.device("cpu"), path), path
 
 
-def test_operators_have_the_paths_of_the_ranges_that_they_ran_in_and_each_is_one_call(on_cpu):
+def test_operators_have_the_path_of_their_range_and_count_as_one_call_each(on_cpu):
     trace, _ = on_cpu
     paths = set(trace.events["path"])
     assert trace.profiler == "torch.profiler"
@@ -47,12 +47,12 @@ def test_operators_have_the_paths_of_the_ranges_that_they_ran_in_and_each_is_one
     products = trace.events.query("name == 'aten::mm'").groupby("path")["calls"].sum()
     assert products["train_step/forward"] == 7 * LAYERS + 1
     assert products["train_step/backward"] == 2 * (7 * LAYERS + 1)
-    # PyTorch's own ranges and the nodes of its graph are no ranges and no work.
+    # PyTorch's own ranges are not ranges here, and the nodes of its graph are not work.
     assert not trace.ranges["name"].str.contains("#").any()
     assert not trace.events["name"].str.contains("autograd|Backward0").any()
 
 
-def test_pieces_of_operators_overlap_nowhere_and_add_up_to_the_time_in_operators(on_cpu):
+def test_operator_pieces_never_overlap_and_add_up_to_the_time_in_operators(on_cpu):
     trace, path = on_cpu
     events = events_of(trace, "train_step")
     times = range_times(trace, "train_step").iloc[0]
@@ -61,13 +61,13 @@ def test_pieces_of_operators_overlap_nowhere_and_add_up_to_the_time_in_operators
         found = [event for event in json.load(file)["traceEvents"] if event.get("cat") == "cpu_op"]
     noted = pd.DataFrame(found)[["name", "ts", "dur"]].set_axis(["name", "start_us", "duration_us"], axis=1)
     operators = noted["name"].str.startswith("aten::")
-    without_a_namespace = noted["name"].str.fullmatch("[a-z_]+")  # inside of operators: "detach", for one
+    without_a_namespace = noted["name"].str.fullmatch("[a-z_]+")  # inside operators, such as "detach"
     in_operators_us = union_us(noted[operators]) - union_us(noted[without_a_namespace])
     assert times["kernel_sum_us"] == pytest.approx(in_operators_us)
     assert times["kernel_sum_us"] <= times["span_us"] <= times["range_us"]
 
 
-def test_a_trace_cut_short_gives_one_clear_line(on_cpu, tmp_path):
+def test_a_truncated_trace_gives_a_one_line_error(on_cpu, tmp_path):
     path = tmp_path / "cut.json.gz"
     path.write_bytes(on_cpu[1].read_bytes()[:2000])
     with pytest.raises(CaptureFailed, match=r"^cut.json.gz is no whole trace of torch.profiler: .+$"):
@@ -84,7 +84,7 @@ def complete(category, name, ts, dur, tid=1, **arguments):
     return {"ph": "X", "cat": category, "name": name, "ts": ts, "dur": dur, "tid": tid, "args": arguments}
 
 
-def test_kernels_belong_to_the_range_of_their_launch_by_runtime_or_driver(tmp_path):
+def test_kernels_belong_to_the_range_of_their_launch_through_runtime_or_driver(tmp_path):
     events = [
         complete("user_annotation", "forward", 0, 50),
         complete("gpu_user_annotation", "forward", 60, 100),
@@ -118,7 +118,7 @@ def test_a_capture_without_work_or_ranges_says_so(tmp_path, events, lack):
 
 
 @pytest.mark.gpu
-def test_cupti_gives_kernels_of_forward_and_backward_in_their_ranges(tmp_path):
+def test_a_gpu_capture_has_forward_and_backward_kernels_in_their_ranges(tmp_path):
     trace = torch_profiler.capture(program("cuda"), torch.device("cuda"), tmp_path / "trace.json.gz")
     matmuls = trace.events[trace.events["category"] == "matmul"].groupby("path")["calls"].sum()
     assert matmuls["train_step/forward"] >= 7 * LAYERS + 1

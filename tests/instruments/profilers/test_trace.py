@@ -17,7 +17,7 @@ def trace(work, launches, ranges):
 
 @pytest.fixture
 def step():
-    """Make a step whose kernels run after their ranges are over, on two streams that overlap.
+    """Make a step whose kernels run after their ranges have closed, on two streams that overlap.
 
     host     train_step 0--------------------------------100
              forward    5----------50   backward 55----95
@@ -42,8 +42,8 @@ def step():
     )
 
 
-def test_a_kernel_belongs_to_the_range_that_launched_it_or_on_another_thread_that_waits_for_it(step):
-    # At 40 us, where the first kernel starts, the range "attention" is over.
+def test_kernels_belong_to_their_launching_range_or_that_of_the_waiting_thread(step):
+    # At 40 us, when the first kernel starts, the range "attention" is already closed.
     launching = ["forward/attention", "forward", "forward", "backward", "backward"]
     assert list(step.events["path"]) == [f"train_step/{path}" for path in launching]
     assert step.events["category"].tolist() == ["matmul", "copy", "other", "matmul", "communication"]
@@ -59,14 +59,14 @@ GEMM = ("gemm", 7, 50.0, 1.0, 1)
         ((1, 30.0, AUTOGRAD), [("own", AUTOGRAD, 10.0, 30.0), ("later", MAIN, 20.0, 30.0)], "own"),
         # An inner range that seems to outlast its outer one ends with it.
         ((1, 10.001, MAIN), [("outer", MAIN, 0, 10), ("inner", MAIN, 5, 5.002), ("after", MAIN, 10, 5)], "after"),
-        # It was launched outside of all ranges.
+        # It was launched outside all ranges.
         ((1, 60.0, MAIN), [("forward", MAIN, 10.0, 40.0)], ""),
         ((1, 60.0, MAIN), [], ""),
         # Its launch is not in the capture.
         ((2, 20.0, MAIN), [("forward", MAIN, 10.0, 40.0)], ""),
     ],
 )
-def test_what_was_launched_belongs_to_the_innermost_range_of_its_own_thread_or_nowhere(launched, ranges, path):
+def test_a_kernel_belongs_to_the_innermost_range_of_its_launching_thread_or_to_none(launched, ranges, path):
     found = trace([GEMM], [launched], ranges)
     assert list(found.events["path"]) == [path]
     assert (found.events["range_id"][0] == NOWHERE) == (path == "")
@@ -79,16 +79,16 @@ def test_ranges_that_start_or_end_together_are_nested_by_length():
     assert set(nested.ranges["path"]) == {"outer", "outer/inner", "outer/next"}
 
 
-def test_a_range_has_events_of_its_inner_ranges_too_and_its_times_differ_where_streams_overlap_and_idle(step):
+def test_a_range_includes_its_inner_ranges_in_its_sum_busy_and_span_times(step):
     assert list(events_of(step, "train_step/forward")["name"]) == ["gemm forward", "Memcpy DtoD", "add"]
     assert len(events_of(step, "train_step")) == 5
     assert events_of(step, "forward").empty
     times = range_times(step, "train_step/forward").iloc[0]
-    # Busy from 40 to 70 and 80 to 90: ten overlap on two streams.
+    # Busy from 40 to 70 and from 80 to 90; the two streams overlap for 10.
     assert dict(times) == {"kernel_sum_us": 50, "busy_us": 40, "span_us": 50, "range_us": 45}
 
 
-def test_each_repetition_of_a_range_has_its_own_times_from_the_start_of_the_capture():
+def test_each_repetition_of_a_range_has_its_own_times_since_the_capture_start():
     twice = trace(
         [("gemm", 7, 1005.0, 4.0, 1), ("gemm", 7, 1025.0, 6.0, 2)],
         [(1, 1001.0, MAIN), (2, 1021.0, MAIN)],

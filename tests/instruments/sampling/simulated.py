@@ -1,11 +1,11 @@
-"""A host that queues work, and a GPU that does it in order, on one simulated clock."""
+"""A host that queues work, and a GPU that runs it in order, on one simulated clock."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass
 class Gpu:
-    """Work runs from the moment that it is queued, or that what was queued before it is done."""
+    """Work starts once it is queued and everything queued before it is done."""
 
     host_ms: float = 0.0
     done_ms: float = 0.0

@@ -18,7 +18,7 @@ def test_a_cpu_cannot_replay_graphs():
         pass
 
 
-def test_adam_counts_its_steps_where_its_parameters_are():
+def test_adam_counts_its_steps_on_the_device_of_its_parameters():
     parameter = nn.Parameter(torch.ones(2, device="meta"))
     optimizer = torch.optim.AdamW([parameter])
     optimizer.state[parameter] = {"step": torch.tensor(3.0)}
@@ -29,7 +29,7 @@ def test_adam_counts_its_steps_where_its_parameters_are():
 
 @pytest.fixture
 def log(monkeypatch):
-    """Stand in for CUDA's streams and graphs; list what is done, the end of a failed capture raises as torch's does."""
+    """Replace CUDA's streams and graphs and log what is done; as in torch, ending a failed capture raises."""
     done = []
 
     @contextmanager
@@ -50,7 +50,7 @@ def log(monkeypatch):
     return done
 
 
-def test_a_call_is_warmed_up_captured_once_and_given_back(log):
+def test_a_call_is_warmed_up_captured_once_and_freed(log):
     with captured(lambda: log.append("call"), CUDA, clear=lambda: log.append("clear")) as replay:
         log.append("inside")
         replay()
@@ -58,7 +58,7 @@ def test_a_call_is_warmed_up_captured_once_and_given_back(log):
     assert log == [*calls, "clear", "capture", "call", "inside", "replay", "reset", "clear", "free"]
 
 
-def test_inputs_are_copied_in_before_a_replay_all_or_none(log):
+def test_a_replay_copies_in_all_inputs_or_none(log):
     own = [torch.zeros(2), torch.zeros(2)]
     with captured(lambda: None, CUDA, inputs=own) as replay:
         replay()
@@ -77,9 +77,7 @@ def test_inputs_are_copied_in_before_a_replay_all_or_none(log):
         (RuntimeError("shapes do not fit"), True, RuntimeError, "shapes do not fit"),
     ],
 )
-def test_what_cannot_be_captured_is_skipped_with_the_first_reason_but_not_lack_of_memory_or_a_bug_in_warm_up(
-    log, error, in_warm_up, kind, said
-):
+def test_a_failed_capture_is_skipped_with_its_first_error_but_oom_and_bugs_raise(log, error, in_warm_up, kind, said):
     def call():
         if "capture" in log or in_warm_up:
             log.append("fails")
@@ -92,7 +90,7 @@ def test_what_cannot_be_captured_is_skipped_with_the_first_reason_but_not_lack_o
 
 
 def training(seed=0):
-    """Return a small model's optimizer and a step on fixed data, which returns the loss."""
+    """Return a small model, its fixed data, and a training step on them, which returns the loss."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1)).cuda()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -111,7 +109,7 @@ def training(seed=0):
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:This instance was constructed with capturable")
-def test_replayed_steps_train_as_eager_ones_do():
+def test_replayed_steps_train_like_eager_ones():
     eager_model, _, eager_step = training()
     for _ in range(WARMUP_CALLS):
         eager_step()
@@ -125,7 +123,7 @@ def test_replayed_steps_train_as_eager_ones_do():
 
 
 @pytest.mark.gpu
-def test_gradients_are_written_anew_by_each_replay_and_new_data_counts():
+def test_each_replay_overwrites_gradients_and_uses_new_data():
     model, x, _ = training()
 
     def gradients():
@@ -142,7 +140,7 @@ def test_gradients_are_written_anew_by_each_replay_and_new_data_counts():
 
 
 @pytest.mark.gpu
-def test_the_memory_of_a_graph_is_given_back():
+def test_the_memory_of_a_graph_is_freed():
     x = torch.ones(64 * 2**20, device="cuda")
     before = torch.cuda.memory_reserved()
     with captured(lambda: x * 2 + x * 3, CUDA) as replay:
@@ -152,7 +150,7 @@ def test_the_memory_of_a_graph_is_given_back():
 
 
 @pytest.mark.gpu
-def test_after_a_capture_that_failed_the_gpu_works_on():
+def test_the_gpu_still_works_after_a_failed_capture():
     x = torch.ones(4, device="cuda")
     with pytest.raises(Skipped, match=r"^cannot be captured as a CUDA graph: .*captur"), captured(x.sum().item, CUDA):
         pass

@@ -19,7 +19,7 @@ def rules(works, samples=3):
 
 
 def noting(calls, name, fails_at=None):
-    """Return a work that writes its name down, and runs out of memory at one of its calls."""
+    """Return a work that logs its name, and runs out of memory at its call number `fails_at`."""
 
     def call(_argument):
         calls.append(name)
@@ -38,9 +38,7 @@ def plain(work):
     ("warm", "samples", "order"),
     [((), (3, 3), "ab" * 5), ({"b"}, (3, 3), "a" * 2 + "ab" * 3), ((), (3, 5), "ab" * 5 + "b" * 2)],
 )
-def test_calls_take_turns_until_their_own_rules_end_and_warm_up_rounds_which_warm_ones_sit_out_do_not_count(
-    warm, samples, order
-):
+def test_calls_take_turns_until_their_rules_end_and_warm_ones_skip_warm_up(warm, samples, order):
     calls, (of_a, of_b) = [], samples
     works = {name: noting(calls, name) for name in "ab"}
     found = interleave(works, plain, rules("a", of_a) | rules("b", of_b), warmup=2, warm=warm)
@@ -48,7 +46,7 @@ def test_calls_take_turns_until_their_own_rules_end_and_warm_up_rounds_which_war
     assert [taken.times_ms["device"] for taken in found.taken.values()] == [[1.0] * of_a, [1.0] * of_b]
 
 
-def test_the_power_is_that_of_one_counted_round(monkeypatch):
+def test_the_power_is_per_counted_round(monkeypatch):
     class Watch:
         polls = 0
 
@@ -71,7 +69,7 @@ def test_the_rule_looks_at_the_first_clock():
     assert len(found.taken["a"].times_ms["call"]) == 4
 
 
-def test_the_slow_downs_are_those_after_the_last_sample_and_those_seen_between():
+def test_slowdowns_are_those_seen_between_samples_and_after_the_last():
     before, after = ([{"throttle_reasons": [reason]}] for reason in ("hw_slowdown", "hw_power_brake"))
     assert Interleaving({}, before, after).slowdowns() == ["hw_power_brake"]
     between = Power(slowdowns=("sw_thermal_slowdown",))
@@ -79,7 +77,7 @@ def test_the_slow_downs_are_those_after_the_last_sample_and_those_seen_between()
 
 
 @pytest.mark.parametrize("fails_at", [1, 3])
-def test_running_out_of_memory_in_the_middle_leaves_the_others_measured(fails_at):
+def test_the_others_are_measured_if_one_runs_out_of_memory(fails_at):
     calls = []
     works = {"a": noting(calls, "a"), "b": noting(calls, "b", fails_at), "c": noting(calls, "c")}
     found = interleave(works, plain, rules(works), warmup=2)
@@ -102,7 +100,7 @@ def test_each_call_gets_a_freshly_prepared_argument_inside_its_context():
     assert events == ["enter", "prepare", "argument", "exit"] * 3
 
 
-def test_the_budget_of_a_call_counts_its_preparation(clock):
+def test_the_budget_of_a_call_includes_its_preparation(clock):
     durations_s = itertools.cycle([0.125, 0.375])
     slow = Work(call=lambda _: clock.sleep(next(durations_s)), prepare=lambda: clock.sleep(0.25))
     rule = StopRule(min_samples=2, max_samples=1000, rel_error=0.0, budget_s=2.0)

@@ -22,7 +22,7 @@ def gpu(monkeypatch):
 
 
 def launches(gpu, count, kernel_ms, launch_ms):
-    """Return a call of so many kernels, each of which costs the host a launch."""
+    """Return a call that launches `count` kernels, each of which costs the host `launch_ms`."""
 
     def call(_argument):
         for _ in range(count):
@@ -32,7 +32,7 @@ def launches(gpu, count, kernel_ms, launch_ms):
     return Work(call)
 
 
-def test_launch_gaps_are_seen_at_first_and_then_hidden_behind_a_busy_stream(gpu):
+def test_launch_gaps_show_at_first_and_are_then_hidden_by_a_busy_stream(gpu):
     sampler, work = KernelSampler(gpu), launches(gpu, count=10, kernel_ms=0.001, launch_ms=0.1)
     cold, warm = sampler(work), sampler(work)
     assert (cold.exposed, warm.exposed) == (True, False)
@@ -42,14 +42,14 @@ def test_launch_gaps_are_seen_at_first_and_then_hidden_behind_a_busy_stream(gpu)
     assert busy_ms == [least_ms, pytest.approx(kernel_timing.BUSY_OVER_ENQUEUE * 10 * 0.1 + least_ms)]
 
 
-def test_a_call_that_takes_the_host_too_long_to_queue_stays_exposed_which_is_counted(gpu):
+def test_a_call_that_queues_too_slowly_stays_exposed_and_is_counted(gpu):
     works = {"slow": launches(gpu, count=10, kernel_ms=0.001, launch_ms=kernel_timing.MOST_BUSY_MS)}
     taken = interleave(works, KernelSampler(gpu), {"slow": FIVE}, warmup=1).taken["slow"]
     assert (taken.exposed, len(taken.times_ms["device"])) == (5, 5)
     assert max(duration for what, duration in gpu.log if what == "busy") <= kernel_timing.MOST_BUSY_MS
 
 
-def test_cache_is_flushed_and_stream_held_after_preparation_and_before_the_first_mark(gpu):
+def test_the_l2_flush_and_busy_kernel_come_after_preparation_and_before_the_first_event(gpu):
     work = Work(call=lambda _: gpu.queue("kernel", 1.0), prepare=lambda: gpu.queue("prepare", 5.0))
     sample = KernelSampler(gpu)(work)
     assert [what for what, _ in gpu.log] == ["prepare", "flush", "busy", "mark", "kernel", "mark"]
@@ -58,9 +58,9 @@ def test_cache_is_flushed_and_stream_held_after_preparation_and_before_the_first
 
 @pytest.fixture
 def log(monkeypatch):
-    """Make every reading of the clock and every wait for the device a line of a list, and give that.
+    """Return a list to which every reading of the clock and every wait for the device is appended.
 
-    A lone call, which reads the clock three times, is as long as calls of the same go before.
+    A lone call, which reads the clock three times, takes as long as the untimed calls before it must run.
     """
     lines = []
     now_s = itertools.count(0.0, kernel_timing.SETTLING_MS / 1e3 / 3)
@@ -70,7 +70,7 @@ def log(monkeypatch):
     return lines
 
 
-def test_latency_is_that_of_a_device_with_nothing_else_to_do_after_calls_of_the_same(log):
+def test_latency_is_that_of_a_lone_call_on_an_idle_device_after_calls_of_the_same_work(log):
     sample = latency_sampler(CPU)(Work(lambda _: log.append("call"), prepare=lambda: log.append("prepare")))
     lone_call = ["prepare", "wait", "clock", "call", "clock", "wait", "clock"]
     assert log == ["clock", "clock", *lone_call, "clock", *lone_call]
@@ -79,7 +79,7 @@ def test_latency_is_that_of_a_device_with_nothing_else_to_do_after_calls_of_the_
 
 
 @pytest.mark.parametrize("sampler", [host_sampler, latency_sampler])
-def test_what_a_call_returns_is_freed_when_no_clock_is_running(sampler, log):
+def test_the_result_of_a_call_is_freed_while_no_clock_is_running(sampler, log):
     class Result:
         def __del__(self):
             log.append("freed")
@@ -90,13 +90,13 @@ def test_what_a_call_returns_is_freed_when_no_clock_is_running(sampler, log):
 
 
 def sampled(work, sampler):
-    """Return what interleaving takes of one work, after warm-up."""
+    """Return the samples that interleaving takes of one work, after warm-up."""
     rule = StopRule(min_samples=20, max_samples=20, rel_error=0.0, budget_s=60)
     return interleave({"w": work}, sampler, {"w": rule}, warmup=3).taken["w"]
 
 
 @pytest.mark.gpu
-def test_many_short_kernels_take_less_on_the_device_than_the_host_takes_to_launch_them():
+def test_short_kernels_take_less_device_time_than_their_launches_take_the_host():
     a = torch.randn(64, 64, device=CUDA)
     work = Work(lambda _: [a.mul(2.0) for _ in range(50)])
     device_ms = sampled(work, kernel_sampler(CUDA))
@@ -106,7 +106,7 @@ def test_many_short_kernels_take_less_on_the_device_than_the_host_takes_to_launc
 
 
 @pytest.mark.gpu
-def test_a_long_kernel_takes_as_long_as_between_synchronised_moments():
+def test_device_time_and_latency_agree_for_a_long_kernel():
     a = torch.randn(8192, 8192, device=CUDA)
     work = Work(lambda _: a @ a)
     device_ms = sampled(work, kernel_sampler(CUDA)).times_ms["device"]
@@ -115,7 +115,7 @@ def test_a_long_kernel_takes_as_long_as_between_synchronised_moments():
 
 
 @pytest.mark.gpu
-def test_a_flushed_cache_makes_a_small_copy_slower_than_a_warm_one():
+def test_a_flushed_cache_makes_a_small_copy_slower():
     size = torch.cuda.get_device_properties(CUDA).L2_cache_size // 4
     source, target = torch.randn(2, size // 4, device=CUDA)
     warm = Work(lambda _: target.copy_(source))
@@ -130,7 +130,7 @@ def test_a_flushed_cache_makes_a_small_copy_slower_than_a_warm_one():
 
 
 @pytest.mark.gpu
-def test_memory_of_a_call_that_ran_out_is_free_for_the_next():
+def test_the_memory_of_a_call_that_ran_out_is_free_for_the_next():
     half = torch.cuda.mem_get_info(CUDA)[0] // 2  # of what is free: other test processes keep some
 
     def too_much(_argument):

@@ -20,7 +20,7 @@ LATE_S, STEPS = 0.2, 3
 
 
 def watching(context):
-    """Measure, in one start of the ranks, all that tests ask of a step, of which rank 1 takes longer in one phase."""
+    """Measure all that the tests need in a single start of the ranks; rank 1 takes longer in one phase."""
     pending, within = [], []
 
     def start():
@@ -28,7 +28,7 @@ def watching(context):
 
     def finish():
         pending.pop().wait()
-        sleep(0.25)  # as long as that took
+        sleep(0.25)  # stands for the time that the collective takes
 
     watch = SimpleNamespace(poll=lambda: None, over=lambda steps: Power(steps + context.rank, 1900.0 - context.rank))
     with a_clock_of_its_own() as sleep, mock.patch.object(rank_timing, "PowerWatch", return_value=watch):
@@ -43,19 +43,19 @@ def watching(context):
 
 @pytest.fixture(scope="module")
 def seen():
-    """What each rank saw, by what was looked at."""
+    """Return what each rank saw, grouped by what was measured."""
     return list(zip(*run_ranks(watching, 2, backend="gloo", timeout_s=60), strict=True))
 
 
 @contextmanager
 def a_clock_of_its_own():
-    """Have this rank read a clock on which nothing takes time but what sleeps on it; give the function that does."""
+    """Make this rank read a fake clock, and yield the sleep function that alone advances it."""
     slept_s = []
     with mock.patch.object(step_timing, "perf_counter", partial(sum, slept_s)):
         yield slept_s.append
 
 
-def test_a_sample_is_the_time_of_the_slowest_rank_on_every_rank_and_the_energy_that_of_all(seen):
+def test_all_ranks_get_the_times_of_the_slowest_and_the_energy_of_all(seen):
     expected = {"even": [125.0] * STEPS, "uneven": [750.0] * STEPS, "train_step": [875.0] * STEPS}
     for sampling in seen[0]:
         assert {name: timings.host_ms for name, timings in sampling.timings.items()} == expected
@@ -63,18 +63,18 @@ def test_a_sample_is_the_time_of_the_slowest_rank_on_every_rank_and_the_energy_t
     assert seen[3] == ({"a": 1.0, "b": 0.0},) * 2
 
 
-def test_what_is_left_of_communication_counts_in_the_phase_that_waits(seen):
+def test_unfinished_communication_counts_in_the_phase_that_waits_for_it(seen):
     for timings in seen[1]:
         assert timings["start"].host_ms == [0.0] * STEPS
         assert timings["finish"].host_ms == timings["train_step"].host_ms == [250.0] * STEPS
 
 
-def test_no_garbage_is_collected_while_a_step_is_timed_after_warm_up(seen):
+def test_the_garbage_collector_is_off_while_a_step_is_timed(seen):
     assert seen[2] == (([True] * 2 + [False] * STEPS, True),) * 2
 
 
 def come_late(context, folder):
-    """Come late to every step on rank 1; list how often it had come whenever this rank read its clock."""
+    """Make rank 1 late to every step; list how often it had arrived whenever this rank read its clock."""
     numbers, comings, all_ranks = itertools.count(), [], dist.barrier
 
     def barrier():
@@ -92,7 +92,7 @@ def come_late(context, folder):
     return comings
 
 
-def test_a_late_rank_counts_in_no_phase_for_no_clock_is_read_before_all_ranks_are_there(tmp_path):
+def test_no_clock_is_read_before_all_ranks_have_arrived(tmp_path):
     for comings in run_ranks(come_late, 2, backend="gloo", args=(tmp_path,), timeout_s=60):
         readings = len(comings) // STEPS
         assert readings > 0
@@ -106,7 +106,7 @@ def multiply(context):
 
 
 @pytest.mark.gpu(count=2)
-def test_on_gpus_phases_are_told_apart_by_events_and_add_up_to_the_step():
+def test_gpu_phases_are_separated_by_events_and_add_up_to_the_step():
     timings, _ = run_ranks(multiply, 2, backend="nccl", device_type="cuda")
     assert timings["first"].host_ms == []
     sums = [sum(pair) for pair in zip(timings["first"].cuda_events_ms, timings["second"].cuda_events_ms, strict=True)]

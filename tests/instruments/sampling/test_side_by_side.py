@@ -30,7 +30,7 @@ OOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
 
 
 class Doubling(Problem):
-    """Judge all by `plain`, and call all again."""
+    """A problem that is judged by `plain`; all implementations are called again after the timing."""
 
     phases, device = PHASES, torch.device("cpu")
     peers, calls_all_again = ("plain", "other", "third"), True
@@ -86,7 +86,7 @@ def of(rows, name, column):
 
 
 def fails_at(call, error):
-    """Double, but raise at one call."""
+    """Return a function that doubles, but raises at one call."""
     calls = itertools.count(1)
 
     def function(x):
@@ -97,7 +97,7 @@ def fails_at(call, error):
     return function
 
 
-def test_every_phase_has_its_samples_and_the_errors_that_it_makes():
+def test_every_phase_has_its_own_samples_and_errors():
     rows = measured(ours=lambda x: x * 2)
     assert list(rows) == [(name, phase) for name in ("plain", "ours") for phase in PHASES]
     for (name, phase), row in rows.items():
@@ -110,14 +110,14 @@ def test_every_phase_has_its_samples_and_the_errors_that_it_makes():
 
 # The first six calls are trials, two of each phase; the twelfth is a warm-up call.
 @pytest.mark.parametrize(("call", "failing"), [(1, PHASES), (3, PHASES[1:]), (5, PHASES[2:]), (12, PHASES[2:])])
-def test_out_of_memory_fails_the_phase_and_in_trials_what_follows_and_leaves_the_others_measured(call, failing):
+def test_running_out_of_memory_fails_only_that_phase_and_in_trials_the_later_ones(call, failing):
     rows = measured(ours=fails_at(call, OOM))
     assert [phase for phase in PHASES if rows["ours", phase]["status"] == "oom"] == list(failing)
     assert all("out of memory" in rows["ours", phase]["reason"] for phase in failing)
     assert of(rows, "plain", "status") == ["ok"] * 3
 
 
-def test_one_that_refuses_is_skipped_in_its_own_words_and_any_other_error_is_a_bug():
+def test_a_refusal_is_skipped_with_its_own_message_and_any_other_error_is_raised():
     rows = measured(ours=fails_at(1, ValueError("width is 48")))
     assert of(rows, "ours", "status") == ["skipped"] * 3
     assert of(rows, "ours", "reason") == ["width is 48"] * 3
@@ -126,7 +126,7 @@ def test_one_that_refuses_is_skipped_in_its_own_words_and_any_other_error_is_a_b
         measured(ours=fails_at(2, RuntimeError("an illegal instruction")))
 
 
-def test_a_call_above_the_limit_is_tried_again_as_on_a_busy_host_then_skipped_with_the_time_it_takes():
+def test_a_call_above_the_limit_is_retried_once_and_then_skipped_with_its_time():
     delays_s = iter([0, 0.3])
     rows = measured(
         settings(call_limit_s=0.25),
@@ -141,7 +141,7 @@ def test_a_call_above_the_limit_is_tried_again_as_on_a_busy_host_then_skipped_wi
 
 
 @pytest.mark.parametrize(("slow_s", "warm_up_calls"), [(float("inf"), 2), (0, 0)])
-def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(monkeypatch, slow_s, warm_up_calls):
+def test_quick_calls_are_warmed_up_and_slow_ones_are_not(monkeypatch, slow_s, warm_up_calls):
     calls = []
     monkeypatch.setattr(side_by_side, "SLOW_S", slow_s)
     measured(ours=lambda x: calls.append(x) or double(x))
@@ -149,7 +149,7 @@ def test_quick_calls_are_warmed_up_and_slow_ones_only_tried(monkeypatch, slow_s,
     assert len(calls) == len(PHASES) * (tried + warm_up_calls + sampled) + again
 
 
-def test_a_sample_of_a_backward_pass_takes_its_preparation_too(monkeypatch):
+def test_the_seconds_of_a_sample_include_preparation(monkeypatch):
     slept_s = []
     for module in (trying, step_timing):
         monkeypatch.setattr(module, "perf_counter", lambda: sum(slept_s))
@@ -159,12 +159,12 @@ def test_a_sample_of_a_backward_pass_takes_its_preparation_too(monkeypatch):
 
 
 @pytest.mark.parametrize(("sample_s", "samples"), [(0.001, 10), (0.1, 10), (0.2, 5), (0.9, 3)])
-def test_slow_calls_are_sampled_less_often_but_never_less_than_the_fewest(sample_s, samples):
+def test_slow_calls_get_fewer_samples_but_never_fewer_than_the_minimum(sample_s, samples):
     asked = settings(min_samples=10, max_samples=20, budget_s=1.0)
     assert SideBySide(Doubling(), {"plain": lambda: double}, asked, {}).rule(sample_s).min_samples == samples
 
 
-def test_what_is_wrong_or_not_a_number_is_not_timed():
+def test_wrong_and_nan_results_are_not_timed():
     calls = []
     rows = measured(ours=lambda x: calls.append(x) or 2.1 * x, nan=lambda x: x * float("nan"))
     assert len(calls) == 2 * len(PHASES)
@@ -172,25 +172,25 @@ def test_what_is_wrong_or_not_a_number_is_not_timed():
         assert of(rows, name, "status") == ["wrong"] * 3
         assert rows[name, "forward"]["reason"].startswith("forward is off by ")
         assert "samples_ms" not in rows[name, "forward"]
-    # No record holds a number that is none.
+    # Records do not hold NaN.
     assert ["forward_rel_error" in rows[name, "forward"] for name in ("ours", "nan")] == [True, False]
     assert of(rows, "plain", "status") == ["ok"] * 3
 
 
-def test_without_the_plain_way_all_are_judged_by_the_middle_one_of_its_peers_which_a_wrong_one_does_not_move():
+def test_without_the_plain_way_all_are_judged_by_the_median_error_of_its_peers():
     rows = measured(plain=fails_at(1, OOM), other=double, third=lambda x: 3 * x, ours=double)
     statuses = {name: rows[name, "forward"]["status"] for name in ("plain", "other", "third", "ours")}
     assert statuses == {"plain": "oom", "other": "ok", "third": "wrong", "ours": "ok"}
 
 
-def test_one_that_remembers_results_is_wrong_when_it_is_called_again_on_other_numbers():
+def test_an_implementation_that_remembers_results_is_wrong_on_other_numbers():
     kept = []
     rows = measured(ours=lambda x: kept[0] if kept else kept.append(double(x)) or kept[0])
     assert of(rows, "ours", "status") == ["wrong"] * 3
     assert rows["ours", "forward"]["reason"].startswith("right at first, but not when it is called after the timing ")
 
 
-def test_the_users_own_sees_other_numbers_before_each_timed_call_and_runs_in_its_context():
+def test_user_code_gets_other_numbers_before_each_timed_call_and_runs_in_its_context():
     seen, turns = [], []
 
     @contextmanager
@@ -211,7 +211,7 @@ def test_the_users_own_sees_other_numbers_before_each_timed_call_and_runs_in_its
     assert torch.equal(seen[tried].abs(), first.abs())
 
 
-def test_rows_of_a_device_bear_device_times_and_exposure(monkeypatch):
+def test_gpu_rows_have_device_times_and_exposed_samples(monkeypatch):
     gpu = Gpu()
     gpu.flush_l2 = gpu.keep_busy = lambda *_: None  # so that each call begins before all of it is queued
     monkeypatch.setattr(side_by_side, "kernel_sampler", lambda _device: KernelSampler(gpu))

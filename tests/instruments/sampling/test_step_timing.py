@@ -14,7 +14,7 @@ CPU = torch.device("cpu")
 TEN = StopRule(min_samples=10, max_samples=10, rel_error=0.0, budget_s=60)
 
 
-def test_phases_run_in_turn_without_collections_of_garbage_and_warm_up_rounds_are_not_counted():
+def test_phases_run_in_turn_with_the_garbage_collector_off_and_uncounted_warm_up():
     calls, collects = [], []
     phases = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b") or collects.append(gc.isenabled())}
     sampling = time_phases(phases, CPU, warmup=3, rule=TEN)
@@ -25,7 +25,7 @@ def test_phases_run_in_turn_without_collections_of_garbage_and_warm_up_rounds_ar
     assert gc.isenabled()
 
 
-def test_each_phase_is_charged_its_own_time_and_without_warm_up_the_cold_first_call_is_a_sample(clock):
+def test_each_phase_has_its_own_time_and_without_warm_up_the_cold_call_counts(clock):
     cold = iter([0.25])
     phases = {"cold": lambda: clock.sleep(next(cold, 0.0)), "long": lambda: clock.sleep(0.125)}
     timings = time_phases(phases, CPU, warmup=0, rule=TEN).timings
@@ -33,7 +33,7 @@ def test_each_phase_is_charged_its_own_time_and_without_warm_up_the_cold_first_c
     assert timings["long"].host_ms == [125.0] * 10
 
 
-def test_a_phase_begins_and_ends_at_a_synchronised_moment(monkeypatch):
+def test_a_phase_is_timed_with_a_synchronize_on_both_sides(monkeypatch):
     log = []
     monkeypatch.setattr(step_timing, "synchronize", lambda _device: log.append("wait"))
     monkeypatch.setattr(step_timing, "perf_counter", lambda: log.append("clock") or 0.0)
@@ -41,7 +41,7 @@ def test_a_phase_begins_and_ends_at_a_synchronised_moment(monkeypatch):
     assert log == ["wait", "clock", "call", "clock", "wait", "clock"]
 
 
-def test_a_clock_that_a_call_puts_in_place_of_pythons_is_not_read(monkeypatch):
+def test_a_clock_that_a_timed_call_replaces_is_not_read(monkeypatch):
     def call(_argument=None):
         monkeypatch.setattr(time, "perf_counter", lambda: pytest.fail("read"))
         monkeypatch.setattr(torch.cuda, "Event", None)
@@ -69,7 +69,7 @@ STEADY, NOISY = [[10.0] * 9 + [10.01]], [[10.0, 20.0] * 5]
         ([NOISY[0] * 10], 0.1, True),  # max_samples
     ],
 )
-def test_sampling_ends_when_known_well_enough_or_at_its_limits(samples_ms, elapsed_s, ends):
+def test_sampling_ends_when_the_median_is_known_well_enough_or_at_its_limits(samples_ms, elapsed_s, ends):
     rule = StopRule(min_samples=10, max_samples=100, rel_error=0.005, budget_s=5.0, least_s=1.0)
     assert rule.ends(samples_ms, elapsed_s) is ends
 

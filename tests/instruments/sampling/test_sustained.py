@@ -15,7 +15,7 @@ from .simulated import Gpu
 
 
 def held(gpu, call_ms=1.0, enqueue_ms=0.1, duration_s=1.0, about_ms=1.0, **of_work):
-    """Hold a call; call_ms: what the GPU takes for it, by the moment at which it begins."""
+    """Hold a call; call_ms: its GPU time, or a function of the moment at which it begins."""
 
     def call(_nothing=None):
         gpu.host_ms += enqueue_ms
@@ -28,11 +28,11 @@ def calls(gpu):
     return sum(what == "call" for what, _ in gpu.log)
 
 
-def test_a_gpu_that_slows_down_gives_the_time_that_it_holds():
+def test_a_gpu_that_slows_down_gives_the_time_that_it_sustains():
     assert held(Gpu(), lambda at_ms: 1.0 if at_ms < 490 else 1.25).median_ms == pytest.approx(1.25)
 
 
-def test_it_lasts_as_long_as_asked_and_the_host_is_a_few_blocks_ahead():
+def test_a_run_lasts_as_long_as_asked_with_the_host_a_few_blocks_ahead():
     gpu = Gpu()
     held(gpu, duration_s=0.5)
     assert 500 <= gpu.done_ms <= 500 + (BLOCKS_AHEAD + 1) * sustained.BLOCK_MS
@@ -44,7 +44,7 @@ def test_a_gpu_that_waits_for_its_host_gives_no_time(enqueue_ms, is_known):
     assert (held(Gpu(), enqueue_ms=enqueue_ms) is not None) == is_known
 
 
-def test_a_host_that_stops_now_and_then_does_not_count():
+def test_occasional_stalls_of_the_host_do_not_count():
     gpu = Gpu()
 
     def prepare():
@@ -53,13 +53,13 @@ def test_a_host_that_stops_now_and_then_does_not_count():
     assert held(gpu, duration_s=2.0, prepare=prepare).median_ms == pytest.approx(1.0)
 
 
-def test_a_call_longer_than_all_the_time_is_run_a_few_times():
+def test_a_call_longer_than_the_whole_duration_runs_a_few_times():
     gpu = Gpu()
     assert held(gpu, 3000.0, about_ms=3000.0).median_ms == pytest.approx(3000.0)
     assert calls(gpu) <= BLOCKS_AHEAD + 1
 
 
-def test_preparing_a_call_is_part_of_it_within_its_context_and_no_garbage_is_collected():
+def test_calls_are_prepared_inside_the_context_with_the_garbage_collector_off():
     gpu, log = Gpu(), []
 
     @contextmanager
@@ -74,7 +74,7 @@ def test_preparing_a_call_is_part_of_it_within_its_context_and_no_garbage_is_col
     assert gc.isenabled()
 
 
-def test_the_clock_is_that_of_the_second_half(monkeypatch):
+def test_the_sm_clock_is_that_of_the_second_half(monkeypatch):
     gpu, polled_ms = Gpu(), []
 
     def poll():
@@ -88,7 +88,7 @@ def test_the_clock_is_that_of_the_second_half(monkeypatch):
 
 
 @pytest.mark.gpu
-def test_a_gpu_holds_about_the_time_that_events_around_many_calls_give():
+def test_the_sustained_time_agrees_with_events_around_many_calls():
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
     work = Work(lambda _: x @ x)
     work.call(None)

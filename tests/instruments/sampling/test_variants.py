@@ -18,7 +18,7 @@ def by_name(rows):
     return {(row["phase"], row["clock"]): row for row in rows}
 
 
-def test_turns_go_back_and_forth_and_the_first_round_has_the_first_turns():
+def test_turns_go_back_and_forth_and_the_first_round_is_marked():
     later = [(name, False) for name in "baab"]
     assert list(turns("ab", rounds=3)) == [("a", True), ("b", True), *later]
 
@@ -34,7 +34,7 @@ def test_there_is_a_row_per_phase_and_clock_with_the_samples_of_all_turns():
     assert len(rows["communication", "host"]["samples_ms"]) == 2 * len(ROUGH_WAIT_MS)
 
 
-def test_what_the_gpu_did_stands_beside_the_wall_time_of_the_whole_step_alone():
+def test_only_the_host_clock_row_of_the_whole_step_has_what_the_gpu_did():
     samplings = [sampling([10.0], events_ms=[9.0], power=Power(energy, 1500.0, False)) for energy in (3.0, 5.0)]
     rows = by_name(step_rows(samplings, GpuBusy(7.0, 90, 2.5, 11.0)))
     whole = rows.pop(("train_step", "host"))
@@ -44,7 +44,7 @@ def test_what_the_gpu_did_stands_beside_the_wall_time_of_the_whole_step_alone():
     assert not any("gpu_busy_ms" in row or "energy_j" in row for row in rows.values())
 
 
-def test_what_slowed_a_gpu_in_any_turn_stands_in_every_row_and_without_nvml_there_are_no_gpu_columns():
+def test_every_row_has_the_slowdowns_of_all_turns_and_without_nvml_no_gpu_columns():
     rows = step_rows([sampling([10.0], ["hw_thermal_slowdown"]), sampling([10.0], ["gpu_idle"])], None)
     assert [(row["slowdowns"], row["throttle_reasons"]) for row in rows] == [
         (["hw_thermal_slowdown"], ["gpu_idle"])

@@ -6,7 +6,7 @@ from pipeline.instruments.sampling.weight_differences import Comparison, Differe
 from pipeline.parallel.processes.starting import run_ranks
 
 
-def test_a_sample_reaches_from_end_to_end_of_a_large_parameter_and_does_not_follow_its_weights(monkeypatch):
+def test_a_sample_spans_a_large_parameter_and_is_a_copy(monkeypatch):
     monkeypatch.setattr(weight_differences, "SAMPLES_A_PARAMETER", 10)
     weights = {"weight": torch.arange(96.0).view(8, 12), "bias": torch.tensor([-1.0])}
     sampled = sample(weights)
@@ -16,7 +16,7 @@ def test_a_sample_reaches_from_end_to_end_of_a_large_parameter_and_does_not_foll
 
 
 def weights(rank, moved, of_last_rank=0.0):
-    """A parameter that moves and one that does not, and what the last of two ranks has beside."""
+    """Return a parameter that moves and one that does not; the last of two ranks is off by `of_last_rank`."""
     return {"bias": torch.ones(2), "weight": torch.tensor([moved, moved + rank * of_last_rank])}
 
 
@@ -31,7 +31,7 @@ def compared_in_turn(context):
     return without, reference, off, lost
 
 
-def test_weights_are_compared_between_ranks_and_with_the_reference_by_how_far_that_moved():
+def test_weights_are_compared_between_ranks_and_with_how_far_the_reference_moved():
     without, reference, off, lost = run_ranks(compared_in_turn, 2, backend="gloo")[0]
     assert without == Differences(0.75, "weight")
     assert (reference.between_ranks, reference.from_reference, reference.share) == (0, 0, 0)
@@ -40,14 +40,14 @@ def test_weights_are_compared_between_ranks_and_with_the_reference_by_how_far_th
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_ranks_that_are_apart_are_wrong_in_any_precision(precision):
+def test_ranks_that_differ_are_wrong_in_any_precision(precision):
     assert "differs between ranks by 0.014" in Differences(0.014, "weight").complaint(precision)
     assert Differences(1e-6, "weight", 1e-6, 0.01, "weight").complaint(precision, same_gradients=True) == ""
     assert Differences(float("nan"), "weight").complaint(precision)
     assert Differences().complaint(precision) == ""
 
 
-def test_other_weights_than_the_references_are_wrong_unless_rounding_in_bf16_may_have_parted_them():
+def test_weights_unlike_the_reference_are_wrong_unless_bf16_rounding_may_be_the_cause():
     apart = Differences(0.0, "", 0.01, 0.47, "weight")
     assert "weight is off by 47%" in apart.complaint("fp32")
     assert "weight is off by 47%" in apart.complaint("bf16", same_gradients=True)

@@ -6,7 +6,7 @@ from pipeline.model.fused.operations import in_torch, in_triton
 
 @pytest.fixture(autouse=True)
 def memory_begins_as_nan():
-    """Let torch fill what it allocates without contents: an output that nobody wrote is NaN."""
+    """Make torch fill uninitialised memory with NaN, so that an output that was never written shows."""
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

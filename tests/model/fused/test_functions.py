@@ -14,7 +14,7 @@ OPERATIONS = ("rms_norm", "rotary", "swiglu", "linear_cross_entropy")
 
 @pytest.mark.parametrize("operations", [in_torch, in_triton])
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_each_operation_has_the_results_and_gradients_of_the_exact_one(operation, operations):
+def test_each_operation_matches_the_exact_results_and_gradients(operation, operations):
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     problem = Problem(operation, WIDTHS, torch.float32, device)
     problem.draw(0)

@@ -36,7 +36,7 @@ def losses_of_equal_gradients(fused, plain, batch, within):
     losses = fused(tokens, targets), functional.cross_entropy(plain(tokens).flatten(0, 1), targets.flatten())
     for loss in losses:
         loss.backward()
-    # The order of the parameters is that of the modules, and the modules are the same.
+    # Both have the same modules, so their parameters come in the same order.
     for parameter, reference in zip(fused.parameters(), plain.parameters(), strict=True):
         assert error(parameter.grad, reference.grad.double()) < within
     return losses
@@ -50,14 +50,14 @@ def losses_of_equal_gradients(fused, plain, batch, within):
         (in_triton, ["qkv", "gate_up"]),
     ],
 )
-def test_loss_and_all_gradients_are_those_of_the_plain_model(model, batch, operations, levels):
+def test_loss_and_gradients_equal_the_plain_models(model, batch, operations, levels):
     fused = FusedLM(copy.deepcopy(model), operations(), ATTENTION["eager"], levels)
     loss, expected = losses_of_equal_gradients(fused, model.double(), batch, within=2e-6)
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
 
 
 @pytest.mark.parametrize("more", [{}, {"head_dim": 24}, {"tie_embeddings": True}])
-def test_query_heads_may_share_keys_and_have_a_width_of_their_own_and_embeddings_may_be_tied(batch, more):
+def test_shared_keys_explicit_head_widths_and_tied_embeddings_are_supported(batch, more):
     with torch.device(DEVICE):
         model = TransformerLM(VOCAB, SEQ, WIDTH, 1, num_heads=4, d_ff=D_FF, num_kv_heads=2, **more)
     fused = FusedLM(copy.deepcopy(model), in_torch(), ATTENTION["sdpa"], ["gate_up"])
@@ -65,7 +65,7 @@ def test_query_heads_may_share_keys_and_have_a_width_of_their_own_and_embeddings
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's kernels of torch pad the log-sum-exp")
-def test_a_layer_keeps_so_many_bytes_as_the_formula_says(model, batch):
+def test_a_layer_keeps_as_many_bytes_as_the_formula_says(model, batch):
     fused = FusedLM(model.bfloat16(), in_torch(), ATTENTION["sdpa"], ["qkv"] * LAYERS)
     x = fused.token_embedding(batch[0])
     size = ModelSize(WIDTH, D_FF, LAYERS, HEADS)
@@ -76,12 +76,12 @@ def test_a_layer_keeps_so_many_bytes_as_the_formula_says(model, batch):
         assert saved_bytes(lambda: fused.layers[-1](x), inputs) == formula.kept_bytes(level) - x.nbytes
 
 
-# How often attention runs, and how many products, beside the least.
+# How often attention runs, and how many products run beyond the minimum.
 RUNS_AGAIN = {"input": (2, 6), "attention": (1, 6), "qkv": (1, 2), "gate_up": (1, 0)}
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="counts the operators of a CPU")
-def test_a_layer_computes_again_only_what_it_does_not_keep(model, batch):
+def test_a_layer_recomputes_only_what_it_does_not_keep(model, batch):
     fused = FusedLM(model, in_torch(), ATTENTION["sdpa"], ["gate_up"] * LAYERS)
     layer, x = fused.blocks[-1], fused.token_embedding(batch[0]).detach().requires_grad_()
     found = {}
@@ -96,7 +96,7 @@ def test_a_layer_computes_again_only_what_it_does_not_keep(model, batch):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_each_level_has_the_same_gradients_and_less_memory():
+def test_on_a_gpu_levels_have_equal_gradients_and_keeping_less_saves_memory():
     torch.manual_seed(0)
     with torch.device("cuda"):
         model = TransformerLM(1000, 1024, d_model=256, num_layers=4, num_heads=4, d_ff=704).bfloat16()
@@ -115,7 +115,7 @@ def test_on_a_gpu_each_level_has_the_same_gradients_and_less_memory():
     assert sorted(peaks[1:]) == peaks[1:]
 
 
-def test_other_operations_and_another_attention_are_taken_up(model, batch):
+def test_use_switches_operations_and_attention(model, batch):
     fused = FusedLM(model, in_torch(), ATTENTION["eager"], ["qkv"] * LAYERS)
     expected = fused(*batch)
     attention = Mock(wraps=ATTENTION["eager"])

@@ -29,7 +29,7 @@ def exact(x, weight, targets, upstream=1.0):
 
 @pytest.mark.parametrize(("chunk", "upstream"), [(1, 1.0), (8, 1 / 3), (21, 1.0), (4096, 1 / 3)])
 @pytest.mark.parametrize("dtype", list(ALLOWED))
-def test_loss_and_gradients_are_exact_whatever_the_chunks(kernels, dtype, chunk, upstream):
+def test_loss_and_gradients_are_exact_for_any_chunk_size(kernels, dtype, chunk, upstream):
     x, weight, targets = inputs(dtype)
     loss, (dx, dweight) = exact(x, weight, targets, upstream)
     x.requires_grad_(), weight.requires_grad_()
@@ -42,7 +42,7 @@ def test_loss_and_gradients_are_exact_whatever_the_chunks(kernels, dtype, chunk,
 
 
 @pytest.mark.gpu
-def test_chunks_of_a_gpu_s_size_add_up_to_gradients_as_good_as_torch_s_but_for_a_rounding_a_chunk():
+def test_chunked_gradients_are_as_exact_as_torchs_up_to_one_rounding_per_chunk():
     torch.manual_seed(0)
     x, weight = torch.randn(3000, 512, device="cuda").bfloat16(), torch.randn(50_257, 512, device="cuda").bfloat16() / 9
     targets = torch.randint(50_257, (3000,), device="cuda")
@@ -53,11 +53,11 @@ def test_chunks_of_a_gpu_s_size_add_up_to_gradients_as_good_as_torch_s_but_for_a
     dx, dweight = (error(one, reference) for one, reference in zip(found, references, strict=True))
     dx_of_torch, dweight_of_torch = (error(one, reference) for one, reference in zip(torch_s, references, strict=True))
     assert dx < 1.1 * dx_of_torch
-    # Five more roundings, by half a unit in the last of eight places at the most, of sums that are half there.
+    # Five more roundings, each by at most half a unit in the last of eight bits, of sums that are half complete.
     assert dweight < math.hypot(dweight_of_torch, math.sqrt(5 / 2) * 2**-9)
 
 
-def test_in_bf16_the_loss_is_that_of_rounded_logits_to_fp32_rounding(kernels):
+def test_the_bf16_loss_is_that_of_rounded_logits_up_to_fp32_rounding(kernels):
     x, weight, targets = inputs(torch.bfloat16)
     expected = functional.cross_entropy((x @ weight.T).float().flatten(0, -2), targets.flatten())
     found = linear_cross_entropy(x, weight, targets, kernels, chunk=8)
@@ -74,11 +74,11 @@ class Largest(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("rows", "chunk"), [(1, 256), (8192, 8192), (16_384, 8192), (32_768, 8192), (8300, 4352)])
-def test_chunks_are_even_and_as_large_as_the_logits_may_be(rows, chunk):
+def test_chunks_are_even_and_as_large_as_allowed(rows, chunk):
     assert chunk_rows(rows, 2 * 151_936) == chunk
 
 
-def test_logits_are_never_whole_and_a_second_backward_pass_is_refused(kernels):
+def test_logits_never_exist_all_at_once_and_a_second_backward_is_refused(kernels):
     x, weight, targets = inputs()
     with Largest() as largest:
         loss = linear_cross_entropy(x.requires_grad_(), weight.requires_grad_(), targets, kernels, chunk=4)
@@ -88,13 +88,13 @@ def test_logits_are_never_whole_and_a_second_backward_pass_is_refused(kernels):
         loss.backward()
 
 
-def test_without_gradients_the_same_loss_keeps_nothing_and_of_no_target_or_an_unknown_one_it_is_nan(kernels):
+def test_no_grad_keeps_nothing_and_missing_or_unknown_targets_give_nan(kernels):
     x, weight, targets = inputs()
     with_gradients = linear_cross_entropy(x.requires_grad_(), weight, targets, kernels)
     with torch.no_grad():
         loss = linear_cross_entropy(x, weight, targets, kernels)
         assert math.isnan(linear_cross_entropy(x, weight, torch.full_like(targets, -100), kernels))
-        targets[0, 0] = VOCAB  # for which torch raises an error
+        targets[0, 0] = VOCAB  # torch raises an error for it
         assert math.isnan(linear_cross_entropy(x, weight, targets, in_triton()))
     assert loss.grad_fn is None
     torch.testing.assert_close(loss, with_gradients.detach(), rtol=0, atol=0)

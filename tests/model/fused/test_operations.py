@@ -20,7 +20,7 @@ def exact_norm(x, weight):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (7, 17), (11, 1000)])
 @pytest.mark.parametrize("adds", [False, True])
-def test_a_norm_and_its_gradients_are_exact_with_what_is_added_before_it_and_behind(kernels, adds, rows, width, dtype):
+def test_a_norm_and_its_gradients_are_exact_with_and_without_addends(kernels, adds, rows, width, dtype):
     x, dy, addend, dtotal = (normal(rows, width, dtype=dtype, seed=seed) for seed in range(4))
     weight = normal(width, dtype=dtype, seed=4)
     total, y = kernels.rms_norm(x, weight, EPS, *([addend] if adds else []))
@@ -34,8 +34,8 @@ def test_a_norm_and_its_gradients_are_exact_with_what_is_added_before_it_and_beh
         assert error(found[0], dx + adds * dtotal.double()) < 2 * ALLOWED[dtype]
 
 
-def test_a_weight_s_gradient_sums_the_rows_of_many_programs(kernels, monkeypatch):
-    # More rows than as many programs take at the least: each takes six, the last five.
+def test_a_weights_gradient_sums_the_rows_of_all_programs(kernels, monkeypatch):
+    # More rows than 8 programs with the minimum each: every program takes six, the last one five.
     monkeypatch.setattr(triton_norm, "MOST_PROGRAMS", 8)
     x, dy = (normal(47, 3, seed=seed) for seed in (0, 1))
     weight = normal(3, seed=2)
@@ -43,7 +43,7 @@ def test_a_weight_s_gradient_sums_the_rows_of_many_programs(kernels, monkeypatch
     assert error(kernels.rms_norm_backward(dy, x, weight, EPS)[1], dweight) < 1e-5
 
 
-def test_a_row_that_is_no_block_is_refused():
+def test_a_row_wider_than_a_block_is_refused():
     x = torch.empty(1, 65_537, device=DEVICE)
     with pytest.raises(ValueError, match="width must be at most 65536, got 65537"):
         rms_norm(x, x[0], EPS)
@@ -58,7 +58,7 @@ def test_swiglu_and_its_gradients_are_exact(kernels, in_place, shape, dtype):
     assert error(kernels.swiglu(gate, up), h) < ALLOWED[dtype]
     untouched = gate.clone(), up.clone(), dh.clone()
     _, *alone = kernels.swiglu_backward(dh, gate, up, product=False)
-    assert torch.equal(dh, untouched[2])  # where the product is not wanted
+    assert torch.equal(dh, untouched[2])  # without the product
     found = kernels.swiglu_backward(dh, gate, up, in_place)
     assert all(map(torch.equal, alone, found[1:]))
     assert in_place or (torch.equal(gate, untouched[0]) and torch.equal(up, untouched[1]))
@@ -69,7 +69,7 @@ def test_swiglu_and_its_gradients_are_exact(kernels, in_place, shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("side_by_side", [True, False])
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 10), (4, 32)])
-def test_rotating_there_and_back_is_a_model_s_rotation_and_its_transpose(kernels, heads, head_dim, side_by_side, dtype):
+def test_rotation_matches_the_models_and_rotating_back_undoes_it(kernels, heads, head_dim, side_by_side, dtype):
     rope = RotaryEmbedding(head_dim, context_length=9).to(DEVICE)
     given = normal(2, 7, heads, head_dim, dtype=dtype)
     if not side_by_side:  # as attention leaves its gradients
@@ -83,7 +83,7 @@ def test_rotating_there_and_back_is_a_model_s_rotation_and_its_transpose(kernels
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("vocab_size", [1, 33, 1000, 20_000])
-def test_cross_entropy_puts_its_gradient_where_the_logits_were(kernels, vocab_size, dtype):
+def test_cross_entropy_overwrites_the_logits_with_their_gradient(kernels, vocab_size, dtype):
     logits = 3 * normal(4, vocab_size, dtype=dtype)
     targets = torch.tensor([0, vocab_size - 1, -7, vocab_size // 2], device=DEVICE)
     losses, scale = torch.empty(4, device=DEVICE), torch.tensor(0.25, device=DEVICE)
@@ -103,7 +103,7 @@ def test_cross_entropy_puts_its_gradient_where_the_logits_were(kernels, vocab_si
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("factor", [1.0, 1 / 3])
-def test_a_tensor_is_scaled_in_place_to_its_end(kernels, factor, dtype, monkeypatch):
+def test_scale_multiplies_a_whole_tensor_in_place(kernels, factor, dtype, monkeypatch):
     monkeypatch.setattr(triton_loss, "SCALING_PROGRAMS", 2)
     tensor = normal(3, 4097, dtype=dtype)
     exact = factor * tensor.double()
@@ -111,7 +111,7 @@ def test_a_tensor_is_scaled_in_place_to_its_end(kernels, factor, dtype, monkeypa
     assert error(tensor, exact) < ALLOWED[dtype]
 
 
-def test_logits_far_apart_overflow_nothing(kernels):
+def test_logits_far_apart_do_not_overflow(kernels):
     logits = torch.tensor([[-3e38, 3e38, 0.0], [1e4, 1e4, -1e4]], device=DEVICE)
     losses = torch.empty(2, device=DEVICE)
     kernels.cross_entropy(logits, torch.tensor([1, 0], device=DEVICE), -100, losses, torch.tensor(1.0, device=DEVICE))

@@ -16,7 +16,7 @@ def gradients(step):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_fused_blocks_have_the_loss_and_gradients_of_the_plain_ones_in_the_weights_own_dtype(attention):
+def test_fused_blocks_match_plain_loss_and_gradients_in_the_weights_dtype(attention):
     step = build_training_step(SIZES["tiny"], **OPTIONS, attention=attention)
     loss, plain = gradients(step)
     step.discard()

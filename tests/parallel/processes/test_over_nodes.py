@@ -1,4 +1,4 @@
-"""Ranks over the two nodes of a Slurm on this machine; what does not need one is tested without."""
+"""Ranks on the two nodes of a local Slurm; tests that need no Slurm run without one."""
 
 import os
 import signal
@@ -61,7 +61,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def on_nodes(cluster, monkeypatch):
-    """Run a function on the two nodes, in a job that this process is made part of; afterwards nothing of it is left."""
+    """Run a function on the two nodes, in a job that this process joins; none of its processes may be left."""
     cluster.run("salloc", "--nodes=2", "--ntasks=2", "--no-shell")
     for name, value in {**cluster.environment, "SLURM_JOB_ID": cluster.jobs()[-1]["JobID"]}.items():
         monkeypatch.setenv(name, value)
@@ -89,16 +89,16 @@ class TestOnSlurm:
         with pytest.raises(Skipped, match=r"^no such library$"):
             on_nodes(skipped_on_rank_1)
 
-    def test_a_hang_ends_at_the_time_out_and_says_where(self, on_nodes):
+    def test_a_hang_ends_at_the_timeout_and_reports_the_stack(self, on_nodes):
         with pytest.raises(RankFailed, match=r"^rank 0, 1 of 2 sent no result within 10 s\nrank 0 was at\n"):
             on_nodes(asleep, timeout_s=10)
 
-    def test_the_death_of_a_node_s_process_is_told_as_srun_tells_it(self, on_nodes):
+    def test_the_death_of_a_nodes_process_is_reported_with_sruns_message(self, on_nodes):
         with pytest.raises(RankFailed, match=r"^rank 0 of 2 sent no result: srun: error: n2: task 1: Killed"):
             on_nodes(node_killed_on_rank_1)
 
 
-def test_a_node_that_does_not_reach_the_others_says_whom(monkeypatch):
+def test_a_node_that_cannot_reach_the_others_names_the_address(monkeypatch):
     variables = {"SLURM_LAUNCH_NODE_IPADDR": "127.0.0.1", "SLURMD_NODENAME": "n2", one_node.KEY_VARIABLE: "00"}
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -109,7 +109,7 @@ def test_a_node_that_does_not_reach_the_others_says_whom(monkeypatch):
         one_node.main(1)
 
 
-def test_a_message_that_another_signed_is_not_unpickled():
+def test_a_message_signed_with_another_key_is_not_unpickled():
     assert verified(signed({"rank": 1}, b"key").encode(), b"key") == {"rank": 1}
     with pytest.raises(ValueError, match="wrong signature"):
         verified(signed({"rank": 1}, b"another key").encode(), b"key")

@@ -1,4 +1,4 @@
-"""Ranks as real processes: each test runs in the two ways that they start, forked and from a fresh interpreter."""
+"""Ranks as real processes: tests run with both ways to start them, forked and in a fresh interpreter."""
 
 import errno
 import os
@@ -43,34 +43,34 @@ PATIENCE_S = 60  # for what should happen at once
 
 @pytest.fixture(params=["forked", "fresh"])
 def start(request, monkeypatch):
-    """Start ranks in one of the two ways; forked ones use one thread, for this process may have used its pool."""
+    """Start ranks in one of the two ways; forked ones use one thread, because this process may have used its pool."""
     monkeypatch.setattr(starting, "_can_fork", lambda _device_type: request.param == "forked")
     if request.param == "forked":
         monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: 1)
     return request.param
 
 
-# Where the way that they start makes no difference.
+# For tests in which the way to start makes no difference.
 forked = pytest.mark.parametrize("start", ["forked"], indirect=True)
 
 
 @pytest.fixture(autouse=True)
 def processes_before():
-    """Note what other tests have left running, torch.compile's workers for one."""
+    """Note what other tests have left running, such as torch.compile's workers."""
     PROCESSES_BEFORE.clear()
     PROCESSES_BEFORE.update(psutil.Process().children(recursive=True))
 
 
 def ranks_alive():
-    """List the live processes that the test started, but for multiprocessing's two helpers, which stay."""
-    from ...processes import has_ended  # here, for fresh ranks import this module without its package
+    """List the live processes that the test started, except multiprocessing's two helpers, which stay."""
+    from ...processes import has_ended  # here, because fresh ranks import this module without its package
 
     children = set(psutil.Process().children(recursive=True)) - PROCESSES_BEFORE
     return [child for child in children if not is_helper(child) and not has_ended(child)]
 
 
 def is_helper(process):
-    with suppress(psutil.Error):  # one that has ended meanwhile
+    with suppress(psutil.Error):  # it may have ended meanwhile
         words = " ".join(process.cmdline())
         return "resource_tracker" in words or ("forkserver" in words and process.ppid() == os.getpid())
     return False
@@ -143,10 +143,10 @@ def leave_a_daemon(_context, told, ending):
         os._exit(3)
 
 
-def test_results_come_in_the_order_of_ranks_which_know_their_place(start, monkeypatch):
+def test_results_come_in_rank_order_and_every_rank_knows_its_place(start, monkeypatch):
     world_size, threads = 3, 1 if start == "forked" else 2
     monkeypatch.setattr(starting, "threads_per_rank", lambda _world_size: threads)
-    monkeypatch.setenv("GREETING", greeting := f"good evening {time.time()}")  # later than the fork server
+    monkeypatch.setenv("GREETING", greeting := f"good evening {time.time()}")  # set after the fork server has started
     results = run_ranks(describe, world_size, backend="gloo")
     assert [context.rank for context, *_ in results] == list(range(world_size))
     for context, *seen in results:
@@ -157,18 +157,18 @@ def test_results_come_in_the_order_of_ranks_which_know_their_place(start, monkey
 
 @forked
 def test_no_rank_begins_before_all_have_joined(start, monkeypatch, tmp_path):
-    """One that ended first would cut off those that still connect to it."""
+    """A rank that ended early would cut off those still connecting to it."""
     monkeypatch.setattr(dist, "init_process_group", partial(join_late_on_rank_0, tmp_path))
     assert run_ranks(joined, 2, backend="gloo", args=(tmp_path,)) == [["0", "1"]] * 2
 
 
 @pytest.mark.parametrize(("cores", "threads"), [(5, 2), (2, 1), (1, 1)])
-def test_cores_are_shared_out_as_threads_and_each_rank_gets_at_least_one(monkeypatch, cores, threads):
+def test_cores_are_divided_as_threads_and_each_rank_gets_at_least_one(monkeypatch, cores, threads):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
     assert starting.threads_per_rank(2) == threads
 
 
-def test_an_exception_is_raised_with_its_rank_and_its_traceback_and_nothing_is_left(start, monkeypatch, tmp_path):
+def test_an_exception_is_raised_with_rank_and_traceback_and_nothing_is_left(start, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(RankFailed, match="rank 1 of 2 raised ValueError: a bad weight") as failure:
         run_ranks(raise_on_rank_1, 2, backend="gloo", args=(ValueError("a bad weight"),))
@@ -193,7 +193,7 @@ def test_an_outcome_keeps_its_type_and_ends_the_others_at_once(start, error):
     ("end", "number", "how"),
     [(signal.raise_signal, signal.SIGKILL, "died by SIGKILL"), (os._exit, 3, "ended with exit code 3")],
 )
-def test_a_rank_that_ends_early_is_named_with_how_it_did_before_those_that_lost_it(start, end, number, how):
+def test_the_rank_that_ended_early_is_named_with_how_it_ended(start, end, number, how):
     with pytest.raises(RankFailed, match=rf"^rank 1 of 3 {how}") as failure:
         run_ranks(end_on_rank_1, 3, backend="gloo", args=(end, number))
     assert failure.value.rank == 1
@@ -201,12 +201,12 @@ def test_a_rank_that_ends_early_is_named_with_how_it_did_before_those_that_lost_
 
 
 @forked
-def test_a_rank_that_sends_what_cannot_be_pickled_is_a_failure(start):
+def test_a_result_that_cannot_be_pickled_is_a_failure(start):
     with pytest.raises(RankFailed, match=r"of 2 raised .*pickle"):
         run_ranks(return_what_cannot_be_pickled, 2, backend="gloo")
 
 
-def test_a_hang_ends_at_the_time_out_and_says_where(start, monkeypatch, tmp_path):
+def test_a_hang_ends_at_the_timeout_and_reports_the_stack(start, monkeypatch, tmp_path):
     def wait_until_all_hang(answers, timeout_s):
         waited_for.append(timeout_s)
         wait_for(tmp_path / "0", tmp_path / "1")
@@ -222,12 +222,12 @@ def test_a_hang_ends_at_the_time_out_and_says_where(start, monkeypatch, tmp_path
 
 
 def python(*words, **variables):
-    """Start Python in a process whose libraries start no threads, which would keep it from being forked."""
+    """Start Python in a process whose libraries start no threads, which would prevent forking."""
     variables = {"PYTHONPATH": str(ROOT / "src"), "OPENBLAS_NUM_THREADS": "1", **variables}
     return subprocess.Popen([sys.executable, *words], env=os.environ | variables, stdout=subprocess.PIPE, text=True)
 
 
-def test_ranks_are_forked_where_there_is_one_thread_and_no_gpu_to_use():
+def test_ranks_are_forked_only_on_the_cpu_and_from_a_single_thread():
     script = (
         "import os, threading, torch\n"
         "from pipeline.parallel.processes.starting import _can_fork\n"
@@ -253,7 +253,7 @@ def test_a_used_thread_pool_does_not_hang_the_ranks():
 
 @pytest.mark.parametrize("way", ["forked", "fresh"])
 def test_ranks_die_with_their_parent(tmp_path, way):
-    from ...processes import assert_ended  # here, for fresh ranks import this module without its package
+    from ...processes import assert_ended  # here, because fresh ranks import this module without its package
 
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
@@ -268,14 +268,14 @@ def test_ranks_die_with_their_parent(tmp_path, way):
 @pytest.mark.parametrize(
     ("start", "ending"), [("forked", "returns"), ("forked", "dies"), ("fresh", "dies")], indirect=["start"]
 )
-def test_a_daemon_that_a_rank_leaves_ends_with_it_and_keeps_nobody_waiting(start, tmp_path, ending):
+def test_a_daemon_that_a_rank_leaves_is_killed_and_blocks_nobody(start, tmp_path, ending):
     with pytest.raises(RankFailed, match="ended with exit code 3") if ending == "dies" else nullcontext():
         run_ranks(leave_a_daemon, 1, backend="gloo", args=(tmp_path / "daemon", ending))
     assert not psutil.pid_exists(int((tmp_path / "daemon").read_text()))
 
 
-def test_a_temporary_folder_whose_name_is_long_and_not_utf_8_serves(tmp_path):
-    """In a process of its own, which has no fork server yet."""
+def test_a_temporary_folder_with_a_long_non_utf_8_name_works(tmp_path):
+    """Runs in a separate process, which has no fork server yet."""
     folder = tmp_path / os.fsdecode(b"\xff" * 110)
     folder.mkdir()
     (tmp_path / "script.py").write_text(ORPHANS.replace("time.sleep(60)", ""))
@@ -315,13 +315,13 @@ def test_without_a_network_interface_ranks_are_skipped_with_the_reason(start, mo
         (lambda context: None, "gloo", "cpu", "lambda"),
     ],
 )
-def test_what_cannot_be_is_refused_by_name(function, backend, device_type, message):
+def test_unusable_backends_devices_and_functions_are_refused_by_name(function, backend, device_type, message):
     with pytest.raises(ValueError, match=message):
         run_ranks(function, 2000, backend=backend, device_type=device_type)
 
 
 @pytest.mark.gpu
-def test_nccl_ranks_have_each_their_gpu():
+def test_every_nccl_rank_has_its_own_gpu():
     results = run_ranks(describe, torch.cuda.device_count(), backend="nccl", device_type="cuda")
     assert [context.device for context, *_ in results] == [torch.device("cuda", rank) for rank in range(len(results))]
     assert {backend for _, backend, *_ in results} == {"nccl"}
@@ -334,7 +334,7 @@ def import_alone(context):
 
 
 @pytest.mark.usefixtures("start")
-def test_what_ranks_imported_is_known_to_the_caller_also_of_those_that_fail(monkeypatch):
+def test_the_caller_knows_what_ranks_imported_even_ranks_that_failed(monkeypatch):
     monkeypatch.setattr(loaded_modules, "_loaded_elsewhere", set())
     with pytest.raises(Skipped):
         run_ranks(import_alone, 2, backend="gloo")

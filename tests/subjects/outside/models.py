@@ -30,7 +30,7 @@ class SeesTheFuture(Decoder):
 
 
 class ForgetsPositions(Decoder):
-    """A parameter that nothing reads."""
+    """Has a parameter that nothing reads."""
 
     has_positions = False
 

@@ -11,7 +11,7 @@ def average(wrapper, optimizer):
 
 
 class Container:
-    """Averages after backward; it is no module, and has a name of its own for what comes after backward."""
+    """Averages after backward; it is not a module, and its method for this has its own name."""
 
     divides, sends, parts = True, True, slice(None)
 
@@ -30,7 +30,7 @@ class Container:
 
 
 class KeepsOneToItself(Container):
-    """Leaks: one gradient of each rank is not averaged."""
+    """Leaves one gradient of each rank unaveraged."""
 
     parts = slice(1, None)
 
@@ -39,7 +39,7 @@ class KeepsOneToItself(Container):
 
 
 class AveragesTheFirst16(KeepsOneToItself):
-    """Holds no more than 16 parameters."""
+    """Averages no more than 16 parameters."""
 
     parts = slice(16)
 
@@ -51,7 +51,7 @@ class Sums(KeepsOneToItself):
 
 
 class WithoutBroadcast(KeepsOneToItself):
-    """Averages, but ranks begin with weights of their own."""
+    """Averages, but ranks start with different weights."""
 
     sends, parts = False, slice(None)
 
@@ -92,7 +92,7 @@ class Buckets(nn.Module):
 
 
 class ForgetsTheLastBucket(Buckets):
-    """Right where every bucket is full."""
+    """Right only if every bucket is full."""
 
     def finish_gradient_synchronization(self):
         self.waiting = []
@@ -153,7 +153,7 @@ class WholeFSDP(nn.Module):
 
 
 class SumsInBf16(WholeFSDP):
-    """Forgets to divide by the number of ranks where it computes in bf16."""
+    """Forgets to divide by the number of ranks when it computes in bf16."""
 
     def __init__(self, module, compute_dtype=None):
         super().__init__(module)
@@ -161,7 +161,7 @@ class SumsInBf16(WholeFSDP):
 
 
 def by_torch(module, compute_dtype=None):
-    """PyTorch's own, which leaves it to the user that ranks begin alike."""
+    """PyTorch's FSDP, which leaves it to the user to start all ranks with equal weights."""
     policy = MixedPrecisionPolicy(param_dtype=compute_dtype)
     for layer in module.layers:
         fully_shard(layer, mp_policy=policy)

@@ -10,7 +10,7 @@ from tools.by_hand.step import TIMED_STEPS
 SMALL = ["--size", "tiny", "--context", "16", "--batch", "1"]
 
 
-def test_one_change_that_fails_and_one_that_needs_a_gpu_leave_the_others(monkeypatch, capsys, tmp_path):
+def test_a_change_that_fails_and_one_that_needs_a_gpu_do_not_stop_the_others(monkeypatch, capsys, tmp_path):
     run = subprocess.run
 
     def fail_one(words, **options):
@@ -30,7 +30,7 @@ def test_one_change_that_fails_and_one_that_needs_a_gpu_leave_the_others(monkeyp
     assert "flash @16: skipped: flash: needs a CUDA GPU" in printed
 
 
-def test_without_changes_the_eager_step_is_first_and_last_and_flash_meets_checkpoints_at_twice_the_context():
+def test_by_default_eager_comes_first_and_last_and_two_changes_run_at_twice_the_context():
     found = main.turns(None, 1024)
     assert found[0] == found[-1] == ("eager", 1024)
     assert found[-3:-1] == [("checkpointing", 2048), ("flash", 2048)]

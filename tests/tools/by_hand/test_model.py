@@ -5,7 +5,7 @@ from pipeline.model.transformer import TransformerLM
 from tools.by_hand import model
 
 
-def test_the_model_is_the_pipelines_same_weights_give_the_same_loss_and_gradients():
+def test_with_equal_weights_loss_and_gradients_are_those_of_the_pipelines_model():
     torch.manual_seed(1)
     theirs = TransformerLM(vocab_size=model.VOCABULARY, context_length=16, **model.SIZES["tiny"])
     ours = model.Transformer(["eager"], 16, **model.SIZES["tiny"])

@@ -1,4 +1,4 @@
-"""The comparison with cuDNN, in Triton's interpreter beside torch's own kernel: its times mean nothing."""
+"""The comparison with cuDNN, run in Triton's interpreter against torch's own kernel: its times mean nothing."""
 
 import json
 import sys
@@ -13,9 +13,7 @@ from tools.tuning.against_cudnn import CASES, Case, chosen, compare
 
 
 @pytest.mark.parametrize(("dtype", "peers"), [("fp32", ["peer"]), ("bf16", ["peer", "fa4"])])
-def test_a_case_is_timed_in_both_passes_with_the_kernels_it_gets_and_flash_attention_4_where_it_is_installed(
-    monkeypatch, dtype, peers
-):
+def test_a_row_has_the_kernels_and_the_times_of_both_passes_also_of_fa4_if_installed(monkeypatch, dtype, peers):
     monkeypatch.setattr(against_cudnn, "RULE", StopRule(2, 2, 1.0, 0.0))
     monkeypatch.setattr(against_cudnn, "WARMUP_ROUNDS", 1)
     shapes = set()
@@ -35,7 +33,7 @@ def test_a_case_is_timed_in_both_passes_with_the_kernels_it_gets_and_flash_atten
         assert ratio == pytest.approx(ours / peer, rel=0.05)
 
 
-def test_keys_may_have_fewer_heads_and_rows_are_written_where_asked(monkeypatch, tmp_path):
+def test_keys_may_have_fewer_heads_and_rows_are_written_to_the_given_file(monkeypatch, tmp_path):
     case = Case("bf16", (2, 32, 8192, 128), True, kv_heads=8)
     assert case.kv_shape == (2, 8, 8192, 128)
     assert case in CASES
@@ -47,7 +45,7 @@ def test_keys_may_have_fewer_heads_and_rows_are_written_where_asked(monkeypatch,
     assert json.loads(line)["case"] == str(case) == "bf16 2,32:8,8192,128 causal"
 
 
-def test_words_choose_among_the_cases_and_those_that_none_holds_are_refused_with_what_there_is(monkeypatch, capsys):
+def test_words_choose_cases_and_unknown_words_are_refused_with_a_list_of_all_cases(monkeypatch, capsys):
     assert chosen([]) == CASES
     assert {(case.dtype, case.is_causal) for case in chosen(["fp16", "full"])} == {("fp16", False)}
     monkeypatch.setattr(sys, "argv", ["against_cudnn", "fp8"])

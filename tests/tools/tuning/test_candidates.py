@@ -19,6 +19,6 @@ GOOD |= {"wgmma": 16, "wgmma_waits": 2, "mma_sync": 0, "programs_per_sm": 3, "to
         ({"wgmma": 0, "mma_sync": 192}, ["fp32"]),
     ],
 )
-def test_what_fits_never_waits_and_but_in_fp32_neither_spills_nor_uses_older_instructions_is_promising(report, dtypes):
+def test_promising_tiles_fit_never_wait_and_except_in_fp32_neither_spill_nor_use_mma_sync(report, dtypes):
     tiles, found = TileConfig(64, 64, 4, 2), KernelReport(**GOOD | report)
     assert [dtype for dtype in ("bf16", "fp32") if Candidate(dtype, tiles, found).is_promising] == dtypes

@@ -14,7 +14,7 @@ def test_shapes_are_read_as_numbers(monkeypatch):
 
 
 @pytest.mark.parametrize("shape", ["1,16,2048", "1,16,2048,x", "1,16,0,64"])
-def test_a_shape_that_is_none_is_refused_with_what_is_allowed(monkeypatch, capsys, shape):
+def test_an_invalid_shape_is_refused_with_what_is_allowed(monkeypatch, capsys, shape):
     monkeypatch.setattr(sys, "argv", ["sweep", "forward", "bf16", shape])
     with pytest.raises(SystemExit):
         parsed("", "kernel", ["forward"])

@@ -1,4 +1,4 @@
-"""The tiles in use, compiled for Hopper: in a process of its own, for in this one kernels may be interpreted."""
+"""Compile the tiles in use for Hopper, in a separate process because this one may interpret kernels."""
 
 import json
 import os
@@ -32,7 +32,7 @@ print(json.dumps(reports))
 
 
 @pytest.mark.slow  # it compiles every kernel at every tile
-def test_the_tiles_in_use_fit_do_not_spill_keep_the_tensor_cores_fed_and_of_the_main_kernel_two_programs_at_a_time():
+def test_the_tiles_in_use_are_promising_and_two_forward_programs_fit_on_a_multiprocessor():
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     words = [sys.executable, "-c", COMPILE]
     found = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
@@ -40,7 +40,7 @@ def test_the_tiles_in_use_fit_do_not_spill_keep_the_tensor_cores_fed_and_of_the_
     reports = json.loads(found.stdout)
     assert [report for report in reports if not report["promising"]] == []
     forward = [(report["head_dim"], report["programs_per_sm"]) for report in reports if report["kernel"] == "forward"]
-    # One computes weights while the other multiplies: Triton does not overlap the two within a program.
+    # One computes the softmax while the other multiplies: Triton does not overlap the two within a program.
     assert all(programs >= 2 for _, programs in forward)
-    # A third program fits where they go through fewer keys.
+    # With fewer keys, a third program fits.
     assert [programs for head_dim, programs in forward if head_dim == 64] == [3, 2]

@@ -29,12 +29,12 @@ AMD = """
 
 
 @pytest.mark.parametrize("text", [NVIDIA, AMD])
-def test_spills_count_where_a_branch_leads_back(text):
+def test_spills_in_loops_are_those_before_a_branch_that_leads_back(text):
     code = MachineCode(text, registers=255)
     assert (code.spills, code.spills_in_loops) == (4, 1)
 
 
-def test_a_spill_in_two_loops_is_one_and_instructions_are_counted_by_their_whole_name():
+def test_a_spill_in_nested_loops_counts_once_and_instructions_match_by_whole_name():
     inner = ".L_x_1:\nLDL R3, [R1] ;\n@P0 BRA `(.L_x_1) ;\n"
     assert MachineCode(f".L_x_0:\n{inner}@P1 BRA `(.L_x_0) ;\n", registers=1).spills_in_loops == 1
     assert [MachineCode(NVIDIA, registers=255).count(name) for name in ("HMMA", "MMA")] == [1, 0]

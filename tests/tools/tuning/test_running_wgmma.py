@@ -2,7 +2,8 @@ import pytest
 
 from tools.tuning.running_wgmma import touched_early
 
-# Of each instruction 64 sums a thread; the first two make one group, the third, with operands in R8 to R11, another.
+# The first two are one group, with 64 sums per thread in R24 to R87. The third is another, with 32 sums in R152 to R183
+# and operands in R8 to R11.
 FIRST = ["HGMMA.64x128x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT", "HGMMA.64x128x16.F32.BF16 R24, gdesc[UR8], R24, gsb0"]
 SECOND = ["HGMMA.64x64x16.F32.BF16 R152, R8, gdesc[UR4].tnspB, R152, gsb0"]
 WAIT_FOR_FIRST, WAIT_FOR_ALL = "WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0"
@@ -29,14 +30,14 @@ def listing(*instructions):
         ("BAR.SYNC.DEFER_BLOCKING 0x7, 0x100", False),
     ],
 )
-def test_sums_of_a_product_that_runs_are_not_touched_nor_its_operands_written(touching, is_early):
+def test_touching_the_sums_or_writing_the_operands_of_a_running_product_is_found(touching, is_early):
     assert touched_early(listing(*FIRST, *SECOND, touching)) == [touching.removeprefix("@P0 ")] * is_early
     assert touched_early(listing(*FIRST, *SECOND, WAIT_FOR_ALL, touching)) == []
 
 
-def test_a_wait_is_for_the_groups_before_those_that_it_leaves():
+def test_a_wait_ends_all_groups_but_the_last_ones_that_it_leaves_running():
     of_both = ["FADD R0, R24, R1", "FADD R0, R152, R1"]
     assert touched_early(listing(*FIRST, *SECOND, WAIT_FOR_FIRST, *of_both)) == of_both[1:]
     leaves_more = "WARPGROUP.DEPBAR.LE gsb0, 0x3"
     assert touched_early(listing(*FIRST, *SECOND, leaves_more, *of_both)) == of_both
-    assert touched_early(listing(FIRST[0], of_both[0], FIRST[1])) == of_both[:1]  # of a group not whole
+    assert touched_early(listing(FIRST[0], of_both[0], FIRST[1])) == of_both[:1]  # of an unfinished group

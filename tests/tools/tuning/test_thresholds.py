@@ -1,4 +1,4 @@
-"""The sweep of thresholds, in Triton's interpreter: its times mean nothing, what it compares is what it says."""
+"""The sweep of thresholds, run in Triton's interpreter: its times mean nothing, but its comparisons are right."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from pipeline.instruments.sampling.interleaving import Sample
 from pipeline.instruments.sampling.step_timing import StopRule
 from tools.tuning import thresholds
 
-# Lengths that every threshold has a value on either side of, at head_dims whose tiles or loads depend on length.
+# Lengths such that every threshold has values on both sides, at head_dims whose tiles or loads depend on length.
 INPUTS = {
     (dtype, seq_len, head_dim): torch.empty(1, 1, seq_len, head_dim, dtype=dtype)
     for dtype in (torch.bfloat16, torch.float32)
@@ -45,7 +45,7 @@ def plans(tensor, choices):
 
 
 @pytest.mark.parametrize("name", thresholds.THRESHOLDS)
-def test_the_value_in_use_is_tried_and_every_threshold_is_one_that_plans_go_by(recorded, name):
+def test_the_value_in_use_is_tried_and_every_threshold_changes_a_plan(recorded, name):
     values = thresholds.THRESHOLDS[name]
     assert getattr(IN_USE, name) in values
     choices = [thresholds.choices_with(name, value) for value in values]
@@ -53,7 +53,7 @@ def test_the_value_in_use_is_tried_and_every_threshold_is_one_that_plans_go_by(r
     assert any(plan != first for plan in others)
 
 
-def test_plans_made_by_some_choices_are_kept_for_them_and_for_nothing_else(recorded):
+def test_plans_are_cached_separately_for_each_set_of_choices(recorded):
     whole = thresholds.choices_with("forward_chunks", thresholds.NEVER)
     cut = thresholds.choices_with("forward_chunks", Chunking(8, 512, 1024))
     tensor = INPUTS[torch.bfloat16, 16384, 64]
@@ -64,7 +64,7 @@ def test_plans_made_by_some_choices_are_kept_for_them_and_for_nothing_else(recor
 
 
 def numbering_sampler(_device):
-    """Take as many milliseconds for a work as there are works before it, and one more."""
+    """Report n ms for the nth work."""
     works = []
 
     def sample(work):
@@ -76,21 +76,21 @@ def numbering_sampler(_device):
     return sample
 
 
-def test_each_value_gets_a_row_with_the_time_of_both_passes_beside_the_peers_and_computes_the_same(monkeypatch):
+def test_each_value_gets_a_row_with_times_and_ratios_of_both_passes_and_its_error(monkeypatch):
     monkeypatch.setattr(thresholds, "kernel_sampler", numbering_sampler)
     monkeypatch.setattr(thresholds, "RULE", StopRule(min_samples=3, max_samples=3, rel_error=0.0, budget_s=0.0))
     monkeypatch.setattr(thresholds, "WARMUP_ROUNDS", 0)
     table = thresholds.sweep("longest_short_sequence", "bf16", (1, 2, 40, 16))
     assert list(table["value"]) == [str(value) for value in thresholds.THRESHOLDS["longest_short_sequence"]]
     assert table.loc[table["is_in_use"], "value"].tolist() == ["1024"]
-    # Of each both passes, forward first; before all others the peer's, which took 1 and 2 ms.
+    # The peer's two passes come first and take 1 and 2 ms; then both passes of each value, forward first.
     assert table["forward_ms"].tolist() == table["forward_over_peer"].tolist() == [3.0, 5.0, 7.0, 9.0, 11.0, 13.0]
     assert table["forward_backward_ms"].tolist() == [4.0, 6.0, 8.0, 10.0, 12.0, 14.0]
     assert table["forward_backward_over_peer"].tolist() == [2.0, 3.0, 4.0, 5.0, 6.0, 7.0]
     assert table["rel_error"].between(0, 0.05, inclusive="neither").all()
 
 
-def test_the_least_over_the_peer_is_marked_in_each_column():
+def test_the_lowest_ratio_to_the_peer_is_marked_in_each_column():
     columns = ["value", "is_in_use", "forward_over_peer", "forward_backward_over_peer"]
     rows = [("a", True, 0.5, 0.5), ("b", False, 1.0, 1.0), ("a", True, 2.0, 0.5), ("b", False, 0.25, 1.0)]
     rows = pd.DataFrame(rows, columns=columns)

@@ -12,7 +12,7 @@ from pipeline.attention.triton.gluon import backward, steps
 from tools.tuning import variants
 
 
-def test_a_variant_has_the_kernel_in_use_with_its_own_steps(tmp_path):
+def test_a_variant_is_the_kernel_in_use_with_its_own_steps(tmp_path):
     changed = tmp_path / "mine.py"
     changed.write_text(Path(steps.__file__).read_text().replace("STAGES = gl.constexpr(2)", "STAGES = gl.constexpr(3)"))
     kernel = variants.kernel_with(changed)

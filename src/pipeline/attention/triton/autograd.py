@@ -1,8 +1,8 @@
 """FlashAttention-2 in Triton kernels, as an autograd function.
 
-On small inputs the GPU is done before Python has launched the next kernel. So whatever follows from shapes alone
-(checks, tiles, grids, compiled kernels) is worked out once a shape and kept: `forward_plan` and
-`backward_plan`.
+On small inputs the GPU finishes before Python has launched the next kernel. So everything that depends only on
+shapes, strides and dtypes (checks, tiles, grids, compiled kernels) is computed once and cached: see `forward_plan`
+and `backward_plan`.
 """
 
 from functools import partial
@@ -57,20 +57,20 @@ def flash_attention(
     window: int | None = None,
     return_lse: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Compute attention by FlashAttention-2 in Triton kernels, on a GPU; under autocast in its dtype.
+    """Compute attention with FlashAttention-2 in Triton kernels, on a GPU; under autocast in its dtype.
 
     `is_causal`, `scale` and `enable_gqa` mean what they mean in `torch.nn.functional.scaled_dot_product_attention`.
-    Name them: torch's fourth argument by position is a mask, which there is not here. Shapes: as of
+    Pass them by name: torch's fourth positional argument is a mask, which this function does not take. Shapes: see
     `FlashAttentionTriton`.
 
-    is_causal: query i sees the keys up to the i-th, or "bottom_right": up to the (i + n_keys - n_queries)-th, so that
-    the last query sees all keys, as in decoding and after a cached prefix. scale: of the scores, a number above 0, not
-    a tensor; 1 / √head_dim by default. enable_gqa: k and v may have fewer heads than q, each for as many query heads in
-    a row; none is copied. window: a query sees only keys less than so far from its position, the key that it would be
-    the last to see if causal; an int. return_lse: return the log-sum-exp too, which has no gradient. A query that sees
-    no key gets an output of 0 and a log-sum-exp of -∞.
+    is_causal: if True, query i sees keys up to the i-th; if "bottom_right", up to the (i + n_keys - n_queries)-th, so
+    that the last query sees all keys, as in decoding and after a cached prefix. scale: multiplies the scores; a number
+    above 0, not a tensor; 1 / √head_dim by default. enable_gqa: k and v may have fewer heads than q, each serving the
+    same number of consecutive query heads; none is copied. window: an int; a query sees only keys closer than this to
+    its position, the last key it would see if causal. return_lse: return the log-sum-exp too, which has no gradient. A
+    query that sees no key gets an output of 0 and a log-sum-exp of -∞.
 
-    Raises ValueError for what it cannot do.
+    Raises ValueError for unsupported inputs.
     """
     q, k, v = under_autocast(q, k, v)
     return FlashAttentionTriton.apply(q, k, v, is_causal, scale, enable_gqa, window, return_lse)
@@ -79,22 +79,23 @@ def flash_attention(
 class FlashAttentionTriton(torch.autograd.Function):
     """Compute softmax(q kᵀ · scale) v without the score matrix in memory, forward and backward.
 
-    `apply(q, k, v, is_causal)`, and what else `flash_attention` takes. Shapes: q and the result are (batch, n_queries,
-    head_dim) or (batch, heads, n_queries, head_dim), k and v are alike with n_keys, and none is empty; head_dim is at
-    most 256, and costs what the next power of two costs; fp32, bf16 or fp16, strided as they may be, but copied where a
-    row's elements lie apart or the address is no multiple of 16 bytes. Kept for the backward pass: q, k, v, the output,
-    and the log-sum-exp of each query's scores (natural logarithm, fp32, shape of q without head_dim).
+    `apply(q, k, v, is_causal, ...)` takes the arguments of `flash_attention` by position. Shapes: q and the result are
+    (batch, n_queries, head_dim) or (batch, heads, n_queries, head_dim), k and v the same with n_keys; none may be
+    empty. head_dim is at most 256; the plain kernels pad it to the next power of two. Dtypes: fp32, bf16, fp16. Strides
+    may be any, but a tensor is copied if its rows are not contiguous or its address is not a multiple of 16 bytes. Kept
+    for the backward pass: q, k, v, the output, and the log-sum-exp of each query's scores (natural logarithm, fp32,
+    shape of q without head_dim).
 
-    fp32 is multiplied on a GPU as three TF32 products, or with enough of it on Hopper (`kernel_sets`) as six products
-    of bf16 parts, which take 1.5 times the memory of what they are parts of, beside it. Either keeps the errors' L2
-    norm within 1.1 times that of torch's own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION` (1.15 times at head_dim 128
-    where scores are in the hundreds). It is one TF32 product where torch's own switch allows that at the forward pass:
-    `torch.backends.cuda.matmul.fp32_precision`, or the older `torch.set_float32_matmul_precision`. AMD's GPUs multiply
-    fp32 as it is. Of an infinite fp32 key or value such products are NaN, so NaN comes where torch has an infinity or a
-    number. Everything but dq is bitwise repeatable; dq is where it has a kernel of its own, else it is summed in fp32
-    in no fixed order (`tiles`).
+    On a GPU, fp32 is multiplied as three TF32 products, or on Hopper, if there is enough work (`kernel_sets`), as six
+    products of bf16 parts, which take another 1.5 times the memory of the tensors they split. Either keeps the errors'
+    L2 norm within 1.1 times that of torch's own fp32 kernel, `SDPBackend.EFFICIENT_ATTENTION` (1.15 times at head_dim
+    128 if scores are in the hundreds). It is one TF32 product if torch's own switch allows that at the forward pass:
+    `torch.backends.cuda.matmul.fp32_precision`, or the older `torch.set_float32_matmul_precision`. With an infinite
+    fp32 key or value all these products are NaN, where torch has an infinity or a number. AMD GPUs multiply fp32
+    natively. Everything but dq is bitwise repeatable; dq is too if it has its own kernel, else it is summed in fp32 in
+    no fixed order (`tiles`).
 
-    Raises ValueError for a shape, dtype or device that it cannot do, an old GPU among them (`gpu`). Source: Dao 2023,
+    Raises ValueError for an unsupported shape, dtype or device, such as an old GPU (`gpu`). Source: Dao 2023,
     FlashAttention-2.
     """
 
@@ -102,11 +103,11 @@ class FlashAttentionTriton(torch.autograd.Function):
     def apply(cls, q: Tensor, k: Tensor, v: Tensor, is_causal: Causal = False, *others: Any) -> Any:
         """Compute the output; see the class."""
         if is_dynamo_compiling():
-            return cls.apply(q, k, v, is_causal, *others)  # which Dynamo takes for autograd's, not for this function
+            return cls.apply(q, k, v, is_causal, *others)  # to Dynamo this is autograd's own `apply`
         if are_functorch_transforms_active():
             raise RuntimeError(NO_TRANSFORMS)
-        # Past what autograd's own does for those transforms alone, a tenth of a small call.
-        # Its class is written in C, which torch's stubs leave out.
+        # Skip what autograd's own `apply` does only for those transforms: it takes a tenth of a small call's time.
+        # The base class is written in C and missing from torch's stubs.
         return super(torch.autograd.Function, cls).apply(q, k, v, is_causal, *others)  # type: ignore[misc]
 
     @staticmethod
@@ -122,12 +123,12 @@ class FlashAttentionTriton(torch.autograd.Function):
         return_lse: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Compute the output and keep what the backward pass needs."""
-        # As operators only for torch.compile and for modes that must see them, as selective checkpointing does: their
+        # Operators only for torch.compile and dispatch modes, which need them (selective checkpointing is one): their
         # dispatch would double the time of a call on small inputs.
         if is_compiling() or is_in_torch_dispatch_mode():
-            check_kinds(is_causal, scale, window)  # whose kinds an operator's arguments would hide
+            check_kinds(is_causal, scale, window)  # the operator's arguments would hide their types
             ctx.problem = None
-            # As torch's switch is now: by the backward pass it may have been changed, and scores must round alike.
+            # Read torch's switch now: it may change before the backward pass, but scores must round the same there.
             is_one_product = q.dtype == torch.float32 and _allows_tf32()
             ctx.arguments = bool(is_causal), is_causal == "bottom_right", scale, enable_gqa, window, is_one_product
             o, lse = _forward_operator(q, k, v, *ctx.arguments)
@@ -143,7 +144,7 @@ class FlashAttentionTriton(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, do: Tensor, _dlse: Tensor | None = None) -> tuple[Tensor | None, ...]:
         """Compute the gradients of q, k and v from that of the output, recomputing the scores."""
-        # Where no graph of the gradients is made, what refuses to differentiate them only takes time.
+        # `once_differentiable` only matters if the gradients get a graph; otherwise it just costs time.
         return (_gradients_once if torch.is_grad_enabled() else _gradients)(ctx, do, *ctx.saved_tensors)
 
 
@@ -158,19 +159,20 @@ NO_TRANSFORMS = (
 
 
 def _gradients(ctx: Any, do: Tensor, *saved: *Saved) -> tuple[Tensor | None, ...]:
-    # With all that the gradients depend on as arguments: of a loss that is linear in the output, `do` has no graph.
+    # The saved tensors are arguments so that `once_differentiable` sees their graph: `do` has none if the loss is
+    # linear in the output.
     if ctx.problem is None:
         return (*_backward_operator(*saved, do, *ctx.arguments), *NO_GRADIENTS)
     return (*run_backward(ctx.problem, *saved, do), *NO_GRADIENTS)
 
 
 _gradients_once = once_differentiable(_gradients)
-# Which Dynamo cannot trace; it compiles again where the switch has changed.
+# Dynamo cannot trace `allows_tf32`; it recompiles when the switch has changed.
 _allows_tf32 = torch.compiler.assume_constant_result(allows_tf32)
 
 
 def planned_by(choices: Choices) -> type[FlashAttentionTriton]:
-    """Return the function with its plans made by other choices than those in use; it is not for torch.compile."""
+    """Return the autograd function planned with other choices than `IN_USE`; it does not support torch.compile."""
     forward_planner = partial(forward_plan, choices=choices)
     backward_planner = partial(backward_plan, choices=choices)
 
@@ -232,7 +234,7 @@ def _backward_operator(
     problem = problem_of(q, k, v, _mask(is_causal, bottom_right), scale, enable_gqa, window, one_tf32_product)
     with torch.cuda.device_of(q):
         dq, dk, dv = run_backward(problem, q, k, v, o, lse, do)
-    # Results of an operator must not share memory, and those of a long sequence are two halves of one tensor.
+    # An operator's results must not share memory, but dk and dv of a long sequence are halves of one tensor.
     return dq, dk, dv.clone() if dv.storage_offset() else dv
 
 
@@ -244,5 +246,5 @@ def _(
 
 
 def _mask(is_causal: bool, bottom_right: bool) -> Causal:
-    """Return the mask of an operator's arguments, which are of one type each."""
+    """Return `is_causal` from an operator's two arguments, which have one type each."""
     return "bottom_right" if bottom_right else is_causal

@@ -1,4 +1,4 @@
-"""The kernels that begin and end a backward pass, ready to be launched: δ before it, and dq from its sums after it."""
+"""Prepare the kernels that begin and end a backward pass: δ before it, dq from its sums after it."""
 
 import math
 
@@ -19,14 +19,14 @@ from pipeline.attention.triton.problem import Problem
 
 
 def delta_shape(q: Traits) -> tuple[int, ...]:
-    """Return the shape of δ and of the log-sum-exp as fp32 numbers, in aligned rows."""
+    """Return the shape of δ and of the log-sum-exp in fp32, with rows padded for alignment."""
     return (*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value)
 
 
 def delta_launch(
     problem: Problem, q: Traits, do: Traits, dq_rows: int, dq_width: int, numbers_in_parts: bool = False
 ) -> Launch:
-    """Return what launches δ and the log-sum-exp, and zeros to add dq to if dq_width is not 0; see `delta_kernel`."""
+    """Prepare the kernel of δ, the log-sum-exp and, if dq_width is not 0, zeros to add dq to; see `delta_kernel`."""
     number = torch.bfloat16 if numbers_in_parts else torch.float32
     return prepare_launch(
         delta_kernel,
@@ -44,7 +44,7 @@ def delta_launch(
 
 
 def unpacked_launch(q: Traits, rows: int, width: int, scale: float) -> Launch:
-    """Return what launches dq from sums in the order in which threads have them, of so many rows and columns."""
+    """Prepare the kernel that makes dq from `rows` × `width` sums in the order that threads hold them."""
     return prepare_launch(
         unpacked_kernel,
         math.prod(q.shape[:-2]) * (rows // ROWS_UNPACKED.value) * triton.cdiv(q.shape[-1], COLUMNS_UNPACKED.value),
@@ -56,7 +56,7 @@ def unpacked_launch(q: Traits, rows: int, width: int, scale: float) -> Launch:
 
 
 def scaled_launch(q: Traits, scale: float) -> Launch:
-    """Return what launches dq from sums that are in its own order."""
+    """Prepare the kernel that makes dq from sums in dq's own order."""
     elements = math.prod(q.shape)
     return prepare_launch(
         scaled_kernel,

@@ -1,4 +1,4 @@
-"""What a backward pass of the Triton attention does, worked out from its inputs' traits: grids, chunks, kernels."""
+"""Plan a backward pass of the Triton attention from its inputs' traits: grids, chunks, kernels."""
 
 import functools
 import math
@@ -45,7 +45,7 @@ from pipeline.compat.triton_private import is_interpreted
 
 @dataclass(frozen=True)
 class ChunkedLaunch:
-    """A kernel that computes gradients and, where it works on chunks, one that sums what they leave."""
+    """A kernel that computes gradients and, if it works on chunks, one that sums their results."""
 
     compute: Launch
     chunks: int
@@ -54,11 +54,11 @@ class ChunkedLaunch:
 
 @dataclass(frozen=True)
 class BackwardPlan:
-    """A backward pass: dq has a kernel of its own, or is summed by that of dk and dv and then scaled by another.
+    """A backward pass: dq has its own kernel, or the kernel of dk and dv sums it and another scales it.
 
-    copies: which of q, k, v and the output's gradient are read from copies, None if none is; delta_shape and _dtype: of
-    δ and of the log-sum-exp as the kernels read them; dq_sum_shape: that of the sums, which are in the order of dq
-    where they have its shape; in_parts: what splits q, k, v and the output's gradient, None where nothing does.
+    copies: which of q, k, v and the output's gradient are read from copies, None if none is; delta_shape, delta_dtype:
+    of δ and of the log-sum-exp as the kernels read them; dq_sum_shape: of the sums, which are in dq's order if they
+    have its shape; in_parts: splits q, k, v and the output's gradient into bf16 parts, None if they are not split.
     """
 
     copies: tuple[bool, ...] | None
@@ -76,7 +76,7 @@ class BackwardPlan:
 class ShortBackwardPlan:
     """A backward pass over short sequences: one kernel.
 
-    copies: as in `BackwardPlan`; like_q, like_k: what the gradients are allocated like.
+    copies: as in `BackwardPlan`; like_q, like_k: templates to allocate the gradients from (`like`).
     """
 
     copies: tuple[bool, ...] | None
@@ -103,12 +103,12 @@ class _Common:
         return math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
 
     def short_programs_per_sm(self, tiles: TileConfig) -> float:
-        """Return how many programs a multiprocessor has where the backward pass is one kernel."""
+        """Return how many programs per multiprocessor there are if the backward pass is one kernel."""
         programs = self.tiles_of(self.q, tiles.block_queries) + self.tiles_of(self.k, tiles.block_keys)
         return programs / gpu_of(self.q.device).multiprocessors
 
     def chunk_of(self, side: Traits, block: int, tiles: int) -> int:
-        """Return into how long chunks to cut a side that so many tiles of the other side go through in blocks."""
+        """Return the chunk length of a side that `tiles` tiles of the other side go through, `block` rows at a time."""
         if not self.band.shows_first_key:
             return side.shape[-2]
         chunking = self.choices.backward_chunking(side.dtype)
@@ -119,11 +119,11 @@ class _Common:
 def backward_plan(
     problem: Problem, *layouts_now: Layout, choices: Choices = IN_USE, repeatable: bool = False
 ) -> BackwardPlan | ShortBackwardPlan:
-    """Plan the backward pass of a problem that a forward pass has taken.
+    """Plan the backward pass of a problem that has had a forward pass.
 
-    layouts_now: those of q, k, v and the output's gradient: what keeps tensors for autograd, as
-    `torch.autograd.graph.save_on_cpu` does, may have laid them out anew. repeatable: dq must be, bitwise, where plain
-    kernels have that.
+    layouts_now: of q, k, v and the output's gradient; hooks on saved tensors, such as
+    `torch.autograd.graph.save_on_cpu`, may have changed them. repeatable: make dq bitwise repeatable if plain kernels
+    can.
     """
     tensors = (problem.q, problem.k, problem.v, problem.q)
     q, k, v, do = (
@@ -158,8 +158,8 @@ def backward_plan(
 def _in_gluon(
     copies: tuple[bool, ...] | None, problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits
 ) -> BackwardPlan:
-    """Plan it with Gluon's kernels: one that sums dq as well, or for wide heads two."""
-    from pipeline.attention.triton.gluon.launches import backward_launch, query_launch  # which not every Triton has
+    """Plan the backward pass with Gluon kernels: one that sums dq too, or two for wide heads."""
+    from pipeline.attention.triton.gluon.launches import backward_launch, query_launch  # not in every Triton version
 
     tiles = backward_tiles(q.shape[-1])
     assert tiles is not None
@@ -183,7 +183,7 @@ def _in_gluon(
 def _from_parts(
     copies: tuple[bool, ...] | None, problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits
 ) -> BackwardPlan:
-    """Plan it with Gluon's kernels for fp32: one for dk and dv, one for dq."""
+    """Plan the backward pass with the Gluon kernels for fp32: one for dk and dv, one for dq."""
     from pipeline.attention.triton.gluon.parts import launches
 
     tiles = parts_tiles.BACKWARD[tile_width(q.shape[-1])]
@@ -200,7 +200,7 @@ def _with_dq_apart(
     query: Launch,
     in_parts: InParts | None = None,
 ) -> BackwardPlan:
-    """Plan it with a kernel for dk and dv and one for dq, none of which works on chunks."""
+    """Plan the backward pass with one kernel for dk and dv and one for dq, neither in chunks."""
     return BackwardPlan(
         copies,
         delta_shape=delta_shape(q),
@@ -227,7 +227,7 @@ def _short(tiles: TileConfig, common: _Common) -> Launch:
 
 
 def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
-    """Plan dk and dv: a program takes a tile of keys, and all queries or a chunk of them."""
+    """Plan dk and dv: a program takes a tile of keys and goes through all queries or a chunk of them."""
     q, k, tiles, sums_dq = common.q, common.k, config.key_value, config.query is None
     programs = common.tiles_of(k, tiles.block_keys)
     chunk = common.chunk_of(q, tiles.block_queries, programs)
@@ -254,13 +254,13 @@ def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
 
 
 def _can_reduce(q: Traits) -> bool:
-    """Tell whether the copy engine can add to rows of dq, which must begin at multiples of 16 bytes."""
+    """Tell whether the copy engine can add to rows of dq; these must start at multiples of 16 bytes."""
     can_copy = gpu_of(q.device).has_descriptors and not is_interpreted()  # the interpreter has no such operation
     return can_copy and q.shape[-1] * 4 % ALIGNMENT_BYTES == 0
 
 
 def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
-    """Plan dq: a program takes a tile of queries, and all keys or a chunk of them."""
+    """Plan dq: a program takes a tile of queries and goes through all keys or a chunk of them."""
     q, k = common.q, common.k
     programs = common.tiles_of(q, tiles.block_queries)
     chunk = common.chunk_of(k, tiles.block_keys, programs)
@@ -283,7 +283,7 @@ def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
 
 
 def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_keys: bool) -> Launch | None:
-    """Plan the sum over chunks of the gradients of keys and values, or of queries; None where there is one chunk."""
+    """Plan the sum over chunks of the gradients of keys and values, or of queries; None if there is one chunk."""
     if chunks == 1:
         return None
     part_rows = math.prod(side.shape[:-1])

@@ -1,4 +1,4 @@
-"""Triton kernels compiled for their arguments and launched without looking them up; and what they need of tensors."""
+"""Compile Triton kernels for their arguments, launch them without a look-up, and prepare what they take of tensors."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import TileConfig
 from pipeline.compat.triton_private import is_interpreted, launcher
 
-ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # kernels that only stream rows through
+ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # for kernels that only stream rows
 
 # Call it with a kernel's tensors.
 Launch = Callable[..., None]
@@ -29,9 +29,9 @@ def prepare_launch(
     constants: dict[str, Any],
     tiles: TileConfig,
 ) -> Launch:
-    """Compile a kernel for its arguments; return what launches it with all of them but the tensors, which come first.
+    """Compile a kernel for its arguments; return a function that launches it on tensors, its first arguments.
 
-    dtypes: those of the tensors, None for one that is not given.
+    dtypes: of the tensors, None for one that is not passed.
     """
     if is_interpreted():
         interpreted = kernel[(programs, 1, 1)]
@@ -48,20 +48,20 @@ def compile_launch(
     constants: dict[str, Any],
     options: dict[str, int],
 ) -> Launch:
-    """Do as `prepare_launch`, with Triton's options, for a kernel that cannot be interpreted."""
+    """Do the same as `prepare_launch`, given Triton's options, for a kernel that cannot be interpreted."""
     grid = (programs, 1, 1)
-    # Launching what was compiled leaves out the look-up by arguments, which takes as long as the launch.
+    # Launching the compiled kernel skips Triton's look-up by arguments, which takes as long as the launch.
     compiled = kernel.warmup(*dtypes, *scalars, grid=grid, **constants, **options)
     return launcher(compiled, grid, _arguments(kernel, scalars, constants))
 
 
 def _arguments(kernel: Any, scalars: Sequence[float], constants: dict[str, Any]) -> tuple[Any, ...]:
-    """Return all arguments but the tensors by position, as a compiled kernel takes them: the compile-time ones last."""
+    """Return all arguments but the tensors in a compiled kernel's order: compile-time ones last."""
     return (*scalars, *(constants[name] for name in kernel.arg_names if name in constants))
 
 
 def like(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return a tensor of a shape, but of one number, of which `torch.empty_like` makes a contiguous one.
+    """Return a template, one number expanded to a shape, from which `torch.empty_like` makes a contiguous tensor.
 
     That takes half the time of `torch.empty` with a shape, a dtype and a device.
     """
@@ -74,7 +74,7 @@ def _number(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, int]:
-    """Return Triton's options for a kernel of these tiles and compile-time arguments."""
+    """Return Triton's options for a kernel with these tiles and compile-time arguments."""
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     if tiles.max_registers is not None:
         options["maxnreg"] = tiles.max_registers
@@ -89,17 +89,17 @@ def block_sizes(tiles: TileConfig) -> dict[str, int]:
 
 
 def band_bounds(band: Band) -> tuple[int, int]:
-    """Return a mask's bounds as the kernels take them: in place of one that there is not, any number."""
+    """Return a mask's bounds as the kernels take them; a missing bound is an arbitrary number."""
     return 0 if band.start is None else band.start, 1 if band.end is None else band.end
 
 
 def band_constants(band: Band) -> dict[str, bool]:
-    """Return which bounds a mask has as the kernels name them."""
+    """Return which bounds a mask has, under the kernels' names."""
     return {"HAS_START": band.start is not None, "HAS_END": band.end is not None}
 
 
 def precision(problem: Problem) -> str:
-    """Name how tensor cores multiply fp32: as three TF32 products, or as one where that is allowed; AMD's as it is."""
+    """Return how tensor cores multiply fp32: as three TF32 products, as one if that is allowed, or natively on AMD."""
     if gpu_of(problem.q.device).vendor == "amd":
         return "ieee"
     return "tf32x3" if problem.q.dtype == torch.float32 and not problem.one_tf32_product else "tf32"
@@ -111,7 +111,7 @@ def heads(given: Traits) -> int:
 
 
 def heads_per_kv(q: Traits, k: Traits) -> int:
-    """Count the query heads that share keys and values."""
+    """Return how many query heads share one head of keys and values."""
     return heads(q) // heads(k)
 
 
@@ -121,7 +121,7 @@ def strides(given: Traits) -> tuple[int, int, int]:
 
 
 def tma_can_load(*read: Traits) -> bool:
-    """Tell whether tensor descriptors can describe these matrices: they want alignment, and rows that lie apart."""
+    """Tell whether tensor descriptors can describe these matrices: aligned, with rows that do not overlap."""
     if not gpu_of(read[0].device).has_descriptors:
         return False
     aligned = all(stride * given.dtype.itemsize % ALIGNMENT_BYTES == 0 for given in read for stride in strides(given))

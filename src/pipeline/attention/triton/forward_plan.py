@@ -1,4 +1,4 @@
-"""What a forward pass of the Triton attention does, worked out from its inputs' traits: checks, grids, kernels."""
+"""Plan a forward pass of the Triton attention from its inputs' traits: checks, grids, kernels."""
 
 import functools
 import math
@@ -37,10 +37,10 @@ from pipeline.attention.triton.tiles import IN_USE, Choices, tile_width
 
 @dataclass(frozen=True)
 class ForwardPlan:
-    """A forward pass: one kernel, or where the keys are cut into chunks two.
+    """A forward pass: one kernel, or two if the keys are cut into chunks.
 
-    like_o, like_lse: what output and log-sum-exp are allocated like, and like_parts those of the chunks; in_parts: what
-    splits q, k and v first, None where nothing does.
+    like_o, like_lse, like_parts: templates to allocate output, log-sum-exp and those of the chunks from (`like`);
+    in_parts: first splits q, k and v into bf16 parts, None if they are not split.
     """
 
     chunks: int
@@ -54,7 +54,7 @@ class ForwardPlan:
 
 @functools.lru_cache(PROBLEMS_KEPT)
 def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
-    """Plan a forward pass; raises ValueError for inputs that the kernels cannot do."""
+    """Plan a forward pass; raises ValueError for an unsupported device."""
     q, k, v, band = problem.q, problem.k, problem.v, problem.band
     gpu = gpu_of(q.device)
     if gpu.why_refused:
@@ -68,7 +68,7 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     programs = matrices * triton.cdiv(n_queries, block_queries)
     chunking = choices.forward_chunking(q.dtype)
     chunk = n_keys
-    if band.shows_first_key:  # or some queries would have no chunk that is sure to be written
+    if band.shows_first_key:  # else some queries might have no chunk that is written
         chunk = choices.chunk_length(chunking, programs, n_keys, block_queries, gpu.multiprocessors)
     chunks = triton.cdiv(n_keys, chunk)
     keys_in_reach = band.keys_in_reach(chunk, block_queries)
@@ -116,7 +116,7 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
 
 
 def _in_gluon(problem: Problem) -> ForwardPlan:
-    from pipeline.attention.triton.gluon.launches import forward_launch  # which not every Triton has
+    from pipeline.attention.triton.gluon.launches import forward_launch  # not in every Triton version
 
     q, k = problem.q, problem.k
     like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
@@ -126,5 +126,5 @@ def _in_gluon(problem: Problem) -> ForwardPlan:
         attend = launches.forward_launch(problem, parts_tiles.FORWARD[tile_width(q.shape[-1])])
         return ForwardPlan(1, attend, None, like_o, like_lse, in_parts=in_parts_of(q, k, problem.v))
     tiles = forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
-    assert tiles is not None  # or `forward_kernels` had not chosen these
+    assert tiles is not None  # else `forward_kernels` would not have chosen Gluon
     return ForwardPlan(1, forward_launch(problem, tiles), None, like_o, like_lse)

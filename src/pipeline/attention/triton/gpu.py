@@ -1,4 +1,4 @@
-"""What of a GPU decides which of the Triton attention's kernels it gets, and in which tiles; which GPU gets none."""
+"""Describe a GPU: all that decides its kernels and tiles in the Triton attention, and whether it gets any."""
 
 import functools
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from pipeline.compat.triton_private import is_interpreted, shared_bytes_of
 
 KIB = 1024
 HOPPER = (9, 0)
-# For older ones Triton makes no use of the tensor cores: thousands of spills in a loop.
+# On older ones Triton does not use the tensor cores: thousands of spills in a loop.
 LEAST_CAPABILITY = (8, 0)
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or Triton's interpreter in place of one; shared_bytes: the most that a program may have of it."""
+    """A GPU, or Triton's interpreter in its place; shared_bytes: the most shared memory a program may use."""
 
     name: str
     vendor: Literal["nvidia", "amd", "interpreter"]
@@ -26,20 +26,20 @@ class Gpu:
 
     @property
     def is_hopper_or_later(self) -> bool:
-        """Tell whether it can launch a kernel while the one before still runs."""
+        """Tell whether it can launch a kernel while the previous one still runs."""
         return self.vendor == "nvidia" and self.capability >= HOPPER
 
     @property
     def has_descriptors(self) -> bool:
-        """Tell whether blocks are loaded through tensor descriptors, as they can be in the interpreter.
+        """Tell whether blocks are loaded through tensor descriptors, which the interpreter supports too.
 
-        Not where tensor cores read registers, as those of 12.x do: there the kernels would spill.
+        Not on 12.x, whose tensor cores read registers: there the kernels would spill.
         """
         return self.vendor == "interpreter" or (self.is_hopper_or_later and self.capability < (12, 0))
 
     @property
     def why_refused(self) -> str | None:
-        """Say in a line why it gets no kernels; None where it gets some."""
+        """Return one line on why it gets no kernels, or None if it gets some."""
         if self.vendor != "nvidia" or self.capability >= LEAST_CAPABILITY:
             return None
         has, least = (".".join(map(str, capability)) for capability in (self.capability, LEAST_CAPABILITY))
@@ -53,9 +53,9 @@ INTERPRETER = Gpu("Triton's interpreter", "interpreter", (0, 0), multiprocessors
 
 
 def gpu_of(device: torch.device) -> Gpu:
-    """Return what is to be known of a device, of the current one where it has no number.
+    """Return the description of a device; without an index, of the current GPU.
 
-    Raises ValueError where Triton has none to run on.
+    Raises ValueError if Triton cannot run on it.
     """
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""fp32 tensors as three bf16 ones each that add up to them, for kernels that multiply in parts."""
+"""Split each fp32 tensor into three bf16 tensors that add up to it, for kernels that multiply in parts."""
 
 import math
 from dataclasses import dataclass
@@ -14,13 +14,13 @@ from pipeline.attention.triton.kernels.parts import PARTS, parts_kernel
 
 @dataclass(frozen=True)
 class InParts:
-    """What splits tensors of some traits."""
+    """The launches that split tensors of given traits, and the shapes of the parts."""
 
     shapes: tuple[tuple[int, ...], ...]
     launches: tuple[Launch, ...]
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        """Return the parts of each tensor: (3, matrices, rows, head_dim)."""
+        """Return the parts of each tensor, of shape (3, matrices, rows, head_dim)."""
         found = [torch.empty(shape, dtype=torch.bfloat16, device=tensors[0].device) for shape in self.shapes]
         for launch, tensor, parts in zip(self.launches, tensors, found, strict=True):
             launch(tensor, parts)

@@ -1,7 +1,7 @@
-"""Which of the two sets of kernels a problem gets, and why: those in Gluon for Hopper, or the plain ones.
+"""Choose between the Gluon kernels for Hopper and the plain kernels, and give the reason.
 
-The plain ones, in `kernels`, run wherever Triton does, in its interpreter too. Those in `gluon` are chosen where they
-can run and were found to be faster.
+The plain kernels, in `kernels`, run wherever Triton does, including its interpreter. Those in `gluon` are chosen where
+they can run and were found to be faster.
 """
 
 import functools
@@ -27,13 +27,13 @@ from pipeline.attention.triton.problem import Problem, problem_of
 from pipeline.attention.triton.tiles import tile_width
 from pipeline.compat.triton_private import is_interpreted
 
-VARIABLE = "PIPELINE_ATTENTION"  # "tl" has every problem of a process get the plain kernels
-ALIGNED_COLUMNS = ALIGNMENT_BYTES // torch.bfloat16.itemsize  # of rows that the copy engine reads
-FIRST_TRITON = (3, 6)  # before, Gluon's kernels had other names for what is used here
+VARIABLE = "PIPELINE_ATTENTION"  # "tl" makes the whole process use the plain kernels
+ALIGNED_COLUMNS = ALIGNMENT_BYTES // torch.bfloat16.itemsize  # the copy engine reads rows of multiples of this
+FIRST_TRITON = (3, 6)  # earlier versions have other names for what our kernels use
 
 
 class KernelSet(NamedTuple):
-    """A set of kernels and why a problem gets it."""
+    """A set of kernels, and why a problem gets it."""
 
     name: Literal["gluon", "plain"]
     reason: str
@@ -41,7 +41,7 @@ class KernelSet(NamedTuple):
 
 @dataclass(frozen=True)
 class KernelSets:
-    """Those of a problem's two passes."""
+    """The kernel sets of a problem's two passes."""
 
     forward: KernelSet
     backward: KernelSet
@@ -56,10 +56,10 @@ def kernels_of(
     enable_gqa: bool = False,
     window: int | None = None,
 ) -> KernelSets:
-    """Return which kernels these inputs get in either pass and why, an output's gradient being contiguous.
+    """Return which kernels these inputs get in each pass and why, if the output's gradient is contiguous.
 
-    For the backward pass it reads what `torch.use_deterministic_algorithms` says at the moment. Raises ValueError for a
-    GPU that gets none.
+    The backward pass depends on the current setting of `torch.use_deterministic_algorithms`. Raises ValueError for a
+    GPU that gets no kernels and for unsupported inputs.
     """
     if q.is_cuda and (refused := gpu_of(q.device).why_refused):
         raise ValueError(refused)
@@ -73,7 +73,7 @@ def kernels_of(
 
 
 def forward_kernels(problem: Problem) -> KernelSet:
-    """Choose those of a forward pass."""
+    """Choose the kernels of a forward pass."""
     q, k, v = problem.q, problem.k, problem.v
     if q.dtype == torch.float32:
         return _chosen(_why_not_in_parts(problem.band, q, k, problem.one_tf32_product))
@@ -87,7 +87,7 @@ def forward_kernels(problem: Problem) -> KernelSet:
 def backward_kernels(
     band: Band, q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool, one_tf32_product: bool = False
 ) -> KernelSet:
-    """Choose those of a backward pass, from how what it reads lies; repeatable: dq must be, bitwise."""
+    """Choose the kernels of a backward pass; repeatable: dq should be bitwise repeatable."""
     if q.dtype == torch.float32:
         return _chosen(_why_not_in_parts(band, q, k, one_tf32_product))
     tiles = gluon_tiles.backward_tiles(q.shape[-1])
@@ -107,7 +107,7 @@ def _chosen(why_not: str | None) -> KernelSet:
 
 
 def why_not_on(device: torch.device) -> str | None:
-    """Say what rules Gluon's kernels out on a device, whatever the problem; None where nothing does."""
+    """Return why a device cannot run the Gluon kernels, whatever the problem, or None if it can."""
     if is_plain_asked():
         return f"{VARIABLE}=tl"
     if device.type != "cuda" or is_interpreted():
@@ -121,7 +121,7 @@ def why_not_on(device: torch.device) -> str | None:
 
 
 def _why_not(band: Band, q: Traits, k: Traits, tiles: object | None, shortest: Mapping[int, int]) -> str | None:
-    """Say what of the machine or the inputs' shapes rules Gluon's kernels out; tiles: None where they have none."""
+    """Return why the device, mask or shapes rule out the Gluon kernels, or None; tiles: None if Gluon has none."""
     if why_not := why_not_on(q.device):
         return why_not
     if band not in (FULL, CAUSAL):
@@ -135,10 +135,10 @@ def _why_not(band: Band, q: Traits, k: Traits, tiles: object | None, shortest: M
 
 
 def _why_not_in_parts(band: Band, q: Traits, k: Traits, one_tf32_product: bool) -> str | None:
-    """Say what rules out the kernels that multiply fp32 in parts.
+    """Return why the kernels that multiply fp32 in parts are ruled out, or None.
 
-    It is the same in both passes, for a weight must be made of the same score again: of another kernel's, rounded in
-    another way, weights of large scores do not sum to 1.
+    The answer is the same for both passes, because the backward pass must recompute weights from the same scores:
+    another kernel rounds scores differently, so that weights of large scores would not sum to 1.
     """
     if one_tf32_product:
         return "fp32 multiplied as one TF32 product"
@@ -150,20 +150,20 @@ def _why_not_in_parts(band: Band, q: Traits, k: Traits, one_tf32_product: bool) 
 
 
 def _why_not_read(*read: Traits) -> str | None:
-    """Say whether the copy engine cannot read these: it wants aligned strides, none of them 0."""
+    """Return why the copy engine cannot read these, or None; it needs aligned strides, none of them 0."""
     if tma_can_load(*read) and all(_has_apart(given) for given in read):
         return None
     return "strides that the copy engine cannot take"
 
 
 def _has_apart(given: Traits) -> bool:
-    """Tell whether matrices lie apart, and are not one expanded."""
+    """Tell whether the matrices are separate in memory, not one that is expanded."""
     sizes = (given.shape[0], given.shape[1] if len(given.shape) == 4 else 1)
     return all(stride > 0 or size == 1 for stride, size in zip(strides(given), sizes, strict=False))
 
 
 def _why_too_few(side: Traits, block: int) -> str | None:
-    """Say whether there are too few tiles of queries or keys for the GPU."""
+    """Return why the tiles of queries or keys are too few for the GPU, or None."""
     tiles = math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
     sms = gpu_of(side.device).multiprocessors
     return f"{tiles} tiles for {sms} multiprocessors" if tiles < gluon_tiles.LEAST_TILES_PER_SM * sms else None
@@ -171,12 +171,12 @@ def _why_too_few(side: Traits, block: int) -> str | None:
 
 @functools.cache
 def is_plain_asked() -> bool:
-    """Tell whether the environment asks for the plain kernels; read once, for plans are kept and passes must agree."""
+    """Tell whether the environment asks for plain kernels; read once: plans are cached and both passes must agree."""
     return os.environ.get(VARIABLE) == "tl"
 
 
 @functools.cache
 def has_gluon() -> bool:
-    """Tell whether Triton has Gluon as the kernels use it."""
+    """Tell whether Triton has a version of Gluon that the kernels can use."""
     version = tuple(int(part) for part in triton.__version__.split(".")[:2])
     return version >= FIRST_TRITON and importlib.util.find_spec("triton.experimental.gluon") is not None

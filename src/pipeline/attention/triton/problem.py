@@ -1,4 +1,4 @@
-"""What a call of the Triton attention is to compute, but for the numbers: all that its plans follow from."""
+"""Describe a call of the Triton attention except for its values: everything that plans depend on."""
 
 import functools
 import math
@@ -21,10 +21,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Queries, keys and values by the traits of what is read, mask, scale, and whether one TF32 product is enough.
+    """Traits of q, k and v as the kernels read them, mask, scale, and whether one TF32 product is enough.
 
-    Like inputs share one, so that what was worked out for it is found by its identity. copies: which of the three are
-    read from copies, None if none is; gpu: the index of theirs.
+    Inputs that are alike share one problem, so that its plans are found by its identity. copies: which of q, k and v
+    are read from copies, None if none is; gpu: the index of their device.
     """
 
     q: Traits
@@ -38,7 +38,7 @@ class Problem:
 
     @property
     def scale_log2(self) -> float:
-        """Return what turns a product of q and k into an exponent of two."""
+        """Return the factor that turns a product of q and k into an exponent of two."""
         return math.log2(math.e) * self.scale
 
 
@@ -52,16 +52,16 @@ def problem_of(
     window: int | None = None,
     one_tf32_product: bool | None = None,
 ) -> Problem:
-    """Return the problem of these inputs; raises ValueError for what no kernel can do.
+    """Return the problem of these inputs; raises ValueError for inputs that no kernel supports.
 
     one_tf32_product: whether one is enough for fp32; None: as torch's own switch says now.
     """
-    # The strides alone where all addresses are aligned, which one test tells.
+    # If all addresses are aligned, which one test tells, the layouts are just the strides.
     layouts: tuple[Layout, ...] = q.stride(), k.stride(), v.stride()
     at_q, at_k, at_v = q.data_ptr(), k.data_ptr(), v.data_ptr()
     if (at_q | at_k | at_v) % ALIGNMENT_BYTES:
         layouts = layouts_of(q, k, v)
-    # Plain tuples: with `traits` the look-up of a problem seen before would take half as long again.
+    # Plain tuples: with `traits`, looking up a known problem would take 50% longer.
     problem = _problem(
         (q.shape, k.shape, v.shape),
         layouts,
@@ -101,9 +101,9 @@ def _problem(
 
 
 def check_kinds(is_causal: Causal, scale: float | None, window: int | None) -> None:
-    """Check that these are no tensors and no masks that there are not; raises ValueError.
+    """Check the types of these arguments, and that the mask exists; raises ValueError.
 
-    A tensor is looked up by identity: what it held at first would be taken for what it holds, and it would get no
+    A cache looks up a tensor by identity: its first value would be used for all later ones, and it would get no
     gradient.
     """
     if isinstance(is_causal, Tensor) or is_causal not in (False, True, "bottom_right"):

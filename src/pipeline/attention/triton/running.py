@@ -1,4 +1,4 @@
-"""Run the plans of the Triton attention: allocate, and launch the kernels."""
+"""Run the plans of the Triton attention: allocate tensors and launch kernels."""
 
 from collections.abc import Callable
 
@@ -17,7 +17,7 @@ def run_forward(
 ) -> tuple[Tensor, Tensor]:
     """Compute output and log-sum-exp on the device of the inputs."""
     if problem.gpu is not None and problem.gpu != current_device_index():
-        with torch.cuda.device_of(q):  # on which a new plan loads its kernels
+        with torch.cuda.device_of(q):  # a new plan loads its kernels on the current device
             return run_forward(problem, q, k, v, planner)
     plan = planner(problem)
     if problem.copies:
@@ -44,12 +44,12 @@ def run_backward(
     do: Tensor,
     planner: Callable[..., BackwardPlan | ShortBackwardPlan] = backward_plan,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients on the device that is now current, which autograd makes that of the forward pass."""
+    """Compute the gradients on the current device, which autograd sets to that of the forward pass."""
     layouts: tuple[Layout, ...] = q.stride(), k.stride(), v.stride(), do.stride()
     addresses = q.data_ptr() | k.data_ptr() | v.data_ptr() | do.data_ptr() | o.data_ptr() | lse.data_ptr()
     if addresses % ALIGNMENT_BYTES or not (o.is_contiguous() and lse.is_contiguous()):
         layouts = layouts_of(q, k, v, do)
-        o, lse = dense(o, lse)  # what keeps tensors for autograd may have laid out these too
+        o, lse = dense(o, lse)  # hooks on saved tensors may have changed these too
     if torch.are_deterministic_algorithms_enabled():
         plan = planner(problem, *layouts, repeatable=True)
     else:
@@ -79,7 +79,7 @@ def run_backward(
 
 
 def run_chunked(launch: ChunkedLaunch, inputs: tuple[Tensor | None, ...], *gradients: Tensor) -> None:
-    """Fill gradients of one shape, that lie side by side, at once or by way of the chunks that are summed to them."""
+    """Fill gradients of one shape, adjacent in memory, directly or by summing those of the chunks."""
     if launch.add_up is None:
         launch.compute(*inputs, *gradients)
         return

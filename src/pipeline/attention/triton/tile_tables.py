@@ -1,6 +1,6 @@
-"""The tiles of the Triton kernels: a table for each kind of GPU, by how much shared memory a program may have there.
+"""The tiles of the Triton kernels: tables for each kind of GPU, by the shared memory that a program may use there.
 
-Hopper's were timed on an H200, the others only compiled; docs/attention-kernels.md tells what was tried.
+Hopper's were timed on an H200, the others only compiled; docs/attention-kernels.md lists what was tried.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class TileConfig:
 
 @dataclass(frozen=True)
 class BackwardConfig:
-    """The kernels of a backward pass: where `query` is None, the kernel of dk and dv sums dq too.
+    """The tiles of a backward pass: if `query` is None, the kernel of dk and dv sums dq too.
 
     short: the tiles of the one kernel for short sequences.
     """
@@ -38,7 +38,7 @@ BackwardTable = Mapping[int, BackwardConfig]
 
 @dataclass(frozen=True, eq=False)
 class TileTables:
-    """Tiles that fit into so much shared memory; `tiles.Choices` says which of them a problem gets."""
+    """Tiles that fit into `shared_bytes` of shared memory; `tiles.Choices` picks those of a problem."""
 
     shared_bytes: int
     forward: Table
@@ -89,7 +89,7 @@ HOPPER_TILES = TileTables(
         256: BackwardConfig(TileConfig(32, 16, 8, 1), TileConfig(16, 32, 8, 1), TileConfig(16, 16, 8, 1)),
     },
 )
-# For all NVIDIA GPUs but Hopper's: those of 227 KB would fit a B200, but spill there. Found compiled, not timed.
+# For all NVIDIA GPUs but Hopper: Hopper's tiles would fit a B200, but spill there. Only compiled, not timed.
 SMALL_TILES = TileTables(
     shared_bytes=99 * KIB,
     forward={
@@ -121,7 +121,7 @@ SMALL_TILES = TileTables(
         256: BackwardConfig(TileConfig(16, 16, 8, 1), TileConfig(16, 16, 8, 1), TileConfig(16, 16, 8, 1)),
     },
 )
-# For AMD's matrix cores, which multiply fp32 as it is. Found compiled for gfx942, not timed.
+# For AMD's matrix cores, which multiply fp32 natively. Only compiled, for gfx942, not timed.
 AMD_TILES = TileTables(
     shared_bytes=64 * KIB,
     forward={
@@ -156,7 +156,7 @@ AMD_TILES = TileTables(
 
 
 def tables_for(gpu: Gpu) -> TileTables:
-    """Return the tables for a GPU: of those that suit its matrix units, the largest that fit into its shared memory."""
+    """Return the largest tables that suit a GPU's matrix units and fit into its shared memory."""
     if gpu.vendor == "amd":
         suiting = [AMD_TILES]
     elif gpu.vendor == "interpreter" or gpu.capability == HOPPER:

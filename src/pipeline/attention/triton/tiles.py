@@ -1,7 +1,6 @@
-"""Which tiles the Triton kernels use: by shared memory, dtype and width, which follows from head_dim, and by how much
-work there is.
+"""Choose the tiles of the Triton kernels by shared memory, dtype, head_dim and amount of work.
 
-The thresholds are for an H200; docs/attention-kernels.md tells what was tried, and what of it was measured.
+The thresholds are for an H200; docs/attention-kernels.md lists what was tried and what was measured.
 """
 
 from dataclasses import dataclass
@@ -11,17 +10,17 @@ import triton
 
 from pipeline.attention.triton.tile_tables import HOPPER_TILES, BackwardConfig, Table, TileConfig, TileTables
 
-# Wide tiles of the backward pass have tensor descriptors however little there is to go through: without, they spill.
+# Backward tiles this wide use tensor descriptors even for short loops: without them they spill.
 WIDE_BACKWARD = 128
 
 
 @dataclass(frozen=True)
 class Chunking:
-    """When a kernel's loop is cut into chunks, a program each: where it has fewer programs a multiprocessor than this.
+    """When to cut a kernel's loop into chunks, one program each: below `programs_per_sm` programs per multiprocessor.
 
-    min_length: the fewest keys or queries of a chunk; shortest: the fewest of a sequence that is cut at all;
-    length_in_one_wave: what a chunk has instead where that makes few chunks and all programs then run at once, one a
-    multiprocessor.
+    min_length: the fewest keys or queries of a chunk; shortest: the shortest sequence that is cut at all;
+    length_in_one_wave: the chunk length to use instead if it gives few chunks and all programs then run at once, one
+    per multiprocessor.
     """
 
     programs_per_sm: int
@@ -35,28 +34,28 @@ MAX_HEAD_DIM = max(HOPPER_TILES.forward)
 
 @triton.constexpr_function
 def tile_width(head_dim: int) -> int:
-    """Return how many columns the tiles have: the next power of two, and enough for a matrix product."""
+    """Return how many columns the tiles have: the next power of two, at least 16 for a matrix product."""
     return max(16, triton.next_power_of_2(head_dim))
 
 
 @dataclass(frozen=True, eq=False)
 class Choices:
-    """What plans go by: the tables or tiles in their place, and thresholds of how much work there is.
+    """The settings of plans: tile tables, or tiles instead of them, and thresholds on the amount of work.
 
     Choices compare by identity, which keeps looking up their plans cheap.
 
-    gluon: whether the kernels in Gluon may be chosen (`kernel_sets`); all else is about the plain ones;
-    tables: these instead of the GPU's own;
-    forward_tiles, backward_tiles: these tiles whatever the dtype, the width and the number of keys;
-    min_length_for_tma: with fewer keys or queries to go through, a program ends before its tensor descriptors pay;
-    longest_short_sequence: up to here the backward pass is one kernel: repeating some work costs less than launching
-    another; in fp32 up to longest_short_sequence_fp32, and only with at most short_programs_per_sm_fp32;
-    few_keys: a program of the forward pass that goes through fewer ends sooner with smaller tiles, loaded further
-    ahead; one_tile: one whose keys fill more than half a tile of so many, and no more than it, with that;
-    few_chunks: as many are put together in two steps (`kernels.chunks`); many_keys: at head_dim 64 a third program fits
-    on a multiprocessor with one stage less, which hides how programs begin and end: from so many keys a program on,
-    that takes less than what the stage hides; long_sequence: from here on the larger tiles of the backward pass at
-    head_dim 64 gain more than the diagonal wastes of them.
+    gluon: whether Gluon kernels may be chosen (`kernel_sets`); all other settings are for the plain kernels;
+    tables: used instead of the GPU's own;
+    forward_tiles, backward_tiles: used whatever the dtype, the width and the number of keys;
+    min_length_for_tma: with fewer keys or queries to go through, a program ends before tensor descriptors pay off;
+    longest_short_sequence: up to here the backward pass is one kernel, because repeating some work costs less than
+    launching another; in fp32 up to longest_short_sequence_fp32, and with at most short_programs_per_sm_fp32;
+    few_keys: a forward program with fewer keys ends sooner with smaller tiles, loaded further ahead;
+    one_tile: a forward program whose keys fit into a tile of this many, and fill more than half of it, gets that tile;
+    few_chunks: the most chunks of `length_in_one_wave`; this many are combined in two steps (`kernels.chunks`);
+    many_keys: at head_dim 64, one stage less lets a third program fit on a multiprocessor, which hides the start and
+    end of programs; from this many keys per program on, the stage hides more than that;
+    long_sequence: from here on, larger backward tiles at head_dim 64 gain more than they waste on the diagonal.
     """
 
     gluon: bool = False
@@ -80,7 +79,7 @@ class Choices:
     def forward(self, dtype: torch.dtype, head_dim: int, n_keys: int, tables: TileTables = HOPPER_TILES) -> TileConfig:
         """Return the tiles of the forward kernel.
 
-        n_keys: how many keys a program goes through; block_queries does not depend on it. tables: the GPU's.
+        n_keys: how many keys a program goes through; block_queries does not depend on it. tables: of the GPU.
         """
         if self.forward_tiles is not None:
             return self.forward_tiles
@@ -109,7 +108,7 @@ class Choices:
         return exceptions.get(width, tables.backward[width])
 
     def is_short(self, dtype: torch.dtype, n_queries: int, n_keys: int, programs_per_sm: float) -> bool:
-        """Tell whether the backward pass is one kernel; programs_per_sm: how many it then has a multiprocessor."""
+        """Tell whether the backward pass is one kernel; programs_per_sm: how many it would have per multiprocessor."""
         longest = self.longest_short_sequence
         if dtype == torch.float32:
             longest = min(longest, self.longest_short_sequence_fp32)
@@ -118,11 +117,11 @@ class Choices:
         return max(n_queries, n_keys) <= longest
 
     def forward_gains_by_tma(self, n_keys: int) -> bool:
-        """Tell whether the forward kernel gains by tensor descriptors where a program goes through so many keys."""
+        """Tell whether tensor descriptors pay off in a forward program that goes through `n_keys` keys."""
         return n_keys >= self.min_length_for_tma
 
     def backward_gains_by_tma(self, head_dim: int, length: int) -> bool:
-        """Tell whether the backward kernels gain by tensor descriptors with so many queries or keys to go through."""
+        """Tell whether tensor descriptors pay off in backward programs that go through `length` queries or keys."""
         return length >= self.min_length_for_tma or tile_width(head_dim) >= WIDE_BACKWARD
 
     def forward_chunking(self, dtype: torch.dtype) -> Chunking:
@@ -134,10 +133,10 @@ class Choices:
         return self.backward_chunks_fp32 if dtype == torch.float32 else self.backward_chunks
 
     def chunk_length(self, chunking: Chunking, tiles: int, length: int, block: int, multiprocessors: int) -> int:
-        """Return into how long chunks to cut keys or queries: all of them in one where the grid is long enough.
+        """Return the chunk length of keys or queries: all of them if the grid is large enough.
 
-        tiles: those of the other side, over all heads; block: their size. A chunk is a multiple of every tile size, so
-        that the first key of a chunk that a causal tile of queries reaches is one that each of them attends to.
+        tiles: how many the other side has, over all heads; block: a tile size. A chunk is a multiple of every tile
+        size, so if a causal tile of queries reaches a chunk, each of its queries attends to the chunk's first key.
         """
         wanted = chunking.programs_per_sm * multiprocessors
         if tiles >= wanted or length < chunking.shortest:

@@ -1,7 +1,7 @@
-"""What a machine can do at most: rates of products, memory and links, and what a launch and an operator cost.
+"""Measure a machine's peak rates of matmul, memory and links, and the cost of a launch and of an operator.
 
-Each ceiling is one call on tensors of its own, timed by itself: kernels by device time with the L2 cache flushed, what
-fits into that cache by bursts, single launches and operators by the host clock.
+Each ceiling is one call on its own tensors, timed alone: kernels by device time with the L2 cache flushed, copies
+within that cache in bursts, single launches, operators and copies between GPUs by the host clock.
 """
 
 import time
@@ -30,7 +30,7 @@ DTYPES = {
     "fp16": torch.float16,
     "fp8": torch.float8_e4m3fn,
 }
-# The least compute capability of NVIDIA's GPUs whose tensor cores have it; AMD's under ROCm are not asked.
+# The lowest compute capability whose tensor cores support the dtype; for NVIDIA only, not checked under ROCm.
 LEAST_CAPABILITY = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}
 BURST_CALLS, BURST_OPERATORS = 20, 1000
 WARMUP = 3
@@ -38,7 +38,7 @@ WARMUP = 3
 
 @dataclass(frozen=True)
 class Ceiling:
-    """One thing to measure: what a call computes, in FLOPs, or moves, in bytes read and written.
+    """One thing to measure: a call that computes (FLOPs) or moves data (bytes read and written).
 
     size: the side of square matrices for `matmul`, else the bytes of a tensor; dtype only for `matmul`.
     """
@@ -49,29 +49,29 @@ class Ceiling:
 
     @property
     def flops(self) -> int:
-        """Count the floating-point operations of a call: a multiplication and an addition for each product."""
+        """Return the floating-point operations of a call: two per multiply-add."""
         return 2 * self.size**3 if self.kind == "matmul" else 0
 
     @property
     def moved_bytes(self) -> int:
-        """Count the bytes of a call: a copy within a memory reads and writes it, one over a link passes it once."""
+        """Return the bytes a call moves: a copy within a memory reads and writes them, a link passes them once."""
         copies = {"copy": 2, "l2_copy": 2, "reduction": 1, "to_device": 1, "to_host": 1, "to_peer": 1}
         return copies.get(self.kind, 0) * self.size
 
     def tflops_per_s(self, time_ms: float) -> float:
-        """Return the rate in 10^12 FLOPs a second of a call that takes so long."""
+        """Return the rate in TFLOP/s (10^12 FLOPs a second) of a call that takes this long."""
         return self.flops / time_ms / 1e9
 
     def gb_per_s(self, time_ms: float) -> float:
-        """Return the rate in 10^9 bytes a second of a call that takes so long."""
+        """Return the rate in GB/s (10^9 bytes a second) of a call that takes this long."""
         return self.moved_bytes / time_ms / 1e6
 
 
 def measure_ceiling(ceiling: Ceiling, device: torch.device, rule: StopRule) -> Interleaving[str]:
-    """Sample one ceiling's call until the rule ends it, in ms, with the GPU's state; its memory is free afterwards.
+    """Sample one ceiling's call in ms until the rule ends it, with the GPU's state; free its memory afterwards.
 
-    Raises Skipped, with the reason, where the device has nothing to measure. A call that does not fit into memory has
-    `out_of_memory` set.
+    Raises Skipped with the reason if the device does not support it. If the call does not fit into memory,
+    `out_of_memory` is set.
     """
     lack = missing(ceiling, device)
     if lack is not None:
@@ -89,7 +89,7 @@ def _interleaved(ceiling: Ceiling, device: torch.device, rule: StopRule) -> Inte
 
 
 def missing(ceiling: Ceiling, device: torch.device) -> str | None:
-    """Say what the device lacks for this ceiling; None where it can be measured."""
+    """Say what the device lacks for this ceiling; None if it can be measured."""
     if device.type != "cuda":
         if ceiling.kind not in ("matmul", "copy", "reduction", "operator"):
             return f"{ceiling.kind} needs a GPU"
@@ -108,13 +108,13 @@ def _precision(dtype: str | None) -> AbstractContextManager[Any]:
 
 def _matmul(ceiling: Ceiling, device: torch.device) -> Callable[[], Tensor]:
     dtype = DTYPES[ceiling.dtype or "fp32"]
-    # Normal numbers: zeros draw less power, and clock higher.
+    # Normally distributed numbers: zeros draw less power, so the GPU would clock higher.
     generator = torch.Generator(device).manual_seed(0)
     left, right = torch.randn(2, ceiling.size, ceiling.size, generator=generator, device=device).to(dtype)
     if ceiling.dtype != "fp8":
         return partial(torch.mm, left, right)
     one, whole = torch.ones((), device=device), functional.ScalingType.TensorWise
-    # Its second matrix lies column by column, as the tensor cores read it.
+    # The second matrix is column-major, as the tensor cores read it.
     return partial(functional.scaled_mm, left, right.t(), one, whole, one, whole, use_fast_accum=True)
 
 
@@ -148,7 +148,7 @@ def _to_peer(ceiling: Ceiling, device: torch.device) -> Callable[[], Tensor]:
 
 
 def _operator(ceiling: Ceiling, device: torch.device) -> Callable[[], Tensor]:
-    """Return an operator on so few numbers that its time is the host's."""
+    """Return an operator on so few numbers that only the host's time counts."""
     return partial(_ones(ceiling, device).add_, 1)
 
 
@@ -160,13 +160,13 @@ _CALLS: dict[str, Callable[[Ceiling, torch.device], Callable[[], Tensor]]] = {
     "to_device": _to_device,
     "to_host": _to_host,
     "to_peer": _to_peer,
-    "launch": _operator,  # until the device has done it
-    "operator": _operator,  # among many: the host's time for each
+    "launch": _operator,  # timed until the device is done
+    "operator": _operator,  # the host's time per call among many
 }
 
 
 def _burst_sampler(device: torch.device) -> Sampler:
-    """Return a sampler of a call among many back to back, whose data stay in the cache."""
+    """Return a sampler that times a call among many back to back, so that its data stay in the cache."""
 
     def sample(work: Work) -> Sample:
         with work.within():
@@ -176,7 +176,7 @@ def _burst_sampler(device: torch.device) -> Sampler:
 
 
 def _operator_sampler(device: torch.device) -> Sampler:
-    """Return a sampler of the host's time for each of many calls, the device's end not waited for."""
+    """Return a sampler of the host's time per call over many calls, without waiting for the device."""
 
     def sample(work: Work) -> Sample:
         synchronize(device)
@@ -195,5 +195,5 @@ _SAMPLERS: dict[str, Callable[[torch.device], Sampler]] = {
     "l2_copy": _burst_sampler,
     "launch": latency_sampler,
     "operator": _operator_sampler,
-    "to_peer": host_sampler,  # two devices: events of one say nothing of the other's end
+    "to_peer": host_sampler,  # two devices: an event on one does not tell when the other is done
 }

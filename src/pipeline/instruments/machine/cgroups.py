@@ -1,4 +1,4 @@
-"""What this process may take of the machine: the control groups that it is in may allow less than there is."""
+"""Read how much CPU and memory the control groups (cgroups) of this process allow it."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -8,25 +8,25 @@ import psutil
 
 CGROUPS = Path("/sys/fs/cgroup")
 OWN_CGROUPS = Path("/proc/self/cgroup")
-# Of version 2, and of version 1's controller.
+# By controller: "" is cgroup version 2, "memory" is version 1.
 MEMORY_LIMITS = {"": "memory.max", "memory": "memory.limit_in_bytes"}
 
 
 @dataclass(frozen=True)
 class CpuLimit:
-    """The cgroup that allows its processes the least CPU time: of how many cores, and its folder."""
+    """A cgroup's limit on CPU time, in cores, and the cgroup's folder."""
 
     cores: float
     folder: Path
 
     def used_s(self) -> float:
-        """Return the seconds of CPU that its processes have used. Raises OSError or LookupError where nothing tells."""
+        """Return the CPU seconds that its processes have used; raises OSError or LookupError if they cannot be read."""
         with suppress(FileNotFoundError):  # version 1
             return int((self.folder / "cpuacct.usage").read_text(encoding="utf-8")) / 1e9
         return self._counts()["usage_usec"] / 1e6
 
     def throttled_s(self) -> float:
-        """Return the seconds for which they had to wait; raises as `used_s`."""
+        """Return the seconds for which they were throttled; raises like `used_s`."""
         counts = self._counts()
         return counts["throttled_usec"] / 1e6 if "throttled_usec" in counts else counts["throttled_time"] / 1e9
 
@@ -36,9 +36,9 @@ class CpuLimit:
 
 
 def own_cgroups(controller: str = "") -> list[Path]:
-    """Return the folders of this process's cgroup and of those around it, of version 2 or of a controller of version 1.
+    """Return the folders of this process's cgroup and its parents, for version 2 or for a controller of version 1.
 
-    In a container some may not be there. Raises OSError where the kernel has no cgroups.
+    In a container some may not exist. Raises OSError if the kernel has no cgroups.
     """
     for line in OWN_CGROUPS.read_text(encoding="utf-8").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -50,7 +50,7 @@ def own_cgroups(controller: str = "") -> list[Path]:
 
 
 def cpu_limit(fewer_than: int) -> CpuLimit | None:
-    """Return the tightest limit on this process's CPU time, of either version; None where that is no fewer cores.
+    """Return the tightest limit on this process's CPU time, of either version; None without one below `fewer_than`.
 
     Raises OSError as `own_cgroups` does.
     """
@@ -60,18 +60,18 @@ def cpu_limit(fewer_than: int) -> CpuLimit | None:
 
 
 def memory_limit_bytes() -> int:
-    """Return the bytes of memory that the machine has, or that a container or job around this process is allowed."""
+    """Return the bytes of memory of the machine, or of the container or job around this process if it allows less."""
     limits = [psutil.virtual_memory().total]
     for controller, name in MEMORY_LIMITS.items():
         with suppress(OSError):  # not Linux
             for folder in own_cgroups(controller):
-                with suppress(OSError, ValueError):  # not there to be read, or "max"
+                with suppress(OSError, ValueError):  # unreadable, or "max"
                     limits.append(int((folder / name).read_text(encoding="utf-8")))
     return min(limits)
 
 
 def _quota_cores(folder: Path) -> float | None:
-    """Return how many cores a cgroup is allowed; None where it sets no limit, or cannot be read."""
+    """Return how many cores a cgroup is allowed; None if it sets no limit or cannot be read."""
     with suppress(OSError, ValueError):  # ValueError: the quota is "max"
         quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
         return int(quota) / int(period)

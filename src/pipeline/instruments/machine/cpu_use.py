@@ -1,4 +1,4 @@
-"""How much of the CPU others use, of this process's cgroup where that is limited, else of given cores."""
+"""Measure how much CPU others use: of this process's cgroup if that is limited, else of given cores."""
 
 import contextlib
 import os
@@ -13,14 +13,14 @@ import psutil
 from pipeline.instruments.machine.cgroups import cpu_limit
 
 STATISTICS = Path("/proc/stat")
-# Columns of /proc/stat behind a core's name, in which it worked for this machine: not idle, iowait, steal, and not
-# guest, which is in user already.
+# Columns of /proc/stat after a core's name that count as work on this machine: not idle, iowait or steal, and not
+# guest, which user already includes.
 WORKING = (0, 1, 2, 5, 6)
 
 
 @dataclass(frozen=True)
 class CpuUse:
-    """Seconds of CPU used up to a moment, of so many cores: by all processes, and by this one and its ancestors."""
+    """CPU seconds used so far on this many cores: by all processes, and by this one, its children and ancestors."""
 
     at_s: float
     all_s: float
@@ -34,9 +34,9 @@ class CpuUse:
 
 
 def cpu_use(core_ids: Collection[int]) -> CpuUse | None:
-    """Read the counters of these cores, or of the cgroup that allows less than them; None where nothing tells."""
+    """Read the counters of these cores, or of the cgroup if it allows fewer; None if they cannot be read."""
     try:
-        # In a container /proc/stat is that of the whole host, on which others may work as much as they like.
+        # In a container /proc/stat covers the whole host, whose other work takes nothing from the container's limit.
         limit = cpu_limit(len(core_ids))
         all_s, cores = (limit.used_s(), limit.cores) if limit else (_of_cores(core_ids), len(core_ids))
     except (OSError, ValueError, LookupError):  # hidden by a container, or not Linux
@@ -52,7 +52,7 @@ def _of_cores(core_ids: Collection[int]) -> float:
 
 
 def _own_s() -> float:
-    """Return the seconds of this process, of its children that have ended, and of what it was started by."""
+    """Return the CPU seconds of this process, its ended children and its ancestors."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     own_s = sum(one.ru_utime + one.ru_stime for one in used)
     for ancestor in psutil.Process().parents():
@@ -63,14 +63,14 @@ def _own_s() -> float:
 
 
 def lost_cpu_s() -> dict[str, float]:
-    """Return the seconds of CPU lost to others so far, without what nothing tells.
+    """Return the CPU seconds lost so far; a kind of loss that cannot be read is left out.
 
-    cpu_stolen, over all cores: taken by other guests of a virtual machine's host; cpu_throttled: cut off by a
+    cpu_stolen: taken by other guests of a virtual machine's host, over all cores; cpu_throttled: withheld by a
     container's limit.
     """
     lost_s = {}
     # Containers may hide either place.
-    with contextlib.suppress(OSError, AttributeError):  # only Linux knows of stolen time
+    with contextlib.suppress(OSError, AttributeError):  # only Linux reports stolen time
         lost_s["cpu_stolen"] = psutil.cpu_times().steal
     with contextlib.suppress(OSError, LookupError, AttributeError):
         if limit := cpu_limit(len(os.sched_getaffinity(0))):

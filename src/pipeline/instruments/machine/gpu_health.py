@@ -1,6 +1,6 @@
-"""What NVML tells of one GPU's soundness: counters of errors, its links, and its clocks, heat and power under load.
+"""Read one GPU's health from NVML: error counters, links, and clocks, temperature and power under load.
 
-What a card, driver or container does not support is absent, with NVML's reason; it is never taken for 0.
+A value that the card, driver or container does not support is absent, with NVML's reason; it is never taken for 0.
 """
 
 from collections import defaultdict
@@ -20,9 +20,9 @@ _NVLINK_COUNTERS = {
 
 
 class HealthReader:
-    """Read one GPU by its NVML handle; `absent` has NVML's reason for each value that it does not tell.
+    """Read one GPU by its NVML handle; `absent` has NVML's reason for each value that it does not report.
 
-    library: NVML's bindings, pynvml or what answers like it.
+    library: NVML's bindings, pynvml or a stand-in.
     """
 
     def __init__(self, handle: Any, library: Any = pynvml) -> None:
@@ -32,7 +32,7 @@ class HealthReader:
         self._reasons: set[str] | None = None
 
     def utilization_percent(self) -> int | None:
-        """Return the share of the last moments in which a kernel ran."""
+        """Return the share (%) of the last sampling period in which a kernel ran."""
         rates = self._ask("utilization_before_pct", lambda: self._nvml.nvmlDeviceGetUtilizationRates(self._handle))
         return None if rates is None else rates.gpu
 
@@ -54,7 +54,7 @@ class HealthReader:
         return {name: self._ask(name, query) for name, query in queries.items()} | self._nvlinks()
 
     def poll(self) -> None:
-        """Note clocks, power, temperature, PCIe link and throttle reasons of a GPU that is at work."""
+        """Record clocks, power, temperature, PCIe link and throttle reasons of a GPU under load."""
         nvml, handle = self._nvml, self._handle
         queries: Mapping[str, Callable[[], float]] = {
             "sm_clocks_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
@@ -73,13 +73,13 @@ class HealthReader:
             self._reasons = (self._reasons or set()) | set(reason_names(bits))
 
     def under_load(self) -> dict[str, list[Any] | None]:
-        """Return what `poll` noted, in order, and each throttle reason once; None for what NVML does not tell."""
+        """Return what `poll` recorded, in order, and each throttle reason once; None for what NVML does not report."""
         names = ("sm_clocks_mhz", "memory_clocks_mhz", "powers_w", "temperatures_c", "pcie_generations", "pcie_widths")
         reasons = None if self._reasons is None else sorted(self._reasons)
         return {**{name: self._seen.get(name) for name in names}, "throttle_reasons": reasons}
 
     def _nvlinks(self) -> dict[str, int | None]:
-        """Count the NVLinks that the GPU has, those that are up, and their errors over all links."""
+        """Count the GPU's NVLinks, those that are up, and the errors of these."""
         states: dict[int, int] = {}
         for link in range(pynvml.NVML_NVLINK_MAX_LINKS):
             state = self._ask("nvlinks", partial(self._nvml.nvmlDeviceGetNvLinkState, self._handle, link))
@@ -87,7 +87,7 @@ class HealthReader:
                 states[link] = state
         if not states:
             return dict.fromkeys(("nvlinks", "nvlinks_up", *_NVLINK_COUNTERS))
-        self.absent.pop("nvlinks", None)  # the numbers of links that this model does not have
+        self.absent.pop("nvlinks", None)  # left by link numbers that this model does not have
         up = [link for link, state in states.items() if state == 1]
         counted = {name: self._nvlink_errors(name, up) for name in _NVLINK_COUNTERS}
         return {"nvlinks": len(states), "nvlinks_up": len(up), **counted}

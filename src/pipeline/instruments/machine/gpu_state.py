@@ -1,4 +1,4 @@
-"""What the GPUs are doing at this moment, and whether values taken now can be trusted."""
+"""Read what the GPUs are doing now, and whether values taken now can be trusted."""
 
 from collections.abc import Collection
 from typing import Any
@@ -19,7 +19,7 @@ _REASON_NAMES = {
     pynvml.nvmlClocksEventReasonDisplayClockSetting: "display_clock",
 }
 
-# An idle GPU, a clock that somebody set and the power cap are how the machine normally runs; these are not.
+# Idle GPUs, clocks set by a user and the power cap are part of normal operation; these are not.
 _SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "sw_thermal_slowdown", "hw_power_brake")
 
 
@@ -42,15 +42,15 @@ def slowdowns_among(reasons: Collection[str]) -> list[str]:
 
 
 def throttle_reasons(gpu: Gpu) -> list[str] | None:
-    """Name the reasons for which a GPU's clock is below its maximum at this moment; None where NVML does not tell."""
+    """Name the reasons why a GPU's clock is below its maximum now; None if NVML does not report them."""
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, gpu.handle)
-    if bits is None:  # drivers before 535 know the same mask by its older name
+    if bits is None:  # drivers before 535 have the same mask under an older name
         bits = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu.handle)
     return None if bits is None else reason_names(bits)
 
 
 def reason_names(bits: int) -> list[str]:
-    """Name the throttle reasons in NVML's mask; those unknown here by their bit."""
+    """Name the throttle reasons in NVML's bit mask; unknown ones by their bit in hex."""
     active = [1 << position for position in range(bits.bit_length()) if bits >> position & 1]
     return [_REASON_NAMES.get(bit, hex(bit)) for bit in active]
 

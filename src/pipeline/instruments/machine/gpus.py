@@ -1,7 +1,7 @@
-"""Which GPUs this process may use, and what their driver says of them, without starting CUDA.
+"""List and describe the GPUs that this process may use, without starting CUDA.
 
-NVIDIA's are asked through NVML. AMD's are asked through torch, in a child process: asking in this one would
-start the HIP runtime, after which no choice of devices takes effect.
+NVIDIA GPUs are queried through NVML. AMD GPUs are queried through torch in a child process: a query in this one would
+start the HIP runtime, after which choosing devices has no effect.
 """
 
 import json
@@ -48,24 +48,24 @@ class Gpu:
 
 
 def visible_gpus() -> list[Gpu]:
-    """List the GPUs that this process may use, in the order that CUDA numbers them.
+    """List the GPUs that this process may use, in CUDA's order.
 
-    Integers in CUDA_VISIBLE_DEVICES count as the driver does (PCI order); CUDA counts so too unless a machine
-    mixes GPU models and leaves CUDA_DEVICE_ORDER unset.
+    Integers in CUDA_VISIBLE_DEVICES are taken in the driver's order (PCI); so does CUDA, unless a machine mixes GPU
+    models and leaves CUDA_DEVICE_ORDER unset.
     """
     if visible_devices_variable() == "HIP_VISIBLE_DEVICES":
         return list(_rocm_gpus(os.environ.get("HIP_VISIBLE_DEVICES")))
     listing = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listing == "":  # nothing to ask, least of all in a child forked from a process that has asked
+    if listing == "":  # do not start NVML, least of all in a child forked from a process that has
         return []
-    # CUDA needs NVIDIA's driver and NVML is part of it, so that no NVML means no GPU.
+    # CUDA needs NVIDIA's driver, which includes NVML, so no NVML means no GPU.
     return _nvml_gpus(listing) if nvml() else []
 
 
 def gpus_on_host() -> list[Gpu]:
-    """List the GPUs of this host in the order of the driver, also those that CUDA_VISIBLE_DEVICES leaves out.
+    """List the GPUs of this host in the driver's order, including those that CUDA_VISIBLE_DEVICES leaves out.
 
-    Under ROCm, which tells of no others, these are the visible ones.
+    Under ROCm only the visible ones are known.
     """
     if visible_devices_variable() == "HIP_VISIBLE_DEVICES":
         return visible_gpus()
@@ -97,7 +97,7 @@ def nvml() -> ModuleType | None:
 
 
 def ask(query: Callable[..., Any], *arguments: Any) -> Any:
-    """Return NVML's answer, or None where this GPU, driver or container does not support the question."""
+    """Return NVML's answer, or None if this GPU, driver or container does not support the query."""
     try:
         return query(*arguments)
     except pynvml.NVMLError:
@@ -105,7 +105,7 @@ def ask(query: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def gpu_facts(gpu: Gpu) -> dict[str, Any]:
-    """Describe what does not change of a GPU: JSON-able, None where the driver does not tell.
+    """Return a GPU's fixed properties: JSON-able, None where the driver does not report one.
 
     Keys: index, name, memory_bytes, cuda_cores, nvlink_count, power_limit_w, max_sm_clock_mhz,
     max_memory_clock_mhz.
@@ -124,7 +124,7 @@ def gpu_facts(gpu: Gpu) -> dict[str, Any]:
 
 
 def describe_links(gpus: Sequence[Gpu]) -> str:
-    """Say how several GPUs reach each other, by their slowest link; "n/a" where nothing tells."""
+    """Describe the slowest link among several GPUs; "n/a" if it is unknown or there are fewer than two."""
     handles = [gpu.handle for gpu in gpus if gpu.handle is not None]
     if len(handles) < 2:
         return "n/a"
@@ -175,11 +175,11 @@ def _chosen_handles(listing: str, present: list[Any]) -> list[Any]:
 def _handle(entry: str, present: list[Any]) -> Any:
     if entry.isdigit():
         return present[int(entry)] if int(entry) < len(present) else None
-    if entry.startswith("GPU-"):  # CUDA takes a UUID cut short while it is unambiguous
+    if entry.startswith("GPU-"):  # CUDA accepts a prefix of a UUID if it is unambiguous
         known = [handle for handle in present if handle is not None]
         matches = [handle for handle in known if pynvml.nvmlDeviceGetUUID(handle).startswith(entry)]
         return matches[0] if len(matches) == 1 else None
-    return ask(pynvml.nvmlDeviceGetHandleByUUID, entry)  # a MIG slice: not among the present
+    return ask(pynvml.nvmlDeviceGetHandleByUUID, entry)  # a MIG slice, which `present` does not list
 
 
 @cache

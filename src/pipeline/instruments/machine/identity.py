@@ -1,7 +1,7 @@
-"""What machine and what software a measurement ran on.
+"""Identify the machine and the software that a measurement ran on.
 
-The workflow calls `machine_kind`, `gpu_count` and `software_versions` whenever it is parsed, so that none of
-them imports torch, which takes seconds. While GPUs are claimed, all of them see the claimed ones only.
+The workflow calls `machine_kind`, `gpu_count` and `software_versions` whenever it is parsed, so none of them imports
+torch, which takes seconds. While GPUs are claimed, all of them see only the claimed ones.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import psutil
 from pipeline.instruments.machine.cgroups import cpu_limit, memory_limit_bytes
 from pipeline.instruments.machine.gpus import ask, gpu_facts, nvml, torch_build, visible_gpus
 
-# What changes values, by the names of `software_versions`.
+# The software that affects measured values, by the names of `software_versions`.
 SOFTWARE = ("python", "torch", "triton", "cuda", "driver")
 
 
@@ -43,12 +43,12 @@ def cpu_model() -> str:
 
 
 def software_versions() -> dict[str, str]:
-    """Give the versions of what changes values: python, torch, triton, cuda (ROCm: HIP) and driver."""
+    """Return the versions of what affects measured values: python, torch, triton, cuda (ROCm: HIP) and driver."""
     build, library = torch_build(), nvml()
     return {
         "python": platform.python_version(),
         "torch": _installed_version("torch"),
-        # ROCm's wheels carry Triton under a name of their own.
+        # ROCm's wheels ship Triton under other names.
         "triton": _installed_version("triton", "triton-rocm", "pytorch-triton-rocm"),
         "cuda": build.get("cuda") or build.get("hip") or "none",
         "driver": (ask(library.nvmlSystemGetDriverVersion) if library else None) or "none",
@@ -56,13 +56,14 @@ def software_versions() -> dict[str, str]:
 
 
 def allowed() -> dict[str, Any]:
-    """Tell what this process may use of the host: cores, cpu_quota and memory_limit_bytes.
+    """Return what this process may use of the host: cores, cpu_quota and memory_limit_bytes.
 
-    cpu_quota counts in cores. It is None where no cgroup allows less than `cores`, and so is the limit of memory.
+    cpu_quota is in cores, None if no cgroup allows fewer than `cores`; memory_limit_bytes is None if it is no less than
+    the host's memory.
     """
     cores, memory_bytes = len(os.sched_getaffinity(0)), memory_limit_bytes()
     limit = None
-    with contextlib.suppress(OSError):  # not told here
+    with contextlib.suppress(OSError):  # no cgroups here
         limit = cpu_limit(cores)
     return {
         "cores": cores,
@@ -72,17 +73,17 @@ def allowed() -> dict[str, Any]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Describe the machine for a record: JSON-able, with nothing that tells whose machine it is.
+    """Describe the machine for a record: JSON-able, with nothing that identifies its owner.
 
-    Keys: kind, cpu {model, logical_cores, physical_cores}, memory_bytes, os, software {name: version}, and
-    gpus, one entry each as `gpu_facts` gives it. Imports torch, but starts no CUDA.
+    Keys: kind, cpu {model, logical_cores, physical_cores}, memory_bytes, os, software {name: version}, and gpus, one
+    entry each as returned by `gpu_facts`. Imports torch, but does not start CUDA.
     """
     facts = machine_without_torch()
     return {**facts, "software": facts["software"] | _library_versions()}
 
 
 def machine_without_torch() -> dict[str, Any]:
-    """Describe the machine as `machine_facts` does, but for the versions of libraries that torch tells."""
+    """Describe the machine as `machine_facts` does, without the library versions, some of which need torch."""
     return {
         "kind": machine_kind(),
         "cpu": {
@@ -98,10 +99,10 @@ def machine_without_torch() -> dict[str, Any]:
 
 
 def git_commit(path: Path) -> str:
-    """Name the commit of the checkout that `path` is part of, with "+dirty" when tracked files beside it differ.
+    """Return the commit of the checkout that contains `path`, with "+dirty" if tracked files in its folder differ.
 
-    "unknown" where `path` is not a tracked part of a checkout: a package installed under some project's `.venv`
-    has not that project's commit.
+    "unknown" if `path` is not a tracked part of a checkout: a package installed in some project's `.venv` is not at
+    that project's commit.
     """
     folder = path if path.is_dir() else path.parent
     commit = _git(folder, "rev-parse", "--short", "HEAD")

@@ -1,4 +1,4 @@
-"""Peaks of a device: what its datasheet promises, or what a large matrix product reaches."""
+"""Peaks of a device: from its datasheet, or measured with large matrix products and copies."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 DATASHEET_DTYPES = (*PRECISIONS, "fp8")
 
-# Dense rates in TFLOP/s, never the doubled ones of structured sparsity, by the name that the driver prints.
-# fp32 is the rate without tensor cores. GB/s: of memory, in 10^9 bytes/s, reads and writes together. Sources: NVIDIA's
-# datasheets of the V100, A100, L4, L40S and H200, the whitepaper of the H100 and the datasheet of HGX B200 (an eighth
-# of its values); AMD's datasheet of the MI300X.
+# Dense rates in TFLOP/s, never the doubled ones of structured sparsity, by the name that the driver reports.
+# fp32 is the rate without tensor cores. GB/s: memory bandwidth, in 10^9 bytes/s, reads and writes together. Sources:
+# NVIDIA's datasheets of the V100, A100, L4, L40S and H200, the whitepaper of the H100 and the datasheet of HGX B200 (an
+# eighth of its values); AMD's datasheet of the MI300X.
 _V100_SXM2 = {"fp32": 15.7, "fp16": 125.0, "GB/s": 900.0}
 _A100 = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0, "fp16": 312.0}
 _H100_SXM = {"fp32": 66.9, "tf32": 494.7, "bf16": 989.4, "fp16": 989.4, "fp8": 1978.9}
@@ -44,12 +44,12 @@ _DATASHEETS: dict[str, dict[str, float]] = {
 _GPU_SIZE, _GPU_SAMPLES = 8192, 10
 _CPU_SIZES, _CPU_SAMPLES = (1024, 512, 256, 128), 5
 _CPU_PRODUCT_MS = 100.0
-# Bytes of a copy: more than caches hold.
+# Bytes of a copy: more than the caches hold.
 _GPU_COPIED, _CPU_COPIED = 2**29, 2**27
 
 
 def peak_to_measure(device: torch.device | str, precision: str) -> float | None:
-    """Measure the peak of a torch device in TFLOP/s where no data sheet is known for it, else None.
+    """Measure the peak of a torch device in TFLOP/s; return None if its datasheet is known.
 
     Raises ValueError for an unknown precision.
     """
@@ -62,7 +62,7 @@ def peak_to_measure(device: torch.device | str, precision: str) -> float | None:
 
 
 def datasheet_peak_tflops(gpu_name: str, dtype: str) -> float | None:
-    """Look up a GPU's dense datasheet rate in TFLOP/s by its exact name; None where it is not known.
+    """Look up a GPU's dense datasheet rate in TFLOP/s by its exact name; None if it is not known.
 
     Raises ValueError for an unknown dtype.
     """
@@ -72,14 +72,14 @@ def datasheet_peak_tflops(gpu_name: str, dtype: str) -> float | None:
 
 
 def datasheet_gb_per_s(gpu_name: str) -> float | None:
-    """Look up a GPU's datasheet memory bandwidth in 10^9 bytes/s by its exact name; None where it is not known."""
+    """Look up a GPU's datasheet memory bandwidth in 10^9 bytes/s by its exact name; None if it is not known."""
     return _DATASHEETS.get(gpu_name, {}).get("GB/s")
 
 
 def bandwidth_to_measure(device: torch.device | str) -> float | None:
-    """Measure the memory bandwidth of a torch device in 10^9 bytes/s where no data sheet is known for it, else None.
+    """Measure the memory bandwidth of a torch device in 10^9 bytes/s; return None if its datasheet is known.
 
-    That of the best of a few large copies, read and written bytes together.
+    The best of a few large copies counts, read and written bytes together.
     """
     import torch
 
@@ -96,8 +96,8 @@ def bandwidth_to_measure(device: torch.device | str) -> float | None:
 def measured_peak_tflops(device: torch.device | str, precision: str) -> float:
     """Measure the best rate of a few large square matrix products, in TFLOP/s.
 
-    Operands are seeded normal random numbers: zeros draw less power, and clock higher. On a CPU it is the rate
-    of the threads that torch is set to use. Raises ValueError for an unknown precision.
+    Operands are seeded normal random numbers: zeros draw less power, so the GPU would clock higher. On a CPU it is the
+    rate of the threads that torch is set to use. Raises ValueError for an unknown precision.
     """
     import torch
 
@@ -120,7 +120,7 @@ def measured_peak_tflops(device: torch.device | str, precision: str) -> float:
 def _products(size: int, dtype: torch.dtype, device: torch.device) -> list[Callable[[], object]]:
     """Return calls that multiply two square matrices of this size; on a CPU also with either of them transposed.
 
-    A CPU without bf16 instructions multiplies them 15 times as fast if one is, as the weights of a linear layer are.
+    A CPU without bf16 instructions is 15 times as fast if one is transposed, as the weights of a linear layer are.
     """
     import torch
 
@@ -131,7 +131,7 @@ def _products(size: int, dtype: torch.dtype, device: torch.device) -> list[Calla
 
 
 def _cpu_size(dtype: torch.dtype) -> int:
-    """Return the largest size whose product takes little time: bf16 may take a CPU that lacks it 100 times as long."""
+    """Return the largest size that multiplies quickly: a CPU that lacks bf16 may take 100 times as long for it."""
     import torch
 
     smallest = min(_CPU_SIZES)
@@ -141,7 +141,7 @@ def _cpu_size(dtype: torch.dtype) -> int:
 
 
 def _times_ms(call: Callable[[], object], on_gpu: bool) -> list[float]:
-    """Return the milliseconds of each of a few calls back to back, so that no launch gap falls between two events."""
+    """Return the milliseconds of each of a few back-to-back calls, so that no launch gap falls between two events."""
     if on_gpu:
         import torch
 

@@ -1,8 +1,8 @@
-"""Pinning: the threads that launch a GPU's work, kept on one core of their own.
+"""Pin the threads that launch a GPU's work to one core of their own.
 
-Backward launches from a thread that autograd keeps for the GPU, while its caller waits. Left alone, the scheduler moves
+Backward launches kernels from autograd's thread for the GPU while its caller waits. Left alone, the scheduler moves
 both between cores, which makes a step of many small kernels slower and hardly repeatable. They never run at the same
-time, and share a core: with one each a core sleeps while the other works, and is slow to wake.
+time, so they share a core: with one core each, a core would sleep while the other works, and be slow to wake.
 """
 
 import os
@@ -23,12 +23,12 @@ BITS_PER_WORD = 64
 
 @contextmanager
 def pinned(device: torch.device, rank: int = 0, world_size: int = 1) -> Iterator[int | None]:
-    """Pin the calling thread and autograd's thread for this GPU to a core; on leaving, let them run as before.
+    """Pin the calling thread and autograd's thread for this GPU to one core; restore their affinity on exit.
 
-    Yields the core by the kernel's number; None, with nothing pinned, on a CPU, whose work needs all its cores, and
-    where there are too few cores or the system forbids it. Threads that start inside begin on the caller's core:
-    compile, and start process groups, before. What torch computes on the host inside takes one thread: a pool of them
-    on one core would wait for each other for minutes.
+    Yields the core's number. Yields None and pins nothing on a CPU, whose work needs all its cores, or if there are too
+    few cores or the system forbids it. Threads started inside begin on the same core, so compile and start process
+    groups before. Inside, torch computes on the host with one thread: the threads of a pool on one core would wait for
+    each other for minutes.
     """
     core = core_for(rank, world_size) if device.type == "cuda" else None
     if core is None:
@@ -48,9 +48,9 @@ def pinned(device: torch.device, rank: int = 0, world_size: int = 1) -> Iterator
 
 
 def core_for(rank: int, world_size: int) -> int | None:
-    """Return the core of one of the ranks on this host, which no other rank has; None where there are too few.
+    """Return the core of this rank, which no other rank on the host gets; None if there are too few cores.
 
-    Only cores that this process may use, near the rank's GPU where the driver tells.
+    Only cores that this process may use count, preferably near the rank's GPU if the driver tells which are.
     """
     if not hasattr(os, "sched_getaffinity"):  # not Linux
         return None
@@ -59,9 +59,9 @@ def core_for(rank: int, world_size: int) -> int | None:
 
 
 def divide_cores(cores: Sequence[int], near: Sequence[Collection[int]], world_size: int) -> list[int | None]:
-    """Give each rank a core of its own, or None to all where there are too few.
+    """Give each rank a core of its own, or None to all if there are too few.
 
-    cores: in order of use; near: for each rank those near its GPU, empty or left out where nothing tells.
+    cores: in order of preference; near: for each rank the cores near its GPU, empty or left out if unknown.
     """
     if len(cores) < world_size:
         return [None] * world_size
@@ -69,17 +69,16 @@ def divide_cores(cores: Sequence[int], near: Sequence[Collection[int]], world_si
     divided: list[int | None] = []
     for rank in range(world_size):
         close = near[rank] if rank < len(near) else ()
-        core = min(left, key=lambda core: core not in close)  # the first of equals
+        core = min(left, key=lambda core: core not in close)  # ties: the first
         left.remove(core)
         divided.append(core)
     return divided
 
 
 def in_order_of_use(cores: Collection[int], topology: Path = TOPOLOGY) -> list[int]:
-    """Sort logical cores: first threads of physical cores before second ones, and in both high numbers first.
+    """Sort logical cores: first threads of physical cores before second ones, and high numbers first in both.
 
-    Interrupts and whatever else runs gather on the low ones. Where the topology is hidden each counts as a physical
-    core.
+    Interrupts and other processes gather on the low numbers. If the topology is hidden, each counts as a physical core.
     """
     seen: set[str] = set()
     second = set()
@@ -93,7 +92,7 @@ def in_order_of_use(cores: Collection[int], topology: Path = TOPOLOGY) -> list[i
 
 
 def near_cores(gpu: Gpu) -> set[int]:
-    """Return the logical cores on the NUMA node of a GPU; empty where the driver does not tell."""
+    """Return the logical cores on the NUMA node of a GPU; empty if the driver does not tell."""
     words = (os.cpu_count() or 1) // BITS_PER_WORD + 1
     masks = ask(pynvml.nvmlDeviceGetCpuAffinity, gpu.handle, words) if gpu.handle is not None else None
     bits = range(BITS_PER_WORD)
@@ -101,7 +100,7 @@ def near_cores(gpu: Gpu) -> set[int]:
 
 
 def _confine(affinities: Mapping[int, Collection[int]]) -> bool:
-    """Set the cores of threads that are still there; return whether the system allowed it."""
+    """Set the cores of those threads that still exist; return whether the system allowed it."""
     try:
         for thread, cores in affinities.items():
             with suppress(ProcessLookupError):
@@ -116,7 +115,7 @@ def _threads() -> set[int]:
 
 
 def _autograd_thread(device: torch.device) -> int:
-    """Return the system's id of the thread in which backward runs for this device, which starts with the first."""
+    """Return the native id of autograd's thread for this device; the first backward pass starts that thread."""
     ids = []
     leaf = torch.ones((), device=device, requires_grad=True)
     leaf.register_hook(lambda _gradient: ids.append(threading.get_native_id()))

@@ -1,7 +1,7 @@
-"""Energy, clock and throttling of the GPUs over a stretch of timed steps.
+"""Measure energy, clock and throttling of the GPUs over a stretch of timed steps.
 
-NVML is read by the thread that times, between steps: another thread would take the interpreter from the one that
-launches. A throttle that ends before the last step is seen all the same.
+NVML is read between steps by the timing thread: a second thread would take the GIL from the one that launches.
+Throttling that ends before the last step is still seen.
 """
 
 from collections.abc import Callable, Iterable
@@ -15,18 +15,18 @@ from pipeline.instruments.machine.gpu_state import slowdowns_among, throttle_rea
 from pipeline.instruments.machine.gpus import ask, visible_gpus
 
 POLL_S = 0.02
-# The counter of energy moves every 100 ms on an H200, so that a second's is known to 4%, four seconds' to 1%.
+# The energy counter updates every 100 ms on an H200, so the energy of 1 s is known to 4%, that of 4 s to 1%.
 LEAST_ENERGY_S = 1.0
 POWER_CAP, CAPPED_TIME = "sw_power_cap", pynvml.NVML_FI_DEV_PERF_POLICY_POWER
-# The share of a stretch that the power limit held the clock down from which on the stretch counts as capped.
+# A stretch counts as capped if the power limit held the clock down for at least this share of it.
 CAPPED_SHARE = 0.01
 
 
 @dataclass(frozen=True)
 class Power:
-    """A stretch of steps: what NVML does not tell is None.
+    """Readings over a stretch of steps; None for what NVML does not report.
 
-    energy_j: of a step, all GPUs together, idle moments between steps included; None for less than a second of steps.
+    energy_j: per step, all GPUs together, idle moments between steps included; None for less than a second of steps.
     sm_clock_mhz: the mean over the stretch, of the slowest GPU. power_capped: whether the power limit held a clock down
     for 1% of the stretch or more. slowdowns: the throttle reasons seen that make values untrustworthy.
     """
@@ -54,7 +54,7 @@ class PowerWatch:
             self._read()
 
     def over(self, steps: int) -> Power:
-        """Return what was seen over so many steps, up to now."""
+        """Return what was seen since the start, over this many steps."""
         if not self._gpus:
             return Power()
         seconds, energy_after_j = perf_counter() - self._began_s, self._energy_j()
@@ -70,7 +70,7 @@ class PowerWatch:
         )
 
     def _is_capped(self, seconds: float) -> bool | None:
-        """Ask the driver's own count of capped time; where there is none, what was seen between steps."""
+        """Decide by the driver's own count of capped time, or without one by what was seen between steps."""
         capped_s = [
             after - before
             for before, after in zip(self._capped_before_s, self._capped_s(), strict=True)
@@ -95,21 +95,21 @@ class PowerWatch:
         return None if None in energies_mj else sum(energies_mj) / 1e3
 
     def _capped_s(self) -> list[float | None]:
-        """Return for how long the power limit has held each GPU's clock down since the driver started."""
+        """Return the seconds for which the power limit has held each GPU's clock down since the driver started."""
         answers = [ask(pynvml.nvmlDeviceGetFieldValues, gpu.handle, [CAPPED_TIME]) for gpu in self._gpus]
         values = [answer[0] if answer else None for answer in answers]
         return [value.value.ullVal / 1e9 if value and value.nvmlReturn == 0 else None for value in values]
 
 
 def pooled_power(stretches: Iterable[Power]) -> Power:
-    """Join stretches of as many steps each: means of energy and clock, None where one lacks them, and all reasons."""
+    """Combine stretches of equally many steps: means of energy and clock (None if one lacks it), and all slowdowns."""
     found = list(stretches)
     energies_j, clocks_mhz = [each.energy_j for each in found], [each.sm_clock_mhz for each in found]
     return _joined(found, _of_all(fmean, energies_j), _of_all(fmean, clocks_mhz))
 
 
 def power_of_ranks(ranks: Iterable[Power]) -> Power:
-    """Join the GPUs of ranks that made the same steps: energies added up, the slowest clock, capped where any was."""
+    """Combine the GPUs of ranks that ran the same steps: total energy, slowest clock, capped if any was."""
     found = list(ranks)
     slowest_mhz = min((each.sm_clock_mhz for each in found if each.sm_clock_mhz is not None), default=None)
     return _joined(found, _of_all(sum, [each.energy_j for each in found]), slowest_mhz)

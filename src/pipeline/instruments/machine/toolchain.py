@@ -1,4 +1,4 @@
-"""What torch.compile needs of a machine."""
+"""Check that a machine has what torch.compile needs."""
 
 import shutil
 
@@ -6,6 +6,6 @@ from pipeline.errors import Skipped
 
 
 def require_compiler() -> None:
-    """Raise Skipped where there is no C++ compiler: torch.compile builds its launchers, and CPU kernels, with one."""
+    """Raise Skipped if there is no C++ compiler, with which torch.compile builds its launchers and CPU kernels."""
     if not any(map(shutil.which, ("c++", "g++", "clang++"))):
         raise Skipped("torch.compile needs a C++ compiler, none found")

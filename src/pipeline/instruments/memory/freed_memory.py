@@ -1,4 +1,4 @@
-"""Make room between two things that are measured one after the other in the same process."""
+"""Free memory between two measurements in the same process."""
 
 import gc
 
@@ -6,10 +6,9 @@ import torch
 
 
 def make_room(device: torch.device) -> None:
-    """Free what nothing refers to any more, in Python and on the device, and begin the device's peak anew.
+    """Free unreferenced memory, in Python and on the device, and reset the device's peak.
 
-    What is alive after the collection is never looked at again: the modules of torch alone would take a collection half
-    a second each time.
+    Later collections skip what is still alive: torch's modules alone would take half a second each time.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Running out of memory, on a GPU or on the host, as an outcome of the thing that asked for it."""
+"""Treat running out of memory, on a GPU or on the host, as an outcome of a call."""
 
 import gc
 from collections.abc import Callable
@@ -6,10 +6,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-# What is said where it is not torch's caching allocator that finds nothing left.
+# Messages of out-of-memory errors other than torch's own exception.
 _TEXTS = (
     "DefaultCPUAllocator: can't allocate memory",
-    "[Errno 12] Cannot allocate memory",  # of the kernel, for a process or a mapping
+    "[Errno 12] Cannot allocate memory",  # from the kernel, for a process or a mapping
     "CUDA out of memory",  # wrapped in another error, as the compiler does
     "CUDA error: out of memory",
     "Triton Error [CUDA]: out of memory",
@@ -19,7 +19,7 @@ _TEXTS = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell whether an exception says that memory ran out, on a GPU or on the host."""
-    # Imported here: cells are run by code that must not bring torch before its threads are set.
+    # Imported here: the code that runs cells must not import torch before its threads are set.
     import torch
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
@@ -28,7 +28,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def attempt(function: Callable[..., T], *arguments: Any) -> tuple[T | None, str | None]:
-    """Call a function; return its value, or None and the reason where memory ran out.
+    """Call a function; return its value, or None and the reason if memory ran out.
 
     What the failed call held is freed before this returns, so that the next call finds all the memory. Any other
     exception passes through.
@@ -45,7 +45,7 @@ def attempt(function: Callable[..., T], *arguments: Any) -> tuple[T | None, str 
 
 
 def free_memory() -> None:
-    """Collect what nothing refers to, and give the GPU what torch's allocator keeps of it."""
+    """Collect garbage, and return the memory that torch's allocator caches to the GPU."""
     import torch
 
     gc.collect()

@@ -1,4 +1,4 @@
-"""Device memory of ranks that train together: begin anew, and the peak of the fullest."""
+"""Device memory of ranks that train together: free it, reset its peak, and read the peak of the fullest rank."""
 
 import time
 
@@ -13,11 +13,11 @@ WATCHED_WITHIN_S = 0.3
 
 
 def begin_anew(device: torch.device) -> None:
-    """Free on every rank what nothing refers to any more, and begin the device's peak anew. A collective.
+    """Free unreferenced memory on every rank, and reset the device's peak. A collective.
 
     If the host did not wait for a collective, as in PyTorch's DDP, NCCL's process group keeps its tensors until the
-    watchdog has seen the end and another collective starts (`shelvesToUnstash_` in ProcessGroupNCCL). They would count
-    as memory of what is measured next.
+    watchdog has seen it end and another collective starts (`shelvesToUnstash_` in ProcessGroupNCCL). They would count
+    as memory of the next measurement.
     """
     if device.type == "cuda":
         time.sleep(WATCHED_WITHIN_S)
@@ -26,13 +26,13 @@ def begin_anew(device: torch.device) -> None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """Begin the peak of a GPU's memory anew."""
+    """Reset the peak of a GPU's memory; does nothing on a CPU."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_bytes_over_ranks(device: torch.device) -> int | None:
-    """Return the peak of allocated bytes on any rank; None on a CPU, whose allocator does not count. A collective."""
+    """Return the highest peak of allocated bytes over the ranks; None on a CPU, where none is kept. A collective."""
     if device.type != "cuda":
         return None
     return int(max_over_ranks({"peak": torch.cuda.max_memory_allocated(device)}, device)["peak"])

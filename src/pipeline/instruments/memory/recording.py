@@ -1,4 +1,4 @@
-"""The instrument `memory`: every allocation and release of a stretch of work, recorded with the code that made it.
+"""The instrument `memory`: records every allocation and release, with the code that made it.
 
     with record_memory(device, path) as recorder:
         recorder.phase("forward")
@@ -7,7 +7,7 @@
     recording = recorder.read()
 
 On CUDA the caching allocator keeps its own history; on a CPU torch.profiler sees each event of the allocator. Both
-leave the same file, a snapshot in the allocator's format (it opens in pytorch.org/memory_viz), and are read from it.
+write the same file, a snapshot in the allocator's format (it opens in pytorch.org/memory_viz), and are read from it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pipeline.compat.torch_private import ProfilerEvent, dump_memory_snapshot, p
 from pipeline.instruments.memory.snapshot import ALLOC, FREE, MemoryEvent, read_events
 from pipeline.instruments.sampling.step_timing import collections_off
 
-# What one entry holds is small next to what a record of a training step needs: some 10⁵ events.
+# Far more than a training step needs: some 10⁵ events.
 MAX_ENTRIES = 2_000_000
 
 _MARK = "memory mark"
@@ -38,7 +38,7 @@ _MARK = "memory mark"
 
 @dataclass(frozen=True)
 class Identity:
-    """Say what lives at some addresses at a position in the events."""
+    """The name of what lives at some addresses at a position in the events."""
 
     name: str
     position: int
@@ -47,7 +47,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Recording:
-    """All memory events in order, the position at which each phase begins, and what was found where."""
+    """All memory events in order, the position at which each phase begins, and the identified addresses."""
 
     events: list[MemoryEvent]
     phases: list[tuple[str, int]]
@@ -55,7 +55,7 @@ class Recording:
 
 
 class Recorder(ABC):
-    """Note phases and what tensors are, while their memory is being recorded; a position counts events before it."""
+    """Note phases and what tensors are while memory is recorded; a position is the number of events before it."""
 
     device_index = 0
 
@@ -79,8 +79,8 @@ class Recorder(ABC):
     def read(self) -> Recording:
         """Read back what was recorded, once recording has ended.
 
-        Raises UserError, one line, where the snapshot cannot be read, or has not as many events as the allocator
-        counted: its ring of entries was full and dropped the oldest.
+        Raises UserError with a one-line reason if the snapshot cannot be read, or does not have as many events as the
+        allocator counted: its ring buffer was full and dropped the oldest.
         """
         events = read_events(self._path, self.device_index, expected=self._event_count)
         noted = [(name, at, found) for (name, found), at in zip(self._notes, self._positions, strict=True)]
@@ -92,11 +92,11 @@ class Recorder(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Begin to record."""
+        """Start recording."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End recording and write the snapshot."""
+        """Stop recording and write the snapshot."""
 
     @abstractmethod
     def _mark(self) -> None: ...
@@ -104,7 +104,7 @@ class Recorder(ABC):
 
 @contextmanager
 def record_memory(device: torch.device, path: Path, max_entries: int = MAX_ENTRIES) -> Iterator[Recorder]:
-    """Record the device's memory inside this context and write the snapshot to `path`, also after an error.
+    """Record the device's memory inside this context and write the snapshot to `path`, even after an error.
 
     On CUDA at most `max_entries` events are kept.
     """
@@ -117,7 +117,7 @@ def record_memory(device: torch.device, path: Path, max_entries: int = MAX_ENTRI
 
 
 class _OfCuda(Recorder):
-    """The caching allocator's own history. A position is the number of its events so far, which it counts."""
+    """Records the caching allocator's own history. Positions come from the allocator's counts of its events."""
 
     def __init__(self, path: Path, device: torch.device, max_entries: int):
         super().__init__(path)
@@ -126,7 +126,7 @@ class _OfCuda(Recorder):
 
     def start(self) -> None:
         torch.cuda.init()  # before that there are no statistics
-        # A tensor that a collection freed between the two would be in the history but not in the count.
+        # A tensor freed by a collection between these two calls would be in the history but not in the count.
         with collections_off():
             # Python frames only: C++ ones take far longer to look up, and none of them is ours.
             record_memory_history(
@@ -150,13 +150,13 @@ class _OfCuda(Recorder):
 
 
 class _OfProfiler(Recorder):
-    """The CPU allocator's events as torch.profiler sees them. Its clock orders them and the marks.
+    """Records the CPU allocator's events as torch.profiler sees them. Its clock orders them and the marks.
 
-    The profiler knows only memory that it saw allocated, in this recording or an earlier one, so other memory from
-    before it started does not show at all. It follows the thread that started it, and the work of others that this
-    thread handed them. It misses a release elsewhere: one of gloo's threads runs a collective in its caller's name but
-    lets go of the tensors in its own, and where the caller has let go before, that frees them. Whoever records
-    collectives must expect this, and compare the end of the recording with what is known to be held.
+    The profiler only knows memory that it saw allocated, in this recording or an earlier one; other memory from before
+    does not show up at all. It follows the thread that started it, and work that this thread handed to others. It
+    misses releases elsewhere: a gloo thread runs a collective in its caller's name but drops the tensors in its own,
+    which frees them if the caller has dropped them before. Code that records collectives must expect this, and compare
+    the end of the recording with what is known to be held.
     """
 
     def start(self) -> None:
@@ -207,8 +207,8 @@ def _trace_entry(node: Any) -> dict[str, Any]:
 def _frames(node: Any) -> list[dict[str, Any]]:
     """Return the Python frames of an event, innermost first.
 
-    A call knows the line that its caller was at. Where an operation is not called but written as an operator, the
-    profiler knows its function only: the frame has the function's first line.
+    A call knows the line that its caller was at. If an operation is written as an operator (`a + b`), the profiler only
+    knows the function around it, and the frame has that function's first line.
     """
     calls = []
     while (node := node.parent) is not None:
@@ -220,7 +220,7 @@ def _frames(node: Any) -> list[dict[str, Any]]:
     return [_frame(state.file_name, state.line_number, state.function_name) for state in states]
 
 
-@cache  # one object for all events that have this frame, as in the allocator's snapshots
+@cache  # events share one object per frame, as in the allocator's snapshots
 def _frame(filename: str, line: int, name: str) -> dict[str, Any]:
     return {"filename": _whole_path(filename), "line": line, "name": name}
 

@@ -14,13 +14,12 @@ from pipeline.instruments.memory.snapshot import Frame, MemoryEvent
 BEFORE = -1
 
 
-# Compared by identity: two pieces of memory are never the same, and there are many to tell apart.
+# Compared by identity: no two allocations are the same, and comparing fields would be slow for so many.
 @dataclass(frozen=True, eq=False)
 class Allocation:
-    """A piece of memory from the event `start` that made it to the event `end` that released it.
+    """A piece of memory, allocated by the event `start` and released by the event `end`.
 
-    `start` is BEFORE for memory that was there before the first event, `end` is the number of events for memory
-    that outlived the last.
+    `start` is BEFORE for memory from before the first event; `end` is the number of events if it outlived the last.
     """
 
     address: int
@@ -30,7 +29,7 @@ class Allocation:
     frames: tuple[Frame, ...] = ()
 
     def is_alive_at(self, position: int) -> bool:
-        """Tell whether it is there when `position` events have happened."""
+        """Tell whether it is allocated after `position` events."""
         return self.start < position <= self.end
 
 
@@ -60,8 +59,8 @@ class Timeline:
 def replay(events: Sequence[MemoryEvent]) -> list[Allocation]:
     """Turn events into allocations, in the order in which they were made.
 
-    A release of an address that no event allocated tells of memory from before the first event. Raises UserError
-    where an address is allocated while it is in use: events are missing.
+    Memory that is released without having been allocated is from before the first event. Raises UserError if an address
+    is allocated while it is in use: events are missing.
     """
     live: dict[int, int] = {}
     found: list[Allocation] = []
@@ -98,9 +97,9 @@ def phase_spans(recording: Recording) -> list[tuple[str, int, int]]:
 
 
 def thin_out(total: np.ndarray, buckets: int, keep: Iterable[int] = ()) -> list[int]:
-    """Choose positions that draw a series with few points: the lowest and the highest of each of `buckets` parts.
+    """Choose few positions to draw a series with: the lowest and the highest of each of `buckets` parts.
 
-    Every peak is a highest, so none is lost. The first, the last and those in `keep` are chosen too.
+    So no peak is lost. The first position, the last and those in `keep` are chosen too.
     """
     chosen = {0, len(total) - 1, *keep}
     for part in np.array_split(np.arange(len(total)), min(buckets, len(total))):
@@ -108,7 +107,7 @@ def thin_out(total: np.ndarray, buckets: int, keep: Iterable[int] = ()) -> list[
     return sorted(chosen)
 
 
-@cache  # allocations are many, the ways to them few
+@cache  # many allocations share few call stacks
 def frames_within(frames: tuple[Frame, ...], place: Path) -> tuple[Frame, ...]:
     """Return the frames whose file is `place` or lies in that folder, innermost first."""
     return tuple(frame for frame in frames if Path(frame.filename).is_relative_to(place))

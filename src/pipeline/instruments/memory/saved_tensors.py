@@ -10,16 +10,16 @@ from pipeline.compat.torch_private import node_number
 
 
 def saved_bytes(forward: Callable[[], Tensor], inputs: Iterable[Tensor]) -> int:
-    """Run a forward pass and count the bytes of the storages that it saves beside those of its inputs.
+    """Run a forward pass and count the bytes of the storages that it saves, without those of its inputs.
 
-    A storage that is saved several times, or in parts, counts once and whole.
+    A storage that is saved several times, or in part, counts once and in full.
     """
     storages = {}
     own = set(map(_address, inputs))
 
     def pack(tensor: Tensor) -> None:
-        # Kept until the end, so that no address is given away twice. The graph gets nothing to keep: an operation that
-        # saves its own output would then hold itself alive for ever.
+        # Kept until the end, so that no address is reused. The graph gets None to keep: otherwise an operation that
+        # saves its own output would keep itself alive forever.
         storages[_address(tensor)] = tensor.untyped_storage()
 
     with saved_tensors_hooks(pack, lambda nothing: nothing):
@@ -31,7 +31,7 @@ def saved_bytes(forward: Callable[[], Tensor], inputs: Iterable[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class SavedTensor:
-    """A storage that autograd saves, as its first user sees it: the module, and the operation with its operand."""
+    """A storage that autograd saves, described by its first user: the module, and the operation with its operand."""
 
     module: str
     operation: str
@@ -41,15 +41,15 @@ class SavedTensor:
 
 
 def saved_by_operation(module: nn.Module, x: Tensor) -> tuple[Tensor, list[SavedTensor]]:
-    """Run a module; return its output and what it saves beside its parameters and buffers, in the order of saving.
+    """Run a module; return its output and what it saves besides parameters and buffers, in the order of saving.
 
-    A storage that is saved several times counts once and whole.
+    A storage that is saved several times is listed once, in full.
     """
     running: list[str] = []
     packed: list[tuple[str, Tensor]] = []
 
     def pack(tensor: Tensor) -> int:
-        # The graph keeps a number: an operation that saves its own output would else hold itself alive for ever.
+        # The graph keeps a number: otherwise an operation that saves its own output would keep itself alive forever.
         packed.append((running[-1], tensor))
         return len(packed) - 1
 
@@ -64,7 +64,7 @@ def saved_by_operation(module: nn.Module, x: Tensor) -> tuple[Tensor, list[Saved
         output = module(x)
     for handle in handles:
         handle.remove()
-    # The first operation that saves a storage, `Silu.self`, comes last and stays.
+    # Reversed, so that the first operation that saves a storage, such as `Silu.self`, comes last and stays.
     operations = {
         _address(tensor): f"{node.name().split('Backward')[0]}.{operand}"
         for node in sorted(graph_of(output), key=node_number, reverse=True)

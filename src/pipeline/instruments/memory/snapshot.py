@@ -20,7 +20,7 @@ class Frame(NamedTuple):
 
 @dataclass(frozen=True)
 class MemoryEvent:
-    """One allocation, or one release that has taken effect, of so many requested bytes at an address."""
+    """One allocation, or one completed release, of `size_bytes` requested bytes at an address."""
 
     is_alloc: bool
     address: int
@@ -31,9 +31,9 @@ class MemoryEvent:
 def read_events(path: Path, device_index: int = 0, expected: int | None = None) -> list[MemoryEvent]:
     """Read the events of one device in order.
 
-    An allocation's bytes are those asked for; what the allocator rounds up is in its own statistics. A release is
-    counted when it is completed, for memory that another stream still uses is not free before. `expected`: how many
-    events there must be. Raises UserError, one line, where the file is none, damaged, or has dropped events.
+    Sizes are the bytes requested; what the allocator rounds up is in its own statistics. A release counts once it is
+    completed, since memory that another stream still uses is not free before. `expected`: how many events there must
+    be. Raises UserError with a one-line reason if the file is missing, not a snapshot, damaged, or has dropped events.
     """
     snapshot = _load(path)
     try:
@@ -59,17 +59,17 @@ def _load(path: Path) -> Any:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Unpickle numbers, text, lists and dicts, of which a snapshot is made, and no code."""
+    """Unpickle only numbers, text, lists and dicts, which a snapshot consists of, and never run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"holds {module}.{name}")
 
 
 def _event(entry: dict[str, Any], stacks: dict[tuple[int, ...], tuple[Frame, ...]]) -> MemoryEvent:
-    """Read an event; of the ways to allocations, which are few and whose frames all events share, each once."""
+    """Read an event; convert each call stack only once, since there are few and events share their frames."""
     is_alloc = entry["action"] == ALLOC
     frames = entry.get("frames", []) if is_alloc else []
-    # By identity, for to compare what is in them takes as long as to read them; the snapshot keeps them alive.
+    # By identity, since comparing frames takes as long as reading them; the snapshot keeps them alive.
     key = tuple(map(id, frames))
     if key not in stacks:
         stacks[key] = tuple(Frame(frame["filename"], frame["line"], frame["name"]) for frame in frames)

@@ -1,4 +1,4 @@
-"""A rank's memory by kind at the moments of a training step."""
+"""Measure a rank's memory by kind at points of a training step."""
 
 from collections.abc import Iterable, Sequence
 
@@ -42,7 +42,7 @@ def device_bytes(device: torch.device) -> dict[str, int]:
 
 
 def _local(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """Return the optimizers that hold this rank's state: it and those among its attributes, in lists too."""
+    """Return the optimizers that hold this rank's state: this one and those in its attributes, also in lists."""
     if isinstance(optimizer, ZeroRedundancyOptimizer):
         return [optimizer.optim]
     values = [each for value in vars(optimizer).values() for each in (value if isinstance(value, list) else [value])]

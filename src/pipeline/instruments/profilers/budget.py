@@ -1,4 +1,4 @@
-"""Where a step's time goes: what each kind of work adds, and the time in which no kernel ran."""
+"""Divide a step's wall time by kind of work, plus the time in which no kernel ran."""
 
 import pandas as pd
 
@@ -7,10 +7,10 @@ from pipeline.instruments.profilers.kernel_categories import CATEGORIES, IDLE, c
 
 
 def budget(work: pd.DataFrame, wall_ms: float) -> list[dict[str, float | int | str]]:
-    """Divide a step's wall time among the kinds of work; return category, work_ms and launches of each there is.
+    """Divide a step's wall time among the kinds of work; return category, work_ms and launches of each that occurs.
 
-    work: name, start_us and duration_us of what ran on the GPU. Where two kinds overlap, the time belongs to the first
-    of CATEGORIES, so that communication has only what nothing hides and the items add up to the wall time.
+    work: name, start_us and duration_us of what ran on the GPU. Where kinds overlap, the time belongs to the first of
+    them in CATEGORIES, so communication only gets what nothing hides, and the items add up to the wall time.
     """
     found = work["name"].map(category)
     items: list[dict[str, float | int | str]] = []

@@ -1,4 +1,4 @@
-"""The collectives that torch.distributed is given, and their bytes, seen where every caller passes: the dispatcher."""
+"""Log the collectives of torch.distributed and their bytes at the dispatcher, which every caller goes through."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 
 from pipeline.compat.torch_private import TorchDispatchMode, operator_name, tensors_in
 
-# By what DTensors are redistributed with, c10d's name of the same.
+# Names of the functional collectives, with which DTensors are redistributed, and c10d's names for the same.
 FUNCTIONAL = {
     "all_reduce": "allreduce",
     "all_gather_into_tensor": "allgather_base",
@@ -29,10 +29,10 @@ class Collective:
 
 
 class CollectiveLog(TorchDispatchMode):
-    """Note every collective that starts inside this context, in `calls`.
+    """Record in `calls` every collective that starts inside this context.
 
-    Those that autograd's hooks start, those of torch's own C++ code and of DTensors are among them. A collective is a
-    call, however many messages the backend makes of it.
+    This includes collectives started by autograd's hooks, by torch's own C++ code and by DTensors. A collective is one
+    call, however many messages the backend sends for it.
     """
 
     def __init__(self) -> None:
@@ -40,14 +40,14 @@ class CollectiveLog(TorchDispatchMode):
         self.calls: list[Collective] = []
 
     def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Note the operator where it is a collective, and run it."""
-        # What a DTensor's operator sends comes here once that has been taken apart.
+        """Run the operator, and record it if it is a collective."""
+        # A DTensor's operator is decomposed first; the collectives that it sends come back here.
         if any(issubclass(each, DTensor) for each in types):
             return NotImplemented
         result = function(*args, **(kwargs or {}))
-        # What has no tensor, like a split of the group, moves no data.
+        # A call without tensors, such as splitting the group, moves no data.
         if (name := _collective(function)) and (tensors := tensors_in(args)):
-            # The largest argument: a gather's output and a scatter's input hold all ranks' parts.
+            # The largest argument is the payload: a gather's output and a scatter's input hold all ranks' parts.
             sizes = (sum(tensor.nbytes for tensor in tensors_in(argument)) for argument in (*args, result))
             self.calls.append(Collective(name, max(sizes), tensors[0].dtype))
         return result

@@ -1,7 +1,7 @@
-"""The instrument `gpu_busy`: how long a GPU really works during a step, and what the rest of the wall time waits for.
+"""The instrument `gpu_busy`: how long a GPU is busy during a step, and for how long only collectives run.
 
-The profiler listens to the GPU alone, for noting every operator on the host would slow the launches down. It stays
-attached to the process afterwards and makes launches slower: profile after the timed steps, never before.
+The profiler records GPU activity only: recording every operator on the host would slow down the launches. It stays
+attached to the process and keeps slowing down launches, so profile after the timed steps, never before.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ from pipeline.instruments.profilers.intervals import union_us, work_of
 from pipeline.instruments.profilers.kernel_categories import category
 from pipeline.instruments.sampling.step_timing import time_call_ms
 
-# The name of the kernel that `keep_gpu_busy` launches: between two of them lies a step, by the GPU's own clock.
+# The kernel that `keep_gpu_busy` launches; it separates the steps on the GPU's timeline.
 MARK = "spin_kernel"
 MARK_CYCLES = 1000
 
 
 @dataclass(frozen=True)
 class GpuBusy:
-    """A step as the GPU saw it, by the columns of its row; medians over the profiled steps.
+    """A step as the GPU saw it, named like the columns of its row; medians over the profiled steps.
 
-    gpu_busy_ms: the time in which at least one kernel or copy ran; launches: kernels, copies and fills, also those that
-    a CUDA graph replays; exposed_communication_ms: the part of gpu_busy_ms in which only collectives ran; profiled_ms:
-    the wall time of the step under the profiler, which shows what profiling costs.
+    gpu_busy_ms: the time in which at least one kernel or copy ran; launches: kernels, copies and fills, including those
+    that a CUDA graph replays; exposed_communication_ms: the part of gpu_busy_ms in which only collectives ran;
+    profiled_ms: the wall time of the step under the profiler, which shows what profiling costs.
     """
 
     gpu_busy_ms: float
@@ -40,17 +40,17 @@ class GpuBusy:
 
 
 def step_columns(busy: GpuBusy | None, power: Power) -> dict[str, Any]:
-    """Return what stands beside the wall time of a whole step: what the GPU did meanwhile, and its energy.
+    """Return the extra columns of a whole step's row: what the GPU did meanwhile, and the energy.
 
-    busy: None where nothing was profiled; power: over the timed steps.
+    busy: None if nothing was profiled; power: over the timed steps.
     """
     return {**(asdict(busy) if busy else {}), "energy_j": power.energy_j}
 
 
 def profile_gpu_busy(step: Callable[[], object], device: torch.device, steps: int = 3) -> GpuBusy | None:
-    """Profile so many steps, after one that warms the profiler up; None on a CPU, or where the driver tells nothing.
+    """Profile this many steps after one that warms up the profiler; None on a CPU or if the driver reports nothing.
 
-    Ranks that work together call it alike. Raises what `step` raises.
+    Ranks that work together must all call it. Raises what `step` raises.
     """
     if device.type != "cuda":
         return None
@@ -61,12 +61,12 @@ def profile_gpu_busy(step: Callable[[], object], device: torch.device, steps: in
 def profile_work(
     step: Callable[[], object], device: torch.device, steps: int
 ) -> tuple[list[pd.DataFrame], list[float]]:
-    """Profile so many steps on a GPU, after one more; return the work of each as `work_of` does, and the wall times.
+    """Profile this many steps on a GPU after a warm-up step; return the work of each, as of `work_of`, and wall times.
 
-    Work is empty where the driver tells nothing.
+    The work is empty if the driver reports nothing.
     """
     walls_ms = []
-    # Without `acc_events`, with which torch makes objects of all events at the end.
+    # Without `acc_events`, which would turn all events into objects at the end.
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         for _ in range(1 + steps):
             keep_gpu_busy(MARK_CYCLES)
@@ -75,7 +75,7 @@ def profile_work(
 
 
 def steps_between_marks(work: pd.DataFrame) -> list[pd.DataFrame]:
-    """Divide work into steps, each of what started after a mark and before the next; marks are no work."""
+    """Split work into steps: each has what started after one mark and before the next, without the marks."""
     work = work.sort_values("start_us", kind="stable")
     is_mark = work["name"].str.contains(MARK, regex=False).astype(bool)
     number = is_mark.cumsum()
@@ -85,7 +85,7 @@ def steps_between_marks(work: pd.DataFrame) -> list[pd.DataFrame]:
 def summarise_work(works: list[pd.DataFrame], walls_ms: list[float]) -> GpuBusy:
     """Take medians over steps, given the work and the wall time of each."""
     busy_ms = [union_us(work) / 1e3 for work in works]
-    # What else runs beside a collective hides it, so only the rest is exposed.
+    # Other work that runs at the same time hides a collective, so only the rest is exposed.
     without_ms = [union_us(work[work["name"].map(category) != "communication"]) / 1e3 for work in works]
     return GpuBusy(
         gpu_busy_ms=median(busy_ms),

@@ -1,4 +1,4 @@
-"""Intervals of work on a timeline, tables of start_us and duration_us: read from a profile, united, overlapped."""
+"""Read intervals of work (tables of start_us and duration_us) from a profile; compute their unions and overlaps."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,10 +9,10 @@ from torch.autograd import DeviceType
 
 
 def work_of(events: Iterable[Any], on_gpu: bool) -> pd.DataFrame:
-    """Return the work among a profile's raw events: name, start_us from the first on, duration_us.
+    """Return the work among a profile's raw events: name, start_us since the first start, duration_us.
 
-    On a GPU without named ranges, which the profiler projects onto it. Raw, because torch's own event objects take
-    twenty times as long.
+    On a GPU, the named ranges that the profiler projects onto it are left out. Raw events, because torch's own event
+    objects take twenty times as long.
     """
     found = [
         (event.name(), event.start_ns(), event.duration_ns() / 1e3)
@@ -20,13 +20,13 @@ def work_of(events: Iterable[Any], on_gpu: bool) -> pd.DataFrame:
         if (event.device_type() == DeviceType.CUDA) == on_gpu and not (on_gpu and event.is_user_annotation())
     ]
     work = pd.DataFrame(found, columns=["name", "start_ns", "duration_us"])
-    # Whole nanoseconds since 1970 are more than a float holds.
+    # Subtract integers: a float cannot hold the nanoseconds since 1970 exactly.
     work["start_us"] = (work["start_ns"] - work["start_ns"].min()) / 1e3
     return work[["name", "start_us", "duration_us"]]
 
 
 def united(work: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Merge intervals that overlap, on whatever stream; return the starts and ends of what they cover."""
+    """Merge overlapping intervals across streams; return the starts and ends of the merged ones."""
     work = work.sort_values("start_us", kind="stable")
     starts = work["start_us"].to_numpy(dtype=float)
     ends = np.maximum.accumulate(starts + work["duration_us"].to_numpy(dtype=float))
@@ -40,12 +40,12 @@ def span_us(work: pd.DataFrame) -> float:
 
 
 def union_us(work: pd.DataFrame) -> float:
-    """Return the time in which at least one event ran: what overlaps counts once."""
+    """Return the time in which at least one event ran; overlaps count once."""
     starts, ends = united(work)
     return float((ends - starts).sum())
 
 
 def overlap_us(work: pd.DataFrame, others: pd.DataFrame) -> float:
     """Return the time in which at least one event of each table ran."""
-    # A difference of sums: rounding to nanoseconds, finer than any clock, removes its rounding errors.
+    # Rounding to nanoseconds, finer than any clock, removes the floating-point error of the subtraction.
     return max(0.0, round(union_us(work) + union_us(others) - union_us(pd.concat([work, others])), 3))

@@ -1,27 +1,27 @@
-"""What kind of work a kernel does, by its name: documented rules, the first that fits counts.
+"""Sort kernels and operators into kinds of work by name; the first rule that matches decides.
 
 | category | what it holds |
 | --- | --- |
-| communication | collectives and exchange between processes |
-| optimizer | what the range `optimizer` launched, and multi-tensor kernels, which PyTorch's optimizers use |
-| attention | kernels that do all of attention at once: flash, cuDNN's, memory-efficient |
+| communication | collectives and point-to-point transfers between processes |
+| optimizer | kernels launched in the range `optimizer`, and multi-tensor kernels, which PyTorch's optimizers use |
+| attention | fused attention kernels: flash, cuDNN's, memory-efficient |
 | normalisation | layer norm and RMS norm, forward and backward |
 | softmax | softmax and log-softmax, forward and backward |
-| matmul | matrix products, and the reductions that belong to one |
-| copy | moves, casts, fills, gathers and joins: bytes without arithmetic |
-| reduction | sums, means, extremes; losses; the sum of an embedding's gradients |
+| matmul | matrix products, with their split-K reductions and epilogues |
+| copy | copies, casts, fills, gathers and concatenations: bytes without arithmetic |
+| reduction | sums, means, minima and maxima; losses; the gradient of an embedding |
 | elementwise | arithmetic on each element by itself |
-| other | what no rule knows; on a CPU also views and allocations |
+| other | names that match no rule; on a CPU also views and allocations |
 
-Names come in three kinds: those of kernels as CUPTI gives them, with their template arguments; copies and fills of
-the device's own engines; and on a CPU those of PyTorch's operators ("aten::mm").
+There are three kinds of names: kernels as CUPTI reports them, with their template arguments; copies and fills by the
+device's own engines; and on a CPU, PyTorch's operators ("aten::mm").
 """
 
 import re
 from functools import cache
 
-IDLE = "idle"  # of a step's time: no kernel ran
-# Where several overlap, a budget gives the time to the first: communication has what nothing hides.
+IDLE = "idle"  # the part of a step in which no kernel ran
+# Where several overlap, `budget` gives the time to the first, so communication only gets what nothing hides.
 CATEGORIES = (
     "matmul",
     "attention",
@@ -40,20 +40,20 @@ _KERNEL_RULES = (
     ("communication", r"nccl|rccl|nvshmem|multimem_|gloo|c10d|(one|two)_shot_all_reduce"),
     ("optimizer", r"multi_tensor_apply|FusedAdam|fused_adam"),
     ("attention", r"flash|fmha|sdpa|flex_attention|AttentionKernel|attention.*(fwd|bwd|forward|backward)"),
-    # The Triton kernels of pipeline.attention and pipeline.model, whose names are their functions'.
+    # The Triton kernels of pipeline.attention and pipeline.model, which are named after their functions.
     ("attention", r"^((forward|combine|delta|key_value|query)_kernel$|hopper_\w+_kernel$)"),
     ("elementwise", r"^(swiglu|rotary)_"),
     ("normalisation", r"(layer|rms|group|batch)_?norm|(Layer|RMS|Group|Batch)Norm|GammaBeta|RowwiseMoments"),
     ("softmax", r"softmax|soft_max|SoftMax"),
-    # Inductor writes what a kernel fuses into its name: poi, only element by element; per and red, a reduction; tem, a
-    # template, which is a product where it is not attention. rsqrt in a reduction is a norm taken apart.
+    # Inductor names a kernel after what it fuses: poi is elementwise only; per and red are reductions; tem is a
+    # template, which is a matmul unless it is attention. A reduction with rsqrt is a decomposed norm.
     ("normalisation", r"^triton_(per|red)_.*rsqrt"),
     ("reduction", r"^triton_(per|red)_"),
     ("matmul", r"^triton_(tem|mm|bmm)_"),
     ("elementwise", r"^triton_poi_"),
     ("matmul", r"gemm|gemv|nvjet|splitKreduce|cublasLt::|dot_kernel|cutlass.*(Kernel|kernel)"),
     ("reduction", r"embedding_backward|compute_grad_weight|sum_and_scatter|krn_partial|EmbeddingBackward"),
-    # An embedding's gradient sorts many tokens before it sums.
+    # With many tokens, the gradient of an embedding sorts them before it sums.
     ("reduction", r"Device(RadixSort|UniqueByKey|Compact|Scan)|partial_segments"),
     ("reduction", r"nll_loss_forward|cross_entropy"),
     ("elementwise", r"nll_loss_backward"),
@@ -86,12 +86,12 @@ _OPERATOR_RULES = (
         r"select|narrow|split\w*|chunk|unbind|unflatten|flatten|detach\w*|alias|lift_fresh|\w*empty\w*|resize_|"
         r"set_|resolve_\w+|item|_local_scalar_dense|result_type|is_nonzero|random_|uniform_|normal_)$",
     ),
-    ("elementwise", r""),  # an operator that is none of the above works element by element
+    ("elementwise", r""),  # any other operator is elementwise
 )
 
 
 def category(name: str, path: str = "") -> str:
-    """Name the category of a kernel or an operator, launched in the range of this path."""
+    """Return the category of a kernel or an operator launched in the range with this path."""
     found = _by_name(name)
     in_optimizer = OPTIMIZER_RANGE in path.split("/")
     return "optimizer" if in_optimizer and found != "communication" else found

@@ -1,4 +1,4 @@
-"""One profiled step of a rank: a lane of computation, a lane of communication, and their overlap."""
+"""Split a profiled step of a rank into a computation lane and a communication lane, and measure their overlap."""
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
@@ -16,8 +16,8 @@ from pipeline.compat.torch_private import profiler_events
 from pipeline.instruments.profilers.intervals import overlap_us, span_us, union_us, united, work_of
 from pipeline.instruments.sampling.step_timing import synchronize
 
-# On a GPU every kernel and copy is an event, and NCCL's have telling names. On a CPU operators compute; a collective
-# runs under its backend's name on one of the backend's threads, and c10d's operators only start it.
+# On a GPU every kernel and copy is an event, and NCCL's are recognised by name. On a CPU, operators compute; a
+# collective runs under its backend's name on one of the backend's threads, and c10d's operators only start it.
 COMMUNICATION = r"nccl|rccl|gloo:"
 COMPUTATION_ON_CPU = r"aten::"
 # A lane is stored as its busy share in this many equal parts of the step: a figure cannot show thousands of events.
@@ -34,7 +34,7 @@ class Lanes:
     def columns(self) -> dict[str, Any]:
         """Return the times for a row, and for each lane its busy share (%) in each of `PARTS` parts of the step.
 
-        A rank waits where it communicates and nothing computes. computation_ms and communication_ms are times in
+        A rank waits while it communicates and computes nothing. computation_ms and communication_ms are times in
         which at least one event ran; hidden_ms is the time in which both ran: computation + communication − their
         union.
         """
@@ -46,9 +46,9 @@ class Lanes:
         }
 
     def columns_by_collective(self, patterns: Mapping[str, str]) -> dict[str, Any]:
-        """Return the times and busy shares of the computation and of collectives by the pattern that their name has.
+        """Return times and busy shares of the computation and, for each pattern, of the collectives whose names match.
 
-        For a pattern called gather: gather_ms, gather_exposed_ms (nothing computed meanwhile) and gather_busy_pct.
+        A pattern called gather gives gather_ms, gather_exposed_ms (nothing computed meanwhile) and gather_busy_pct.
         """
         columns = {**self._lane("computation", self.computation), "waiting_busy_pct": self._waiting_pct()}
         for name, pattern in patterns.items():
@@ -57,7 +57,7 @@ class Lanes:
         return columns
 
     def each(self, name: str, pattern: str) -> dict[str, list[float]]:
-        """Return for each collective with such a name, in the order of their starts, its time and its exposed part."""
+        """Return the time and the exposed time of each collective whose name matches, in order of start."""
         events = self.communication[self.communication["name"].str.contains(pattern, case=False)]
         alone = [events.loc[[place]] for place in events.sort_values("start_us").index]
         return {
@@ -85,8 +85,8 @@ def capture_step(
     """Run a step twice on every rank; with `listen`, return the second as a profiler saw it, else None.
 
     On a GPU only GPU events are recorded: recording every operator on the host would slow down the launches. The
-    first step is the profiler's warm-up. file: where to leave the second for Perfetto, .json.gz. A collective:
-    every rank of the default process group calls it.
+    first step is the profiler's warm-up. file: where to save the second for Perfetto, as .json.gz. A collective:
+    every rank of the default process group must call it.
     """
     activity = ProfilerActivity.CUDA if device.type == "cuda" else ProfilerActivity.CPU
     plan = schedule(wait=0, warmup=1, active=1, repeat=1)
@@ -108,7 +108,7 @@ def capture_step(
 def lanes(events: Iterable[Any], device_type: str) -> Lanes:
     """Separate computation from communication by the names of Kineto's events.
 
-    On a CPU gloo's collectives are named ranges, which are no work on a GPU.
+    On a CPU, gloo's collectives are named ranges; on a GPU, named ranges are not work.
     """
     on_gpu = device_type == "cuda"
     work = work_of(events, on_gpu)

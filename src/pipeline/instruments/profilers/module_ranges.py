@@ -1,8 +1,8 @@
-"""Ranges around the parts of a model, by hooks, so that the model need not be written for it.
+"""Open ranges around the parts of a model with hooks, without changing the model's code.
 
-The backward pass runs no code of the model, so that no range of the model opens in it. But autograd numbers its nodes
-in the order in which the forward pass makes them: the numbers at a range's beginning and end say which nodes it made,
-and hooks on these nodes open a range of its name around what they launch.
+The backward pass runs no model code, so the model's ranges do not open in it. But autograd numbers its nodes in the
+order in which the forward pass creates them: the next number at the start and end of a range tells which nodes it
+created, and hooks on these nodes open a range of the same name around what they launch.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ from pipeline.ranges import RangeFactory, span
 def module_ranges(model: nn.Module) -> Iterator[None]:
     """Open a range around the forward pass of each part of a model: its children, and the children of its layers.
 
-    The layers are the items of a ModuleList. A range has the name of its module, of a layer with the list's before it:
-    "layers.3", and inside it "feed_forward".
+    The layers are the items of a ModuleList. A range is named after its module; the name of a layer includes the
+    list's: "layers.3", with "feed_forward" inside it.
     """
     handles = []
     for name, module in _parts(model):
         enter, leave = _opening(span, name)
         handles.append(module.register_forward_pre_hook(enter))
-        # Also where the forward pass raises, so that a range is never left open.
+        # always_call: the range is closed even if the forward pass raises.
         handles.append(module.register_forward_hook(leave, always_call=True))
     try:
         yield
@@ -46,7 +46,7 @@ def _parts(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 class ForwardRanges:
-    """Listen to the ranges of a forward pass on one thread, pass them on, and give them to the backward pass.
+    """Record the ranges of a forward pass on one thread, pass them on, and reopen them in the backward pass.
 
     with listening(noted := ForwardRanges(listener())):
         loss = model(...)
@@ -61,25 +61,25 @@ class ForwardRanges:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Open the range, and note the nodes that are made before it closes."""
+        """Open the range and record which nodes are created before it closes."""
         self._path.append(name)
         first = next_node_number()
         with self._open_range(name):
             yield
         for number in range(first, next_node_number()):
-            # Inner ranges close first: a node belongs to the innermost.
+            # Inner ranges close first, so a node belongs to the innermost.
             self._made_in.setdefault(number, "/".join(self._path))
         self._path.pop()
 
     def mark_backward(self, output: Tensor) -> None:
-        """Have the backward pass from this output open a range around each node, named by its forward range's path.
+        """Make the backward pass from this output open a range around each node, named by its forward range's path.
 
-        To be called once for an output. Sums of gradients, which autograd makes between nodes, stay outside of them.
+        Call it once per output. Sums of gradients, which autograd computes between nodes, stay outside these ranges.
         """
         if output.grad_fn is None:
             raise ValueError("mark_backward needs an output with a graph")
         for node in graph_of(output):
-            # A leaf's node, which adds to its gradient, has the largest number there is.
+            # Leaf nodes, which accumulate gradients, all have the largest possible number, so they get no range.
             if name := self._made_in.get(node_number(node)):
                 enter, leave = _opening(self._open_range, name)
                 node.register_prehook(enter)
@@ -87,7 +87,7 @@ class ForwardRanges:
 
 
 def _opening(open_range: RangeFactory, name: str) -> tuple[Callable[..., None], Callable[..., None]]:
-    """Return two hooks, of which the first opens a range and the second closes it."""
+    """Return two hooks: the first opens a range, the second closes it."""
     opened: list[AbstractContextManager] = []
 
     def enter(*_arguments: object) -> None:

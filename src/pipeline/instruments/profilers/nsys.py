@@ -1,4 +1,4 @@
-"""Nsight Systems: capture a program, and export it for `nsys_export` to read."""
+"""Capture a program with Nsight Systems, and export the report for `nsys_export` to read."""
 
 import shutil
 import subprocess
@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-# No sampling of the host's stacks and no context switches: they cost time, and need rights that containers lack.
+# No sampling of CPU stacks and no context switches: both cost time and need privileges that containers lack.
 _OPTIONS = ("--trace=cuda,nvtx", "--sample=none", "--cpuctxsw=none", "--force-overwrite=true")
-# The program says when: what lies before cudaProfilerStart and after cudaProfilerStop is not recorded.
+# Record only between the program's calls of cudaProfilerStart and cudaProfilerStop.
 _BETWEEN_START_AND_STOP = ("--capture-range=cudaProfilerApi", "--capture-range-end=stop")
 
 
@@ -17,18 +17,18 @@ class CaptureFailed(Exception):
 
 
 def capture(command: Sequence[str], report: Path) -> None:
-    """Run a program under nsys and leave its report, an .nsys-rep, of what it does between cudaProfilerStart and Stop.
+    """Run a program under nsys; write an .nsys-rep report of what it does between cudaProfilerStart and Stop.
 
-    Raises CaptureFailed where nsys is not there, the program fails, or nsys leaves no report: then with the libraries
-    that its importer lacks, where that is why.
+    Raises CaptureFailed if nsys is not installed, the program fails, or nsys writes no report. In the last case the
+    message names the libraries that nsys's importer lacks, if that is the cause.
     """
     _profile([*_OPTIONS, *_BETWEEN_START_AND_STOP], command, report)
 
 
 def obstacle() -> str:
-    """Say in one line what keeps nsys from making captures here, as far as that shows without making one; else "".
+    """Say in one line why nsys cannot capture here; "" if nothing is found without trying a capture.
 
-    It is not there, or its importer lacks libraries.
+    Either nsys is not installed, or its importer lacks libraries.
     """
     nsys = shutil.which("nsys")
     if nsys is None:
@@ -38,7 +38,7 @@ def obstacle() -> str:
 
 
 def check() -> str:
-    """Make a capture of nothing, as the only proof that captures work here; return nsys's version.
+    """Capture a trivial program, which is the only proof that captures work here; return nsys's version.
 
     Raises CaptureFailed with the reason.
     """
@@ -48,17 +48,17 @@ def check() -> str:
 
 
 def export(report: Path, database: Path) -> None:
-    """Write a report's events into an SQLite database; raises CaptureFailed where it is damaged."""
+    """Export a report's events to an SQLite database; raises CaptureFailed if nsys cannot, as with a damaged report."""
     done = _run(["export", "--type=sqlite", "--force-overwrite=true", f"--output={database}", str(report)])
     if done.returncode != 0 or not database.exists():
         raise CaptureFailed(f"nsys cannot export {report.name}: {_last_line(done)}")
 
 
 def libraries_lacking_to_import(nsys: Path) -> list[str]:
-    """List the shared libraries that nsys's importer does not find; it is installed in a folder beside nsys's own.
+    """List the shared libraries that nsys's importer cannot find; it is installed in a folder next to nsys's own.
 
-    Without them a capture ends as a .qdstrm file that nothing can read. A wrapper script has no importer beside it, and
-    may well set the libraries' path, so that nothing is missed there.
+    Without them a capture ends as a .qdstrm file that nothing can read. If nsys is a wrapper script, there is no
+    importer next to it and the list is empty; the wrapper may well set the library path.
     """
     importers = nsys.resolve().parent.parent.glob("*/QdstrmImporter")
     listings = [
@@ -74,7 +74,7 @@ def _profile(options: Sequence[str], command: Sequence[str], report: Path) -> No
     done = _run(["profile", *options, f"--output={report.with_suffix('')}", *command])
     if done.returncode != 0:
         raise CaptureFailed(f"the program under nsys ended with exit code {done.returncode}: {_last_line(done)}")
-    if not report.exists():  # nsys ends well also when only its importer failed
+    if not report.exists():  # nsys exits with 0 even if its importer failed
         raise CaptureFailed(obstacle() or f"nsys left no report: {_importer_line(done)}")
 
 

@@ -29,7 +29,7 @@ _OPTIONAL = {
     FROM CUPTI_ACTIVITY_KIND_MEMSET
     """,
 }
-# Calls of the runtime and of the driver; a global thread id is unique among all processes and threads.
+# Calls of the CUDA runtime and driver; a global thread id is unique across all processes and threads.
 _LAUNCHES = """
     SELECT correlationId AS correlation, start / 1e3 AS launch_us, globalTid AS thread
     FROM CUPTI_ACTIVITY_KIND_RUNTIME WHERE correlationId IS NOT NULL ORDER BY start
@@ -46,8 +46,8 @@ _RANGES = f"""
 def read_export(database: Path) -> Trace:
     """Read the export of one program's capture.
 
-    Raises CaptureFailed, one line, where the file is no nsys export, is damaged or cut short, or holds no kernel or no
-    range.
+    Raises CaptureFailed with a one-line reason if the file is not an nsys export, is damaged or truncated, or has no
+    kernels or no ranges.
     """
     try:
         with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
@@ -59,7 +59,7 @@ def read_export(database: Path) -> Trace:
 
 
 def _read(connection: sqlite3.Connection, database: Path) -> Trace:
-    # Tables of what did not occur are not written; kernels, launches and ranges must have occurred.
+    # nsys leaves out the tables of what did not occur; those of kernels, launches and ranges must exist.
     present = set(pd.read_sql_query("SELECT name FROM sqlite_master WHERE type = 'table'", connection)["name"])
     optional = [query for table, query in _OPTIONAL.items() if table in present]
     work = pd.concat([_intervals(query, connection) for query in (_KERNELS, *optional)], ignore_index=True)

@@ -12,7 +12,7 @@ _HOST, _DEVICE = 0, 1
 
 
 def write_perfetto(trace: Trace, path: Path) -> None:
-    """Write host ranges, a lane a thread, and device work, a lane a stream, as gzipped Trace Event JSON.
+    """Write host ranges (one lane per thread) and device work (one lane per stream) as gzipped Trace Event JSON.
 
     Format: Google's "Trace Event Format", complete events ("X") with times in microseconds.
     """
@@ -22,7 +22,7 @@ def write_perfetto(trace: Trace, path: Path) -> None:
         *_complete(trace.ranges, _HOST, "thread", ["path"]),
         *_complete(trace.events, _DEVICE, "stream", ["category", "path", "correlation"]),
     ]
-    # At once: json.dump writes piece by piece, several times as slow.
+    # json.dump would write piece by piece, which is several times slower.
     text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
     with gzip.open(path, "wt", encoding="utf-8") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""torch.profiler as a source of traces: CUPTI's kernels on a GPU, on a CPU the operators in place of kernels.
+"""Capture traces with torch.profiler: CUPTI's kernels on a GPU, operators in place of kernels on a CPU.
 
 The trace is read back from the file that torch.profiler exports, which Perfetto opens too.
 """
@@ -20,12 +20,12 @@ from pipeline.ranges import listening
 _DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _READ = (*_DEVICE_WORK, *_LAUNCHES, "user_annotation", "cpu_op")
-# "aten::mm", "gloo:all_reduce"; not the nodes of autograd's graph, which call operators and compute nothing themselves.
+# "aten::mm", "gloo:all_reduce"; not the nodes of autograd's graph, which only call operators.
 _OPERATOR = r"(?!autograd::|torch::)\w+:"
 
 
 def capture(program: Callable[[], object], device: torch.device, path: Path) -> Trace:
-    """Run a program under torch.profiler, leave the trace file (.json.gz) and return the trace."""
+    """Run a program under torch.profiler, write the trace file (.json.gz) and return the trace."""
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with profile(activities=activities) as profiler, listening(record_function):
         program()
@@ -34,9 +34,9 @@ def capture(program: Callable[[], object], device: torch.device, path: Path) -> 
 
 
 def read_trace(path: Path) -> Trace:
-    """Read a file that torch.profiler exported; without work on a GPU, a CPU's operators are the events.
+    """Read a file that torch.profiler exported; without GPU work, the CPU's operators are the events.
 
-    Raises CaptureFailed, one line, where the file is damaged or cut short, or holds no work or no range.
+    Raises CaptureFailed with a one-line reason if the file is damaged or truncated, or has no work or no range.
     """
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
@@ -72,10 +72,10 @@ def _table(events: list[dict]) -> pd.DataFrame:
 
 
 def _operators(operators: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Give each operator the pieces of time in which it ran itself, not an operator that it called; and the calls.
+    """Return the pieces of time in which each operator itself ran, not one that it called; and the operators.
 
-    So the durations add up to the time in operators, and no two pieces on a thread overlap. The pieces of one operator
-    share a correlation id, and the first counts as the call.
+    The durations thus add up to the time in operators, and pieces on one thread never overlap. The pieces of an
+    operator share a correlation id, and the first counts as the call.
     """
     operators = in_reading_order(operators)
     operators["correlation"], operators["stream"] = operators.index, operators["thread"]

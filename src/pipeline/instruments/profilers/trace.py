@@ -1,8 +1,8 @@
-"""The trace that every profiler gives: device work with the named ranges that launched it, and times over both.
+"""The trace format of all profilers: device work with the named ranges that launched it, and the times of both.
 
-A kernel runs later than the call that launched it, and on another thread of execution, so that its own time says
-nothing of the range it belongs to. Here it belongs to the range that was open where and when it was launched: the
-correlation id leads from the kernel to the launching call, that call's thread and host time lead to the range.
+A kernel runs later than the call that launched it, so its own time does not tell which range it belongs to. It belongs
+to the range that was open on the launching thread at the time of the launch: the correlation id leads from the kernel
+to the launching call, whose thread and host time lead to the range.
 """
 
 from collections.abc import Iterator
@@ -15,19 +15,19 @@ import pandas as pd
 from pipeline.instruments.profilers.intervals import span_us, union_us
 from pipeline.instruments.profilers.kernel_categories import category
 
-# Device work, in order of its start.
+# Device work, sorted by start.
 EVENT_COLUMNS = (
-    "name",  # of the kernel, copy or operator, in full
-    "category",  # what kind of work it is: see `pipeline.instruments.profilers.kernel_categories`
-    "stream",  # where it ran, in order with what else ran there; on a CPU the thread
-    "start_us",  # by the device's clock, from the first event or range of the capture on
+    "name",  # full name of the kernel, copy or operator
+    "category",  # the kind of work, see `pipeline.instruments.profilers.kernel_categories`
+    "stream",  # the CUDA stream that it ran on; on a CPU the thread
+    "start_us",  # by the device's clock, since the first event or range of the capture
     "duration_us",
-    "calls",  # 1; of an operator that others interrupted, which has one row per piece, 0 in all pieces but the first
-    "correlation",  # the id that it shares with the call that launched it, -1 where there is none
-    "range_id",  # the innermost range that launched it: a row of the ranges, -1 outside of any
-    "path",  # that range and those around it, outermost first: "train_step/forward/attention/softmax"
+    "calls",  # 1; an operator that calls others has a row per piece of its own time: 1 in the first, 0 in the rest
+    "correlation",  # the id that it shares with the call that launched it, -1 if there is none
+    "range_id",  # the row of the innermost range that launched it, -1 outside all ranges
+    "path",  # that range and the ones around it, outermost first: "train_step/forward/attention/softmax"
 )
-# Named ranges of the host, in order of their start.
+# Named ranges of the host, sorted by start.
 RANGE_COLUMNS = ("name", "thread", "start_us", "duration_us", "parent", "path")
 
 NOWHERE = -1
@@ -44,10 +44,10 @@ class Trace:
 
 @dataclass(frozen=True)
 class Nesting:
-    """How intervals of one thread, rows of a table, lie inside each other.
+    """How the intervals of one thread nest.
 
-    `parents` has an entry an interval; between `moments[i]` and `moments[i + 1]` the innermost is `innermost[i]`.
-    All are rows of the table; NOWHERE stands for none.
+    `parents` has one entry per interval; between `moments[i]` and `moments[i + 1]` the innermost interval is
+    `innermost[i]`. Intervals are given as row numbers of their table; NOWHERE stands for none.
     """
 
     rows: np.ndarray
@@ -56,17 +56,17 @@ class Nesting:
     innermost: np.ndarray
 
     def at(self, times: np.ndarray) -> np.ndarray:
-        """Give the innermost interval at each time."""
-        # Before the first moment the place is -1, which finds the last: there, as for no time, none is open any more.
+        """Return the innermost interval at each time."""
+        # A time before the first moment, or NaN, finds the last entry, after which nothing is open any more.
         return self.innermost[np.searchsorted(self.moments, times, side="right") - 1]
 
 
 def build_trace(work: pd.DataFrame, launches: pd.DataFrame, ranges: pd.DataFrame, profiler: str) -> Trace:
     """Attribute device work to the ranges that launched it.
 
-    work: name, stream, start_us, duration_us, correlation, and calls where not all 1; launches: correlation,
-    launch_us, thread; ranges: name, thread, start_us, duration_us. Work without a launch in the capture belongs to no
-    range.
+    Columns of work: name, stream, start_us, duration_us, correlation, and calls unless all are 1; of launches:
+    correlation, launch_us, thread; of ranges: name, thread, start_us, duration_us. Work whose launch is not in the
+    capture belongs to no range.
     """
     ranges = _nested(ranges)
     events = work.merge(launches.drop_duplicates("correlation"), on="correlation", how="left")
@@ -74,7 +74,7 @@ def build_trace(work: pd.DataFrame, launches: pd.DataFrame, ranges: pd.DataFrame
     if "calls" not in events:
         events["calls"] = 1
     events["range_id"] = _launching_range(events, ranges)
-    paths = np.append(ranges["path"].to_numpy(dtype=object), "")  # NOWHERE, -1, finds the last
+    paths = np.append(ranges["path"].to_numpy(dtype=object), "")  # NOWHERE is -1 and finds the last
     events["path"] = paths[events["range_id"].to_numpy()]
     events["category"] = list(map(category, events["name"], events["path"]))
     origin_us = min((table["start_us"].min() for table in (events, ranges) if len(table)), default=0.0)
@@ -84,12 +84,12 @@ def build_trace(work: pd.DataFrame, launches: pd.DataFrame, ranges: pd.DataFrame
 
 
 def in_reading_order(intervals: pd.DataFrame) -> pd.DataFrame:
-    """Sort intervals by start_us, outer ones (duration_us) before the inner ones that start with them."""
+    """Sort intervals by start_us; of those that start together, the longest (the outer one) comes first."""
     return intervals.sort_values(["start_us", "duration_us"], ascending=[True, False], ignore_index=True)
 
 
 def nestings(intervals: pd.DataFrame) -> Iterator[tuple[Any, Nesting]]:
-    """Yield each thread with how its intervals, which stand in reading order, lie inside each other."""
+    """Yield each thread with the nesting of its intervals, which must be in reading order."""
     starts = intervals["start_us"].to_numpy(dtype=float)
     ends = starts + intervals["duration_us"].to_numpy(dtype=float)
     for thread, rows in intervals.groupby("thread").indices.items():
@@ -109,7 +109,7 @@ def _nest(rows: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> Nesting:
     for row in rows:
         close_until(starts[row])
         parents.append(stack[-1][0] if stack else NOWHERE)
-        # Clocks are read to a finite digit: an inner interval may seem to outlast its outer one.
+        # Timestamps are rounded, so an inner interval may seem to outlast its outer one.
         stack.append((row, min(ends[row], stack[-1][1]) if stack else ends[row]))
         changes.append((starts[row], row))
     close_until(np.inf)
@@ -130,10 +130,10 @@ def _nested(ranges: pd.DataFrame) -> pd.DataFrame:
 
 
 def _launching_range(events: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
-    """Give the range open on the launching thread; where that has none, the latest open on any other.
+    """Return the range open on the launching thread, or if it has none, the most recently opened one on another thread.
 
-    The second rule is for a thread that works for another one, as autograd's does for the thread that called
-    `backward` and waits inside its range.
+    The second rule is for a thread that works for another, as autograd's does for the thread that called `backward` and
+    waits inside its range.
     """
     found, elsewhere = np.full((2, len(events)), NOWHERE)
     times = events["launch_us"].to_numpy(dtype=float)
@@ -146,9 +146,9 @@ def _launching_range(events: pd.DataFrame, ranges: pd.DataFrame) -> np.ndarray:
 
 
 def events_of(trace: Trace, path: str) -> pd.DataFrame:
-    """Select what was launched inside ranges of this path, inner ranges included.
+    """Return the events launched inside ranges of this path, including their inner ranges.
 
-    Returns the events with `occurrence`: in which of these ranges each was launched, counted from 0.
+    Adds the column `occurrence`: which of these ranges launched the event, counted from 0.
     """
     wanted = trace.ranges["path"] == path
     numbers = np.where(wanted, wanted.cumsum() - 1, NOWHERE)
@@ -160,11 +160,11 @@ def events_of(trace: Trace, path: str) -> pd.DataFrame:
 
 
 def range_times(trace: Trace, path: str) -> pd.DataFrame:
-    """Give the times of each range of this path, one row per occurrence, in microseconds.
+    """Return the times of each range of this path in microseconds, one row per occurrence.
 
-    kernel_sum_us: the durations of what it launched, added up; busy_us: the time in which any of that ran, work that
-    overlaps counted once; span_us: from the first start to the last end of it, the range as projected onto the
-    device; range_us: the range itself, by the host clock. Without device work the first three are 0.
+    kernel_sum_us: the sum of the durations of its events; busy_us: the time in which at least one of them ran; span_us:
+    from their first start to their last end, the range as projected onto the device; range_us: the range itself by the
+    host clock. Without device work the first three are 0.
     """
     occurrences, launched = trace.ranges[trace.ranges["path"] == path], events_of(trace, path)
     times = []

@@ -1,7 +1,7 @@
-"""The instrument `bursts`: the time of a call among many enqueued back to back, as nccl-tests takes it.
+"""The instrument `bursts`: the time of a call among many enqueued back to back, as in nccl-tests.
 
-Launch gaps and the lateness of other processes fall outside: the calls are enqueued while the GPU is still kept busy,
-and the first of them, in which the processes wait for each other, is not timed.
+Launch gaps and late processes do not count: the calls are enqueued while the GPU is still kept busy, and the first
+call, in which the processes wait for each other, is not timed.
 """
 
 from collections.abc import Callable
@@ -12,13 +12,13 @@ import torch
 from pipeline.compat.torch_private import keep_gpu_busy
 from pipeline.instruments.sampling.step_timing import collections_off, recorded_event, synchronize
 
-# What a call's enqueueing takes at most, and a GPU's clock: together the length of the pause ahead of a burst.
+# The longest that enqueueing a call takes, and a GPU's clock rate: they set how long the GPU is kept busy beforehand.
 ENQUEUE_S = 200e-6
 CLOCK_HZ = 2e9
 
 
 def time_burst_ms(call: Callable[[], object], device: torch.device, calls: int) -> float:
-    """Return the milliseconds a call takes in a burst: by CUDA events on a GPU, by the host clock on a CPU."""
+    """Return the milliseconds per call in a burst: by CUDA events on a GPU, by the host clock on a CPU."""
     on_gpu = device.type == "cuda"
     synchronize(device)
     with collections_off():

@@ -1,6 +1,6 @@
-"""A call captured as one CUDA graph: its kernels are launched together, so that the host no longer sets the pace.
+"""Capture a call as one CUDA graph: its kernels are launched together, so the host no longer sets the pace.
 
-What the GPU takes for a step that the host limits when its kernels are launched one by one.
+This shows what the GPU takes for a step that is host-bound when its kernels are launched one by one.
 """
 
 import warnings
@@ -14,18 +14,18 @@ from torch import Tensor
 from pipeline.errors import Skipped
 from pipeline.instruments.memory.out_of_memory import free_memory, is_out_of_memory
 
-# PyTorch's advice: lazy set-up, the optimizer's state and autotuning must be over before the capture.
+# As PyTorch advises: lazy initialisation, optimizer state and autotuning must be done before the capture.
 WARMUP_CALLS = 3
 
 
 class CapturedCall:
-    """A graph to be replayed; `output` is what the call returned, whose tensors each replay overwrites."""
+    """A graph to replay; `output` is what the call returned, whose tensors each replay overwrites."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, inputs: Sequence[Tensor], output: Any) -> None:
         self._graph, self._inputs, self.output = graph, inputs, output
 
     def __call__(self, *values: Tensor) -> Any:
-        """Copy values into the inputs, all or none of them, replay the graph and return the output."""
+        """Copy values into the inputs (all or none of them), replay the graph and return the output."""
         for own, value in zip(self._inputs if values else (), values, strict=True):
             own.copy_(value, non_blocking=True)
         self._graph.replay()
@@ -39,12 +39,12 @@ def captured(
     inputs: Sequence[Tensor] = (),
     clear: Callable[[], object] = lambda: None,
 ) -> Iterator[CapturedCall]:
-    """Capture a call on a GPU, after warm-up on another stream; on leaving, give its memory back.
+    """Capture a call on a GPU, after warm-up on another stream; free its memory on exit.
 
-    inputs: the tensors that the call reads its data from. clear: drops what a call leaves behind, gradients for one;
-    it runs before each call and at the end, and a gradient that is None when captured is written anew by each replay,
-    not added to. An optimizer in the call must be capturable, see `make_capturable`. Raises Skipped, with the reason
-    in one line, where the call cannot be captured.
+    inputs: the tensors that the call reads its data from. clear: drops what a call leaves behind, such as gradients; it
+    runs before each warm-up call, before the capture and at the end. A gradient that is None when captured is
+    overwritten by each replay, not added to. An optimizer in the call must be capturable, see `make_capturable`. Raises
+    Skipped with a one-line reason if the call cannot be captured.
     """
     require_graphs(device)
     try:
@@ -70,7 +70,7 @@ def require_graphs(device: torch.device) -> None:
 
 
 def make_capturable(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer that counts its steps on the host, as Adam does, count them on the GPU."""
+    """Make an optimizer that counts its steps on the host, as Adam does, count them on the GPU."""
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True
@@ -104,7 +104,7 @@ def _capture(graph: torch.cuda.CUDAGraph, call: Callable[[], Any]) -> Any:
 
 
 def _first_error(error: BaseException) -> BaseException:
-    """Return what went wrong first: a capture that failed raises an error of its own when it is ended."""
+    """Return the original error: ending a failed capture raises another one."""
     while error.__context__ is not None:
         error = error.__context__
     return error

@@ -1,17 +1,17 @@
-"""How far errors against float64 may lie above those of the plain way before a result is wrong."""
+"""How far errors against float64 may exceed those of the plain way before a result is wrong."""
 
 from typing import NamedTuple
 
-# TF32 has 10 bits of fraction. In it multiply a Triton kernel's fp32 products where nobody asks for more.
+# TF32 has 10 fraction bits. Triton kernels multiply fp32 in TF32 unless asked for more.
 TF32_EPS = 2.0**-10
-FINE_EPS = 2.0**-20  # of fp32 numbers that are summed in another order
-# Of an update of fp32 weights. AdamW divides by the root of 1 - 0.999 at its first step. Where the count of steps is on
-# the GPU, as when it is compiled, that difference is taken in fp32, and updates on an H200 are off by 2.3e-5.
+FINE_EPS = 2.0**-20  # for fp32 numbers summed in another order
+# For updates of fp32 weights. At its first step AdamW divides by the root of 1 - 0.999. If the step count is on the
+# GPU, as when compiled, that difference is computed in fp32, and updates on an H200 are off by 2.3e-5.
 STEP_EPS = 2.0**-16
 
 
 class Limit(NamedTuple):
-    """What an error may be: so many times that of the plain way, or so many units of rounding, whichever is more."""
+    """The allowed error: `times` that of the plain way or `units` units of rounding, whichever is more."""
 
     words: str
     times: float
@@ -26,12 +26,12 @@ LIMITS = (Limit("a relative error", 3, 2), Limit("an error somewhere", 4, 16))
 
 
 def far_off(what: str, error: tuple[float, float], plain: tuple[float, float], eps: float, beside: str) -> str | None:
-    """Say which error, relative (L2) or largest, is above its limit, or NaN; None where none is.
+    """Say which error, relative (L2) or largest, is NaN or above its limit; None if neither is.
 
-    plain: the errors that `beside`, in words, has.
+    plain: the errors to compare with; beside: whose errors these are, in words.
     """
     for limit, found, usual in zip(LIMITS, error, plain, strict=True):
         allowed = limit.allowed(usual, eps)
-        if not found <= allowed:  # nor where it is NaN
+        if not found <= allowed:  # true for NaN too
             return f"{what} has {limit.words} of {found:.2g}, {beside} {usual:.2g}, allowed is {allowed:.2g}"
     return None

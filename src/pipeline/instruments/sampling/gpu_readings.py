@@ -1,4 +1,4 @@
-"""What NVML says of the first GPU before, while and after samples were taken, as columns of their row."""
+"""NVML's readings of the first GPU before, during and after sampling, as columns of a row."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,9 +9,9 @@ from pipeline.instruments.machine.power import Power
 def gpu_columns(
     state_before: Sequence[dict[str, Any]], state_after: Sequence[dict[str, Any]], power: Power, slowdowns: list[str]
 ) -> dict[str, Any]:
-    """Return the first GPU's clocks, temperature, power and throttle reasons; nothing where NVML is not there.
+    """Return the first GPU's clocks, temperature, power and throttle reasons; without NVML only slowdowns, if any.
 
-    power: what was seen between the two states; slowdowns: why the hardware held a clock down meanwhile.
+    power: what was seen between the two states; slowdowns: why the hardware slowed a clock meanwhile.
     """
     if not state_after:
         return {"slowdowns": slowdowns} if slowdowns else {}

@@ -1,4 +1,4 @@
-"""Calls timed in turn, round by round, so that a drift of the machine falls on all of them alike."""
+"""Time calls in turn, round by round, so that a drift of the machine affects all of them equally."""
 
 from collections.abc import Callable, Collection, Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -11,13 +11,13 @@ from pipeline.instruments.machine.power import Power, PowerWatch
 from pipeline.instruments.memory.out_of_memory import attempt
 from pipeline.instruments.sampling.step_timing import StopRule, Watched
 
-# What names a call.
+# Identifies a call.
 Key = TypeVar("Key", bound=Hashable)
 
 
 @dataclass(frozen=True)
 class Work:
-    """A call to time; what makes its argument anew, untimed, before each call; and a context around both."""
+    """A call to time, a function that prepares its argument, untimed, before each call, and a context around both."""
 
     call: Callable[[Any], object]
     prepare: Callable[[], Any] = lambda: None
@@ -26,7 +26,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Sample:
-    """One call's milliseconds by each clock that was read, and whether gaps between its launches may be in them."""
+    """One call's milliseconds by each clock that was read, and whether they may include launch gaps."""
 
     times_ms: dict[str, float]
     exposed: bool = False
@@ -45,7 +45,7 @@ class Taken:
     out_of_memory: str | None = None
 
     def add(self, sample: Sample, elapsed_s: float) -> None:
-        """Add a sample and the seconds that taking it took, preparation included."""
+        """Add a sample and the seconds it took, preparation included."""
         for clock, time_ms in sample.times_ms.items():
             self.times_ms.setdefault(clock, []).append(time_ms)
         self.exposed += sample.exposed
@@ -54,7 +54,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Interleaving(Watched, Generic[Key]):
-    """What interleaved sampling gave, the state of the GPU before and after it, and its power meanwhile."""
+    """The result of interleaved sampling, the state of the GPU before and after it, and its power meanwhile."""
 
     taken: dict[Key, Taken]
     state_before: list[dict]
@@ -69,11 +69,11 @@ def interleave(
     warmup: int,
     warm: Collection[Key] = (),
 ) -> Interleaving[Key]:
-    """Take one sample of each call in turn, round after round, until each one's own rule ends its sampling.
+    """Sample the calls in turn, round after round, until each one's own rule ends its sampling.
 
-    The first `warmup` rounds are not counted; calls that are `warm` already sit them out. A call whose rule has ended
-    leaves the round, and so does one that runs out of memory: what it held is freed, and the others go on. The rule
-    looks at the sampler's first clock; its budget is the call's own.
+    The first `warmup` rounds are not counted; calls in `warm` skip them. A call leaves the rounds when its rule ends it
+    or when it runs out of memory; what it held is then freed, and the others go on. The rule looks at the sampler's
+    first clock; its budget is per call.
     """
     taken = {name: Taken() for name in works}
     for _ in range(warmup):
@@ -90,7 +90,7 @@ def interleave(
 
 
 def _goes_on(work: Work, sampler: Sampler, taken: Taken, rule: StopRule) -> bool:
-    """Take one sample; tell whether another is wanted."""
+    """Take one sample; return whether another is wanted."""
     started = perf_counter()
     sample, taken.out_of_memory = attempt(sampler, work)
     if sample is None:

@@ -1,13 +1,13 @@
-"""The instrument `kernel_timing`: device time of a call, without the host's launch gaps; and the call's own latency.
+"""The instrument `kernel_timing`: the device time of a call, without launch gaps, and the call's latency.
 
 Three ways to take one sample (a `Sampler` of pipeline.instruments.sampling.interleaving):
 
 - `KernelSampler`, on a GPU: the time between two CUDA events around the call. Before them the L2 cache is overwritten
   and the stream is kept busy, so that the host has queued every launch of the call before the GPU reaches the first
-  event. Where it has not, the sample is `exposed`: launch gaps may be in it.
-- `host_sampler`, on any device: from one synchronised moment to the next by the host clock, CUDA events beside it.
-- `latency_sampler`, on any device: nothing queued before the call, and calls of its own before that; `enqueue` is the
-  host's time until the call returns, `call` until the device has also done its work.
+  event. If it has not, the sample is `exposed`: it may include launch gaps.
+- `host_sampler`, on any device: the host clock, with a synchronize on both sides, and CUDA events on a GPU.
+- `latency_sampler`, on any device: a lone call with nothing queued before it, after untimed calls of the same work;
+  `enqueue` is the host's time until the call returns, `call` until the device has also done its work.
 """
 
 from time import perf_counter
@@ -18,18 +18,18 @@ from pipeline.compat.torch_private import keep_gpu_busy
 from pipeline.instruments.sampling.interleaving import Sample, Sampler, Work
 from pipeline.instruments.sampling.step_timing import Timings, recorded_event, synchronize, time_once
 
-# Twice the cache: lines that the hardware keeps, or spreads over two halves, go too.
+# Twice the cache, so that lines which the hardware retains or spreads over two halves are evicted too.
 FLUSHED_OVER_L2 = 2
-# How long the stream is kept busy ahead of a call: a multiple of what queueing it took last time, for it varies.
+# How long the stream is kept busy ahead of a call: a multiple of what queueing it took last time, which varies.
 BUSY_OVER_ENQUEUE = 2.0
 LEAST_BUSY_MS, MOST_BUSY_MS = 0.05, 20.0
 CALIBRATION_CYCLES = 2_000_000
-# How long calls of the same go before a lone call that is timed; some 15 of the shortest on a GPU.
+# How long untimed calls of the same work run before a timed lone call: about 15 of the shortest on a GPU.
 SETTLING_MS = 1.0
 
 
 class CudaQueue:
-    """What the current stream of a CUDA device has yet to do, in order."""
+    """The queue of a CUDA device's current stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -42,11 +42,11 @@ class CudaQueue:
         self._over_l2.zero_()
 
     def keep_busy(self, duration_ms: float) -> None:
-        """Queue a kernel that counts clock cycles."""
+        """Queue a kernel that spins for about this long."""
         keep_gpu_busy(int(duration_ms * self._cycles_per_ms))
 
     def mark(self) -> torch.cuda.Event:
-        """Queue a moment to be read later."""
+        """Queue an event whose time can be read later."""
         return recorded_event()
 
     def synchronize(self) -> None:
@@ -70,7 +70,7 @@ class KernelSampler:
         self._enqueue_ms: dict[Work, float] = {}
 
     def __call__(self, work: Work) -> Sample:
-        """Sample one call; it is exposed if the GPU came to it before all of it was queued."""
+        """Sample one call; it is exposed if the GPU reached it before all of it was queued."""
         queue = self._queue
         with work.within():
             argument = work.prepare()
@@ -92,7 +92,7 @@ class KernelSampler:
 
 
 def host_sampler(device: torch.device) -> Sampler:
-    """Return a sampler of the host clock from one synchronised moment to the next, CUDA events beside it."""
+    """Return a sampler by the host clock, with a synchronize on both sides, and by CUDA events on a GPU."""
 
     def sample(work: Work) -> Sample:
         timings, kept = Timings(), []  # what the call returns is kept: freeing it is not part of the call
@@ -107,8 +107,8 @@ def host_sampler(device: torch.device) -> Sampler:
 def latency_sampler(device: torch.device) -> Sampler:
     """Return a sampler of a lone call by the host clock: until it returns, and until its work is done.
 
-    Lone calls of the same work go before, untimed, for SETTLING_MS: else it counts how much of a call's code those
-    before it in the turn have left in the processor's caches, which is more of what calls share.
+    Untimed lone calls of the same work run before it for SETTLING_MS. Otherwise its time would depend on how much of
+    its code the previous calls in the turn left in the CPU's caches, which favours calls that share code.
     """
 
     def lone_call(work: Work) -> Sample:
@@ -133,5 +133,5 @@ def latency_sampler(device: torch.device) -> Sampler:
 
 
 def kernel_sampler(device: torch.device) -> Sampler:
-    """Return the best sampler that a device has for kernels: device time on a GPU, the host clock on a CPU."""
+    """Return the best sampler of kernels for a device: device time on a GPU, the host clock on a CPU."""
     return KernelSampler(CudaQueue(device)) if device.type == "cuda" else host_sampler(device)

@@ -1,8 +1,8 @@
-"""The instrument `rank_timing`: a step that several ranks make together, timed whole and by phase, undivided.
+"""The instrument `rank_timing`: times a step that several ranks run together, as a whole and by phase.
 
-Between the phases nothing waits: a stop would let communication that runs beside backward finish unseen. Phases are
-told apart by CUDA events on the stream that computes, on a CPU by the host clock. A step is over when the last rank's
-is, so that each sample is the maximum over the ranks.
+Nothing synchronises between the phases: a stop would let communication that overlaps backward finish unseen. Phases are
+separated by CUDA events on the current stream, on a CPU by the host clock. A step ends when the last rank is done, so
+each sample is the maximum over the ranks.
 """
 
 from typing import TypeVar
@@ -20,11 +20,11 @@ Key = TypeVar("Key")
 
 
 def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, steps: int) -> Sampling:
-    """Repeat the phases as one step on every rank; give each step's longest times over the ranks.
+    """Repeat the phases as one step on every rank; return each step's longest times over the ranks.
 
     The whole step, under the name `train_step`, is timed by the host clock with a synchronize on both sides and a
-    barrier before; on a GPU by CUDA events too. Every rank of the default process group calls it alike, and all get
-    the same samples.
+    barrier before; on a GPU by CUDA events too. Every rank of the default process group must call it, and all get the
+    same samples.
     """
     warm_up(phases, device, warmup)
     state_before = gpu_state.gpu_state()
@@ -42,7 +42,7 @@ def time_steps_over_ranks(phases: Phases, device: torch.device, warmup: int, ste
 
 
 def _time_step(phases: Phases, device: torch.device) -> dict[tuple[str, str], float]:
-    """Time one step on this rank: the milliseconds by phase and clock."""
+    """Time one step on this rank; return the milliseconds by phase and clock."""
     whole_ms, phases_ms, events_ms = time_in_a_row(phases.values(), device)
     if not events_ms:
         return {(name, "host"): ms for name, ms in zip(phases, phases_ms, strict=True)} | {(STEP, "host"): whole_ms}

@@ -1,4 +1,4 @@
-"""Implementations of one problem side by side: each tried alone, judged, timed in turn, judged on other numbers."""
+"""Compare implementations of one problem: try each alone, judge it, time all in turn, judge again on other numbers."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ from pipeline.peers import PEERS, version_of
 Row = dict[str, Any]
 Key = tuple[str, str]  # implementation, phase
 T = TypeVar("T")
-# Of each quantity its relative and its largest error.
+# For each quantity, its relative and its largest error.
 Errors = Mapping[str, tuple[float, float]]
 KINDS = ("rel", "max")
 
@@ -41,11 +41,11 @@ AGAIN = (
 
 
 class Problem(ABC):
-    """What implementations are given, and how right their results are.
+    """The problem that implementations solve, and how their results are judged.
 
-    phases: in the order in which they are tried; a whole one, of which others are parts, comes last. peers: the plain
-    way, by whose errors all are judged, and those that stand in for it. calls_all_again: all are called again after the
-    timing, not the user's own and the peers alone.
+    phases: in the order in which they are tried; a phase that combines others comes last. peers: the plain way, by
+    whose errors all are judged, then those that stand in for it. calls_all_again: call all of them again after the
+    timing, not only the user's own and the peers.
     """
 
     phases: tuple[str, ...]
@@ -59,7 +59,7 @@ class Problem(ABC):
 
     @abstractmethod
     def change_signs(self) -> None:
-        """Make other numbers of those that there are, without memory: no result is right any more."""
+        """Change the numbers in place, without extra memory; earlier results are wrong afterwards."""
 
     @abstractmethod
     def works(self, built: Any) -> dict[str, Work]:
@@ -67,11 +67,11 @@ class Problem(ABC):
 
     @abstractmethod
     def errors(self, built: Any, phase: str, result: Any) -> Errors:
-        """Return the errors of what a phase gave; those of a whole phase its parts have shown."""
+        """Return the errors of a phase's result; a combined phase need not repeat those of its parts."""
 
     @abstractmethod
     def far_off(self, quantity: str, error: tuple[float, float], usual: tuple[float, float] | None) -> str | None:
-        """Say how an error is far above the usual one, if there is one, or NaN; None where it is not."""
+        """Describe an error that is NaN or far above the usual one, if that is known; None if it is acceptable."""
 
     def refusals(self, name: str) -> AbstractContextManager:
         """Turn the errors by which an implementation refuses the problem into Skipped."""
@@ -82,8 +82,8 @@ class Problem(ABC):
 class Trial:
     """The result of trying an implementation, by phase.
 
-    works: phases that can be timed; sample_s: seconds of a sample, a call with its preparation; columns: what the calls
-    showed; errors: by quantity; failure: status and reason of all phases that are not in works.
+    works: phases that can be timed; sample_s: seconds per sample, a call with its preparation; columns: row columns
+    from these calls; errors: by quantity; failure: status and reason of all phases that are not in works.
     """
 
     works: dict[str, Work] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class _OutOfMemory(Exception):
 
 
 class SideBySide:
-    """Implementations of a problem, tried and judged; `works` are the phases to time, `slow` those of slow samples."""
+    """Implementations of a problem, tried and judged; `works` are the phases to time, `slow` the slow ones of them."""
 
     def __init__(
         self,
@@ -107,10 +107,10 @@ class SideBySide:
         settings: Any,
         own: Mapping[str, Callable[[], AbstractContextManager]],
     ) -> None:
-        """Try each implementation; own: those of the user's own, with the context in which each has its turn.
+        """Try and judge each implementation.
 
-        Before each timed call of these the numbers change: those of calls before are of no use to it. settings: those
-        of a `StopRule`, and `call_limit_s`.
+        own: the user's own implementations, with the context in which each one runs. The numbers change before each of
+        their timed calls, so remembered results are of no use. settings: the fields of a `StopRule` and `call_limit_s`.
         """
         self.problem, self.builds, self.settings, self.own = problem, builds, settings, own
         problem.draw(SEED)
@@ -137,7 +137,7 @@ class SideBySide:
         return dataclasses.replace(rule, min_samples=max(FEWEST_SAMPLES, int(rule.budget_s / sample_s)))
 
     def judge_again(self) -> None:
-        """Call what was timed once more, with numbers that it has never seen, and fail what is wrong with these."""
+        """Call what was timed once more with new numbers, and fail implementations that are wrong on these."""
         asked = {*self.own, *self.problem.peers} if self.own else set[str]()
         chosen = [name for name in self.trials if name in asked or self.problem.calls_all_again]
         names = [name for name in chosen if self.trials[name].works]
@@ -145,7 +145,7 @@ class SideBySide:
             self._judge({name: self._errors_again(name) for name in names}, AGAIN)
 
     def rows(self, timed: Interleaving[Key], columns: Callable[[Key], Row]) -> list[Row]:
-        """Return a row for each implementation and phase; columns: what else those that were timed have."""
+        """Return a row for each implementation and phase; columns: returns the extra columns of the timed ones."""
         return [self._row((name, phase), timed, columns) for name in self.trials for phase in self.problem.phases]
 
     def _try(self, name: str) -> Trial:
@@ -171,13 +171,13 @@ class SideBySide:
     def _try_phase(self, name: str, built: Any, phase: str, work: Work, trial: Trial) -> None:
         """Run one phase twice: the first call compiles and loads, the second shows its time and memory.
 
-        One that is too slow is called once more: a busy host may have been the cause. Raises Skipped if the
+        A call that is too slow is repeated once: a busy host may have been the cause. Raises Skipped if the
         implementation refuses the problem or is too slow, _OutOfMemory if memory runs out.
         """
         device = self.problem.device
         trial.columns[phase] = self._or_raise(name, lambda: self._first_call(built, phase, work, trial))
         if phase == self.problem.phases[0]:
-            free_memory()  # reference cycles left by compiling and by the previous implementation; once: it is slow
+            free_memory()  # reference cycles left by compiling and by the previous implementation; once, as it is slow
         called, extra = self._or_raise(name, lambda: measured_call(work, device))
         trial.columns[phase] |= extra
         if called.call_ms / 1e3 > self.settings.call_limit_s:
@@ -198,7 +198,7 @@ class SideBySide:
             f"{what}_{kind}_error": value
             for what, error in found.items()
             for kind, value in zip(KINDS, error, strict=True)
-            if math.isfinite(value)  # as a record's values are
+            if math.isfinite(value)  # a record's values must be
         }
         return {"first_call_ms": first.call_ms, **errors}
 
@@ -218,7 +218,7 @@ class SideBySide:
         return dataclasses.replace(work, prepare=prepare)
 
     def _errors_again(self, name: str) -> Errors:
-        """Return the errors of another call of what could be timed; without those that there is no memory for."""
+        """Return the errors of one more call of each timed phase, without those that run out of memory."""
         found: dict[str, tuple[float, float]] = {}
         built = self.builds[name]()
         works, _reason = attempt(self._works, name, built)
@@ -238,13 +238,13 @@ class SideBySide:
                 trial.works, trial.failure = {}, {"status": "wrong", "reason": words + reason}
 
     def _usual(self, quantity: str, found: Mapping[str, Errors]) -> tuple[float, float] | None:
-        """Return the errors of the plain way, else the middle ones of the other peers; None where none has any."""
+        """Return the errors of the plain way, else the medians of the other peers; None if no peer has any."""
         plain, *others = self.problem.peers
         if quantity in found.get(plain, ()):
             return found[plain][quantity]
         errors = [found[name][quantity] for name in others if quantity in found.get(name, ())]
         rels, tops = zip(*errors, strict=True) if errors else ((), ())
-        return (median_low(rels), median_low(tops)) if errors else None  # one that is wrong does not move them
+        return (median_low(rels), median_low(tops)) if errors else None  # one wrong peer does not move them
 
     def _row(self, key: Key, timed: Interleaving[Key], columns: Callable[[Key], Row]) -> Row:
         (name, phase), trial = key, self.trials[key[0]]

@@ -1,4 +1,4 @@
-"""The instrument `timing`: phases of a repeated step by the host clock, with CUDA events beside it."""
+"""The instrument `timing`: times the phases of a repeated step by the host clock and by CUDA events."""
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +15,7 @@ from pipeline.instruments.sampling.summary import rel_error
 
 Phases = Mapping[str, Callable[[], object]]
 
-# Like perf_counter bound here, before anything of the user's own is imported, which may put others in their place.
+# Bound here, like perf_counter, before any user code is imported, which might replace them.
 _CudaEvent, _cuda_synchronize = torch.cuda.Event, torch.cuda.synchronize
 
 
@@ -23,8 +23,8 @@ _CudaEvent, _cuda_synchronize = torch.cuda.Event, torch.cuda.synchronize
 class StopRule:
     """When to stop sampling: enough samples and a median known well enough, or the budget spent.
 
-    min_samples are always taken, and sampling lasts least_s seconds, or max_samples. After that it ends as soon as
-    every phase's median is known to within `rel_error` (standard error over median), or after budget_s seconds.
+    min_samples are always taken, and sampling lasts at least least_s seconds or max_samples. After that it ends as soon
+    as every phase's median is known to within `rel_error` (standard error over median), or after budget_s seconds.
     """
 
     min_samples: int
@@ -45,7 +45,7 @@ class StopRule:
 
 @dataclass
 class Timings:
-    """What one phase gave: samples in ms by the host clock and, on a GPU, by CUDA events."""
+    """The samples of one phase in ms, by the host clock and, on a GPU, by CUDA events."""
 
     host_ms: list[float] = field(default_factory=list)
     cuda_events_ms: list[float] = field(default_factory=list)
@@ -57,21 +57,21 @@ class Timings:
 
 
 class Watched:
-    """Sampling with the state of the GPU before and after it, and its power meanwhile."""
+    """Base of sampling results that include the GPU's state afterwards and its power meanwhile."""
 
     state_after: list[dict]
     power: Power
 
     def slowdowns(self) -> list[str]:
-        """Return the reasons, if any, for which the hardware held the clock down below its own choice."""
+        """Return the reasons, if any, why the hardware slowed its clock during or right after sampling."""
         return gpu_state.slowdowns_among({*self.power.slowdowns, *gpu_state.slowdown_reasons(self.state_after)})
 
 
 @dataclass(frozen=True)
 class Sampling(Watched):
-    """What sampling a set of phases gave, the state of the GPU just before and just after it, and its power meanwhile.
+    """The samples of a set of phases, the state of the GPU just before and just after, and its power meanwhile.
 
-    The power's step is a round of all phases.
+    In `power`, a step is one round of all phases.
     """
 
     timings: dict[str, Timings]
@@ -81,10 +81,10 @@ class Sampling(Watched):
 
 
 def time_phases(phases: Phases, device: torch.device, warmup: int, rule: StopRule) -> Sampling:
-    """Repeat phases in turn and time each from one synchronised moment to the next.
+    """Repeat phases in turn and time each, with a synchronize on both sides.
 
-    Every round runs all phases in their order. The first `warmup` rounds are not counted; with 0 the cold
-    first round is a sample like any other.
+    Every round runs all phases in order. The first `warmup` rounds are not counted; with 0 the cold first round is a
+    sample like any other.
     """
     warm_up(phases, device, warmup)
     state_before = gpu_state.gpu_state()
@@ -116,7 +116,7 @@ def time_call_ms(call: Callable[[], object], device: torch.device) -> float:
 
 
 def time_once(phase: Callable[[], object], device: torch.device, timings: Timings) -> None:
-    """Run a phase from one synchronised moment to the next and add what each clock says."""
+    """Run a phase with a synchronize on both sides and append what each clock says."""
     host_ms, _, events_ms = time_in_a_row([phase], device)
     timings.host_ms.append(host_ms)
     timings.cuda_events_ms += events_ms
@@ -125,10 +125,10 @@ def time_once(phase: Callable[[], object], device: torch.device, timings: Timing
 def time_in_a_row(
     calls: Iterable[Callable[[], object]], device: torch.device
 ) -> tuple[float, list[float], list[float]]:
-    """Run calls one after the other, with nothing that waits between them, from one synchronised moment to the next.
+    """Run calls back to back, with a synchronize only before the first and after the last.
 
     Returns milliseconds: of all by the host clock; of each until it returned, by the host clock; and of each by CUDA
-    events on the stream that computes, on a CPU none.
+    events on the current stream, none on a CPU.
     """
     on_gpu = device.type == "cuda"
     synchronize(device)
@@ -153,16 +153,16 @@ def recorded_event() -> torch.cuda.Event:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all that it was given; on a CPU there is nothing to wait for."""
+    """Wait until the device has finished all queued work; on a CPU there is nothing to wait for."""
     if device.type == "cuda":
         _cuda_synchronize(device)
 
 
 @contextmanager
 def collections_off() -> Iterator[None]:
-    """Keep Python's garbage collector from running inside; what is due is made up for after it.
+    """Keep Python's garbage collector off inside this context; overdue collections run afterwards.
 
-    A collection takes the host up to tenths of a second, at a moment of its own, and is no part of what is timed.
+    A collection can take tenths of a second, at an unpredictable moment, and is not part of what is timed.
     """
     was_on = gc.isenabled()
     gc.disable()

@@ -1,13 +1,13 @@
-"""Summaries of samples: order statistics first, for a few slow samples must not move the value."""
+"""Summarise samples by order statistics, which a few slow samples do not move."""
 
 import statistics
 from collections.abc import Sequence
 from operator import mul
 
-# Standard error of a median over the interquartile range, for normal samples and n large:
+# Standard error of a median over the interquartile range, for normal samples and large n:
 # sqrt(pi/2) * sigma / sqrt(n), with sigma = IQR / 1.349 (Kendall & Stuart, Advanced Theory of Statistics).
 MEDIAN_ERROR_PER_IQR = 1.2533 / 1.349
-# Fewer samples do not tell how much each is like the one before; and how alike they are at most taken to be.
+# The fewest samples from which to estimate autocorrelation, and the most that is assumed.
 TELLING_SAMPLES, MOST_ALIKE = 10, 0.8
 
 
@@ -22,8 +22,8 @@ def quartiles(samples: Sequence[float]) -> tuple[float, float, float]:
 def rel_error(samples: Sequence[float]) -> float:
     """Return the standard error of the median over the median; infinite for fewer than two samples.
 
-    The samples are in the order taken: the more each is like the one before, the less they tell together. A median
-    depends on which samples lie above it, so that the autocorrelation r of that counts: the error grows by
+    The samples are in the order taken: the more each is like the one before, the less they tell together. A median only
+    depends on which samples lie above it, so r is the lag-1 autocorrelation of that, and the error grows by
     √((1 + r) / (1 − r)). Quartiles are unbiased for few samples (Hyndman and Fan 1996, definition 8).
     """
     if len(samples) < 2:
@@ -39,7 +39,7 @@ def rel_error(samples: Sequence[float]) -> float:
 
 
 def _median_unbiased(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile by definition 8 of Hyndman and Fan; without numpy, whose import takes longer than a table."""
+    """Return a quantile by definition 8 of Hyndman and Fan; no numpy: its import takes longer than a whole table."""
     place = min(max((len(ordered) + 1 / 3) * share + 1 / 3, 1.0), float(len(ordered)))
     below = int(place)
     if below == len(ordered):

@@ -1,8 +1,8 @@
-"""The instrument `sustained`: the time of a call that a GPU holds while it does nothing else for seconds.
+"""The instrument `sustained`: the time of a call that a GPU sustains when it does nothing else for seconds.
 
-A GPU that rests between short turns clocks higher than its power limit allows for long. Here calls follow one another
-without a pause, and nothing flushes the L2 cache between them. CUDA events stand between blocks of calls; the host
-queues a few blocks ahead of the GPU, then waits for the oldest.
+A GPU that rests between short turns clocks higher than its power limit allows for long. Here calls run back to back,
+and nothing flushes the L2 cache between them. CUDA events separate blocks of calls; the host queues a few blocks ahead
+of the GPU, then waits for the oldest.
 """
 
 import statistics
@@ -23,7 +23,7 @@ BLOCKS_AHEAD = 3
 
 @dataclass(frozen=True)
 class Sustained:
-    """The median time of a call over the second half, and the mean SM clock there; None where NVML does not tell."""
+    """The median time of a call over the second half, and the mean SM clock there, None if NVML does not report it."""
 
     median_ms: float
     sm_clock_mhz: float | None
@@ -32,19 +32,19 @@ class Sustained:
 def hold(
     work: Work, call_ms: float, duration_s: float, record: Callable[[], torch.cuda.Event] = recorded_event
 ) -> Sustained | None:
-    """Run a work back to back for so many seconds of the GPU's time; what prepares a call counts as part of it.
+    """Run a work back to back for this many seconds of GPU time; preparing a call counts as part of it.
 
-    call_ms: about how long a call takes. record: records an event behind what is queued.
-    None where the GPU mostly waited for the host: that would be the host's time.
+    call_ms: about how long a call takes. record: records an event after what is queued.
+    Returns None if the GPU mostly waited for the host: that would be the host's time.
     """
     calls, duration_ms = min(max(1, round(BLOCK_MS / call_ms)), MOST_CALLS), 1e3 * duration_s
-    # Between events lie blocks of calls; of each, whether the GPU may have waited for the host.
+    # Events enclose blocks of calls; `exposed` has for each block whether the GPU may have waited for the host.
     events, exposed, elapsed_ms, watch = [record()], [], 0.0, None
     with work.within(), collections_off():
         while elapsed_ms < duration_ms:
             for _ in range(calls):
                 work.call(work.prepare())
-            exposed.append(events[-1].query())  # whatever was queued before this block is done
+            exposed.append(events[-1].query())  # true if all that was queued before this block is done
             events.append(record())
             if len(events) > BLOCKS_AHEAD:
                 events[-BLOCKS_AHEAD].synchronize()

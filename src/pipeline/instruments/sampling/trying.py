@@ -1,4 +1,4 @@
-"""Try a call alone, before it is timed in turn with others: about how long it takes, and with how much memory."""
+"""Try a call alone before it is timed in turn with others: about how long it takes and how much memory it needs."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,7 +35,7 @@ def timed_call(work: Work, device: torch.device) -> Called:
 
 
 def measured_call(work: Work, device: torch.device) -> tuple[Called, dict[str, int]]:
-    """Make a call; on a GPU also return, as `extra_bytes`, the peak that it needs in addition to what is there."""
+    """Run one sample; on a GPU also return as `extra_bytes` its peak above the memory allocated before."""
     if device.type != "cuda":
         return timed_call(work, device), {}
     torch.cuda.reset_peak_memory_stats(device)
@@ -45,16 +45,16 @@ def measured_call(work: Work, device: torch.device) -> tuple[Called, dict[str, i
 
 
 def peer_errors_as_skipped(name: str) -> AbstractContextManager:
-    """Turn whatever a peer raises into Skipped; let pass lack of memory and what ends all work on the GPU.
+    """Turn a peer's errors into Skipped, except out-of-memory errors and those that end all work on the GPU.
 
-    A peer refuses problems by assertions and by errors of its compiler, which nothing else tells from bugs of its own.
+    Peers refuse problems with assertions and compiler errors, which cannot be told from their own bugs.
     """
     return errors_as_skipped(PEERS[name]) if name in PEERS else nullcontext()
 
 
 @contextmanager
 def errors_as_skipped(what: str) -> Iterator[None]:
-    """Turn errors into Skipped, which says what raised them, but those that `peer_errors_as_skipped` lets pass."""
+    """Turn errors into Skipped, with `what` raised them, except those that `peer_errors_as_skipped` lets pass."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Variants of a step side by side: they take turns in rounds, and the samples of all rounds make their rows."""
+"""Time variants of a step side by side: they take turns in rounds, and a row has the samples of all rounds."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ Variant = TypeVar("Variant")
 
 
 def turns(variants: Sequence[Variant], rounds: int) -> Iterator[tuple[Variant, bool]]:
-    """Let variants take turns, every second round in reverse, so that a slow drift of the machine falls on all alike.
+    """Let variants take turns, every second round in reverse, so that a slow drift affects all of them equally.
 
     Yields each variant with whether this is its first turn.
     """
@@ -26,7 +26,7 @@ def turns(variants: Sequence[Variant], rounds: int) -> Iterator[tuple[Variant, b
 def step_rows(samplings: Sequence[Sampling], busy: GpuBusy | None) -> list[dict[str, Any]]:
     """Return a row per phase and clock with the samples of all turns: phase, clock, status, turns and samples_ms.
 
-    Each has the state of the GPU; the whole step by the host clock also what the GPU did.
+    Each has the state of the GPU; the row of the whole step by the host clock also has what the GPU did.
     """
     power = pooled_power(sampling.power for sampling in samplings)
     slowdowns = slowdowns_among({reason for sampling in samplings for reason in sampling.slowdowns()})

@@ -1,4 +1,4 @@
-"""How far the weights of ways to train, or of one way's ranks, are apart after the same training steps."""
+"""Compare weights after the same training steps, between ways to train and between the ranks of one way."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,24 +11,25 @@ from pipeline.instruments.sampling.rank_timing import max_over_ranks
 
 Sample = dict[str, Tensor]
 
-# Largest difference that rounding may make between ways to average gradients, by precision. Two ranks have one sum and
-# no order; with more, AdamW passes the rounding of small gradients on to the weights, and bf16 products carry it on.
+# Largest difference that rounding may make between ways to average gradients, by precision. With two ranks there is
+# only one order to sum in; with more, AdamW passes the rounding of small gradients on to the weights, and bf16 matmuls
+# spread it.
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
-# Of how far a parameter has moved. AdamW moves a weight as far by a small gradient as by a large one: rounding of a
-# share r of the gradients turns about √r of the steps, 3e-4 in fp32, which further steps make tenfold. Gradients that
-# are not averaged turn about half of each step.
+# As a share of how far a parameter has moved. AdamW moves a weight as far for a small gradient as for a large one: a
+# relative rounding error r of the gradients changes about √r of a step, 3e-4 in fp32, and further steps make that
+# tenfold. Gradients that are not averaged change about half of each step.
 SHARE_TOLERANCE = 0.05
-# A whole copy of a large model takes seconds to the host and back, and on the device it would count as its memory.
+# Copying a whole large model to the host and back takes seconds, and a copy on the device would count as its memory.
 SAMPLES_A_PARAMETER = 2**16
 
 
 @dataclass(frozen=True)
 class Differences:
-    """How far the weights of one way are apart after its steps; None where they were not compared.
+    """How far the weights of one way differ after its steps; None if they were not compared.
 
-    between_ranks, from_reference: the largest absolute difference of a weight. share: how far a parameter is from the
-    reference's over how far that one has moved, by norm, of the parameter furthest off. parameter: the one that is
-    furthest apart between ranks; off: from the reference, by its share.
+    between_ranks, from_reference: the largest absolute difference of a weight. parameter: the one that differs most
+    between ranks. share: the distance of a parameter from the reference's, over how far the reference's has moved, by
+    norm, for the parameter where this is largest; off: that parameter.
     """
 
     between_ranks: float | None = None
@@ -38,10 +39,10 @@ class Differences:
     off: str = ""
 
     def complaint(self, precision: str, same_gradients: bool = False) -> str:
-        """Say what is further apart than rounding explains; nothing where all is well.
+        """Say what differs by more than rounding explains; "" if nothing does.
 
-        same_gradients: whether this way and the reference average gradients alike. If they do not, rounding in bf16
-        parts them in twenty steps as far as other gradients would, so that the reference tells nothing.
+        same_gradients: whether this way and the reference average gradients in the same way. If they do not, rounding
+        in bf16 separates them in twenty steps as far as wrong gradients would, so the comparison says nothing.
         """
         if self.between_ranks is not None and not self.between_ranks <= TOLERANCE[precision]:
             return (
@@ -58,7 +59,7 @@ class Differences:
 
 
 class Comparison:
-    """The weights of a reference before and after its steps, with which those of other ways are compared.
+    """The weights of a reference before and after its steps, to compare those of other ways with.
 
     The reference is the first way for which `begin` is called.
     """
@@ -68,11 +69,11 @@ class Comparison:
         self._end: Sample = {}
 
     def begin(self, weights: Callable[[], Mapping[str, Tensor]]) -> None:
-        """Note the weights from which all ways begin; they are asked for once."""
+        """Record the weights that all ways start from; `weights` is only called the first time."""
         self._start = self._start or sample(weights())
 
     def differences(self, weights: Mapping[str, Tensor], device: torch.device) -> Differences:
-        """Compare the weights of a way after its steps; every rank calls it."""
+        """Compare the weights of a way after its steps; every rank must call it."""
         parameter, between_ranks = difference_between_ranks(weights, device)
         if not self._start:
             return Differences(between_ranks, parameter)
@@ -89,12 +90,12 @@ class Comparison:
 
 
 def named(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters of a model by name; of one in a wrapper by the names that they have in the model."""
+    """Return the parameters of a model by name, without the prefix "module." that a wrapper adds."""
     return {name.removeprefix("module."): weight.detach() for name, weight in model.named_parameters()}
 
 
 def sample(weights: Mapping[str, Tensor]) -> Sample:
-    """Copy weights of every parameter to the CPU: all of a small one, of a large one evenly spaced."""
+    """Copy weights of every parameter to the CPU: all of a small one, evenly spaced ones of a large one."""
     strides = {name: -(-weight.numel() // SAMPLES_A_PARAMETER) for name, weight in weights.items()}
     return {
         name: weight.detach().flatten()[:: strides[name]].to("cpu", torch.float32, copy=True)
@@ -104,9 +105,9 @@ def sample(weights: Mapping[str, Tensor]) -> Sample:
 
 @torch.no_grad()
 def difference_between_ranks(weights: Mapping[str, Tensor], device: torch.device) -> tuple[str, float]:
-    """Return the parameter with the largest absolute difference of a weight from rank 0's, over all ranks, and that.
+    """Return the parameter with the largest absolute difference from rank 0's weights on any rank, and the difference.
 
-    Every rank calls it, with parameters of the same names.
+    Every rank must call it, with the same parameter names.
     """
     largest = []
     for name in sorted(weights):
@@ -114,12 +115,12 @@ def difference_between_ranks(weights: Mapping[str, Tensor], device: torch.device
         first = own.clone(memory_format=torch.contiguous_format)
         dist.broadcast(first, src=0)
         largest.append((own - first).abs().max().nan_to_num(nan=float("inf")))
-    # Read once: to read each would have the host wait for the device each time.
+    # Read all at once: otherwise the host would wait for the device for each.
     over_ranks = max_over_ranks(dict(zip(sorted(weights), torch.stack(largest).tolist(), strict=True)), device)
     parameter = max(over_ranks, key=lambda name: over_ranks[name])
     return parameter, over_ranks[parameter]
 
 
 def _number(value: Tensor) -> float:
-    """Return a number that is infinite rather than none."""
+    """Return the value as a float, infinity instead of NaN."""
     return value.nan_to_num(nan=float("inf")).item()

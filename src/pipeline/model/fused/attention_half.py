@@ -1,4 +1,4 @@
-"""The products around a block's attention, as autograd functions that keep little more than their inputs."""
+"""The matrix products around a block's attention, as autograd functions that keep little more than their inputs."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ class AttentionInputs(torch.autograd.Function):
     """Compute rotated queries, rotated keys and values from the residual stream.
 
     `apply(x, norm_weight, q_weight, k_weight, v_weight, cos, sin, head_dim, eps, operations)` returns q, k, v, and x.
-    Shapes: x is (batch, seq_len, width); q, k and v are (batch, heads, seq_len, head_dim), strided. Kept: x alone; its
-    norm is computed again. Use the x that is returned: the gradient of its other uses then joins in the norm's kernel.
+    Shapes: x is (batch, seq_len, width); q, k and v are (batch, heads, seq_len, head_dim), strided. Kept: only x; its
+    norm is computed again. Use the returned x elsewhere: its gradient is then added in the norm's kernel.
     """
 
     @staticmethod
@@ -42,14 +42,14 @@ class AttentionInputs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor, dx: Tensor) -> tuple[Tensor | None, ...]:
-        """Compute the gradients of x and the weights; dx is that of the x that was returned."""
+        """Compute the gradients of x and the weights; dx is the gradient of the returned x."""
         x, norm_weight, *weights, cos, sin = ctx.saved_tensors
         rows = x.flatten(0, 1)
         _, y = ctx.operations.rms_norm(rows, norm_weight, ctx.eps)
         gradients = [ctx.operations.rotate(gradient.transpose(1, 2), cos, sin, back=True) for gradient in (dq, dk)]
         gradients = [gradient.reshape(len(rows), -1) for gradient in (*gradients, dv.transpose(1, 2))]
         dweights = [gradient.T @ y for gradient in gradients]
-        dy = y  # whose numbers are not needed any more
+        dy = y  # reuse its memory: y is no longer needed
         torch.mm(gradients[0], weights[0], out=dy)
         for gradient, weight in zip(gradients[1:], weights[1:], strict=True):
             dy.addmm_(gradient, weight)
@@ -60,8 +60,8 @@ class AttentionInputs(torch.autograd.Function):
 class OutputProjection(torch.autograd.Function):
     """Multiply the heads' outputs by a weight: `apply(heads, weight)`.
 
-    Shapes: heads is (batch, heads, seq_len, head_dim), the result (batch, seq_len, width). Kept: the heads as they
-    lie, so that they are not kept twice, and the copy in which a token's heads lie side by side is made again.
+    Shapes: heads is (batch, heads, seq_len, head_dim), the result (batch, seq_len, width). Kept: the heads in the
+    layout that attention keeps too, so they are kept once; the copy with each token's heads side by side is made again.
     """
 
     @staticmethod

@@ -13,9 +13,9 @@ class FeedForward(torch.autograd.Function):
     """Compute s + down(silu(gate(norm(s))) · up(norm(s))), where s = x + addend.
 
     `apply(x, addend, norm_weight, gate_weight, up_weight, down_weight, eps, keeps_products, is_rerun, operations)`.
-    Shapes: x, addend and the result are (batch, seq_len, width). Kept: s, and with `keeps_products` what gate and up
-    gave, each d_ff / width times as large; else both products are computed again. Norm and SwiGLU always are.
-    is_rerun: a checkpointed block runs again for what is kept; nobody uses the result, and it is not computed.
+    Shapes: x, addend and the result are (batch, seq_len, width). Kept: s, and with `keeps_products` the outputs of
+    gate and up, each d_ff / width times as large; else both products are computed again. Norm and SwiGLU always are.
+    is_rerun: a checkpointed block runs again only for what it keeps; its unused result is not computed.
     """
 
     @staticmethod
@@ -32,10 +32,10 @@ class FeedForward(torch.autograd.Function):
         is_rerun: bool,
         operations: Operations,
     ) -> Tensor:
-        """Compute the result; keep the sum, and the products where asked to."""
+        """Compute the result; keep the sum, and the products if asked to."""
         total, y = operations.rms_norm(x.flatten(0, 1), norm_weight, eps, addend.flatten(0, 1))
         products: tuple[Tensor, ...] = ()
-        output = torch.empty_like(x)  # no view of what `addmm` would return: a module's hooks may forbid them
+        output = torch.empty_like(x)  # not a view of `addmm`'s result: a module's hooks may forbid views
         if not is_rerun:
             products = y @ gate_weight.T, y @ up_weight.T
             torch.addmm(total, operations.swiglu(*products), down_weight.T, out=output.flatten(0, 1))
@@ -56,7 +56,7 @@ class FeedForward(torch.autograd.Function):
         ddown = doutput.T @ h
         del h, gate, up
         dgate_weight, dup_weight = dgate.T @ y, dup.T @ y
-        dy = torch.mm(dgate, gate_weight, out=y)  # whose numbers are not needed any more
+        dy = torch.mm(dgate, gate_weight, out=y)  # reuse its memory: y is no longer needed
         dy.addmm_(dup, up_weight)
         dtotal, dnorm = ctx.operations.rms_norm_backward(dy, total, norm_weight, ctx.eps, doutput)
         dtotal = dtotal.view(ctx.shape)

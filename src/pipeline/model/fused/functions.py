@@ -1,4 +1,4 @@
-"""Each operation of the fused model as an autograd function of its own, for models that are not fused in halves."""
+"""The fused model's operations as separate autograd functions, for models whose blocks are not fused in halves."""
 
 from typing import Any
 
@@ -12,8 +12,8 @@ from pipeline.model.fused.operations import Operations
 class AddRMSNorm(torch.autograd.Function):
     """Compute the RMSNorm of x + residual, and the sum: `apply(x, residual, weight, eps, operations)`.
 
-    Shapes: x and residual are (tokens, width). Kept: the sum alone. Use the sum that is returned: the gradient of its
-    other uses then joins in the norm's kernel.
+    Shapes: x and residual are (tokens, width). Kept: only the sum. Use the returned sum elsewhere: its gradient is then
+    added in the norm's kernel.
     """
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""A transformer language model in few passes over memory, made from the modules of `TransformerLM`."""
+"""A transformer language model with few passes over memory, made from the modules of a `TransformerLM`."""
 
 import itertools
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ from pipeline.ranges import span
 
 
 class FusedLM(nn.Module):
-    """Map tokens and their successors to the mean cross-entropy, by the parameters of a `TransformerLM`.
+    """Map tokens and their successors to the mean cross-entropy, with the parameters of a `TransformerLM`.
 
-    attention: on q, k, v and is_causal. levels: what each layer keeps for the backward pass, of
-    `formulas.fused_step.LEVELS`; all else is computed again. loss_chunk: the tokens whose logits are there at once.
+    attention: a function of q, k, v and is_causal. levels: what each layer keeps for the backward pass, one of
+    `formulas.fused_step.LEVELS`; the rest is computed again. loss_chunk: how many tokens' logits exist at once.
 
-    The model that is given shares its parameters with this one, and its blocks' modules too.
+    The given model shares its parameters and its blocks' modules with this one.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class FusedLM(nn.Module):
         return cast("list[FusedBlock]", list(self.layers))
 
     def keep(self, levels: Sequence[str]) -> None:
-        """Let each layer keep so much from now on."""
+        """Set what each layer keeps from now on."""
         for layer, level in zip(self.blocks, levels, strict=True):
             layer.keeps = level
 
@@ -67,7 +67,7 @@ class FusedLM(nn.Module):
 
 
 class FusedBlock(nn.Module):
-    """A `TransformerBlock` of three autograd functions and the attention between them; `keeps` is one of `LEVELS`."""
+    """A `TransformerBlock` made of three autograd functions and attention; `keeps` is one of `LEVELS`."""
 
     def __init__(self, block: TransformerBlock, operations: Operations, attention: AttentionFunction) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A language model's head fused with its loss: the logits exist for a chunk of tokens at a time, and only once."""
+"""A language model's head fused with its loss: logits exist for one chunk of tokens at a time, in a single copy."""
 
 from typing import Any
 
@@ -8,9 +8,9 @@ from torch.autograd.function import once_differentiable
 
 from pipeline.model.fused.operations import Operations
 
-IGNORED = -100  # as torch.nn.functional.cross_entropy has it
-LOGITS_BYTES = 2_500_000_000  # of a chunk, at the most
-TILE_ROWS = 256  # of the products' tiles, which a chunk should fill
+IGNORED = -100  # the default of torch.nn.functional.cross_entropy
+LOGITS_BYTES = 2_500_000_000  # per chunk, before rounding up to whole tiles
+TILE_ROWS = 256  # rows of a matrix product's tile, which a chunk should fill
 
 
 def linear_cross_entropy(
@@ -23,10 +23,10 @@ def linear_cross_entropy(
 ) -> Tensor:
     """Compute the mean cross-entropy in nats of x weightᵀ and its gradients in one pass, `chunk` tokens at a time.
 
-    Shapes: x is (..., width), weight (vocab_size, width) of its dtype, targets (...) int64. Logits are rounded to that
-    dtype, as those of a Linear layer are; all that follows is in fp32, and so is the loss. The weight's gradient is
-    added up by its products, in the dtype of the weight: each chunk after the first rounds it once more. Targets that
-    are `ignore_index` do not count; where none counts the loss is NaN, as torch's is.
+    Shapes: x is (..., width), weight (vocab_size, width) in x's dtype, targets (...) int64. Logits are rounded to that
+    dtype, like a Linear layer's; everything after that, including the loss, is in fp32. The matrix products accumulate
+    the weight's gradient in the weight's dtype: each chunk after the first rounds it once more. Targets equal to
+    `ignore_index` do not count; if none counts, the loss is NaN, as torch's is.
 
     chunk: by default `chunk_rows`. Memory: the logits of a chunk, and the gradients of x and the weight.
     """
@@ -37,13 +37,16 @@ def linear_cross_entropy(
 
 
 def chunk_rows(rows: int, row_bytes: int) -> int:
-    """Divide rows of logits evenly into chunks of at most `LOGITS_BYTES`, or of a tile: larger ones multiply faster."""
+    """Return the rows of each chunk when rows of logits are divided evenly into chunks of up to `LOGITS_BYTES`.
+
+    They are rounded up to whole tiles. Chunks are that large because larger ones multiply faster.
+    """
     chunks = -(-rows * row_bytes // LOGITS_BYTES)
     return TILE_ROWS * max(1, -(-rows // (max(1, chunks) * TILE_ROWS)))
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """The gradients are computed with the loss, while the logits are there, and scaled in the backward pass."""
+    """Compute the gradients together with the loss, while the logits exist; the backward pass only scales them."""
 
     @staticmethod
     def forward(
@@ -68,9 +71,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 continue
             operations.cross_entropy(logits, targets[part], ignore_index, losses[part], scale)
             torch.mm(logits, weight, out=dx[part])
-            # beta 0: what is there does not count, though it be NaN.
+            # The first chunk has beta 0, which ignores what is there, even NaN.
             torch.addmm(dweight, logits.T, x[part], beta=min(start, 1), out=dweight)
-            del logits  # else the next chunk's would stand beside it
+            del logits  # else two chunks' logits would exist at once
         if dx is not None and dweight is not None:
             ctx.save_for_backward(dx, dweight)
             ctx.operations = operations
@@ -80,7 +83,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.saved_tensors
-        # In place: the weight's gradient is large. So autograd refuses a second backward pass, as it should.
+        # In place, because the weight's gradient is large; autograd then rightly refuses a second backward pass.
         for gradient in gradients:
             ctx.operations.scale(gradient, dloss)
         return *gradients, None, None, None, None, None

@@ -1,4 +1,4 @@
-"""What a fused model computes between its matrix products, by Triton kernels or by torch's own operations."""
+"""The operations between a fused model's matrix products, as Triton kernels or torch operations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Operations:
-    """The operations; `pipeline.model.fused.triton` says what each of them takes and returns."""
+    """The operations; see `pipeline.model.fused.triton` for what each takes and returns."""
 
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
     rms_norm_backward: Callable[..., tuple[Tensor, Tensor]]
@@ -22,25 +22,25 @@ class Operations:
 
 
 def in_triton() -> Operations:
-    """Return those of Triton, which need a GPU or its interpreter."""
+    """Return the Triton operations, which need a GPU or Triton's interpreter."""
     from pipeline.model.fused.triton import cross_entropy, rms_norm, rotary, swiglu
 
     return _named_in(cross_entropy, rms_norm, rotary, swiglu)
 
 
 def in_torch() -> Operations:
-    """Return those of torch's own operations, one after the other."""
+    """Return the operations in plain torch."""
     from pipeline.model.fused import plain
 
     return _named_in(plain)
 
 
 def _named_in(*modules: ModuleType) -> Operations:
-    """Return the operations that have these names in modules."""
+    """Collect the operations from modules, by their names."""
     functions = {name: function for module in modules for name, function in vars(module).items()}
     return Operations(**{item.name: functions[item.name] for item in fields(Operations)})
 
 
 def best_operations(device: torch.device) -> Operations:
-    """Return those of Triton where there is a GPU."""
+    """Return the Triton operations on a GPU, else those in torch."""
     return in_triton() if device.type == "cuda" else in_torch()

@@ -1,4 +1,4 @@
-"""The operations of `pipeline.model.fused.triton` by torch's own, each of which passes over memory by itself."""
+"""The operations of `pipeline.model.fused.triton` in torch, where each one passes over memory separately."""
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def swiglu_backward(
     dh: Tensor, gate: Tensor, up: Tensor, in_place: bool = False, product: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) · up, wanted or not, and the gradients of gate and up, nothing in place."""
+    """Return silu(gate) · up and the gradients of gate and up; `in_place` and `product` are ignored."""
     with torch.enable_grad():
         inputs = gate.detach().requires_grad_(), up.detach().requires_grad_()
         h = swiglu(*inputs)

@@ -1,4 +1,4 @@
-"""A training step whose model is computed in few passes over memory, head and loss in one."""
+"""A training step whose model makes few passes over memory, with head and loss fused."""
 
 from typing import cast
 
@@ -28,7 +28,7 @@ class FusedStep(TrainingStep):
 
 
 class CastWeights(nn.Module):
-    """Compute a module with its parameters cast to a dtype, once a call; gradients reach them in their own dtype."""
+    """Call a module with its parameters cast to a dtype once per call; they get gradients in their own dtype."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -43,8 +43,8 @@ class CastWeights(nn.Module):
 def fused_step(step: TrainingStep, attention: str, dtype: torch.dtype) -> FusedStep:
     """Return the step of a `TransformerLM` with its blocks, head and loss fused, computed in a dtype.
 
-    Weights, optimizer and batch are those of the step that is given. attention: of `pipeline.attention.ATTENTION`.
-    Every block keeps all that it needs for its backward pass.
+    Weights, optimizer and batch are those of the given step. attention: a name in `pipeline.attention.ATTENTION`. Every
+    block keeps everything that its backward pass needs.
     """
     model, device = cast(TransformerLM, step.model), step.tokens.device
     levels = [LEVELS[-1]] * len(model.layers)

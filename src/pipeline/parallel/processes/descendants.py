@@ -1,4 +1,4 @@
-"""End what ranks leave running: a daemon of the user's code, wherever it went."""
+"""Kill what ranks leave running, such as a daemon started by the user's code, even if it has detached."""
 
 import contextlib
 import ctypes
@@ -14,9 +14,9 @@ PATIENCE_S = 5.0  # a process may be stuck in a driver
 
 @contextlib.contextmanager
 def ending_orphans() -> Iterator[None]:
-    """End, at the end of the block, all that the processes started in it have left behind.
+    """Kill, at the end of the block, everything that the processes started in it have left running.
 
-    The block ends those processes itself. Only on Linux, where this process can adopt what has lost its parent.
+    The block ends those processes itself. Works only on Linux, where this process can adopt orphans.
     """
     if sys.platform != "linux":
         yield
@@ -27,7 +27,7 @@ def ending_orphans() -> Iterator[None]:
         yield
     finally:
         give_up = time.monotonic() + PATIENCE_S
-        # Again and again, for what an orphan has started is adopted when that is dead.
+        # Repeated, because an orphan's own children are adopted only once it is dead.
         while (orphans := set(psutil.Process().children()) - before) and time.monotonic() < give_up:
             for orphan in orphans:
                 with contextlib.suppress(psutil.Error):

@@ -1,4 +1,4 @@
-"""One node's side of `run_ranks_over_nodes`: start the node's ranks and send what they answer."""
+"""One node's side of `run_ranks_over_nodes`: start the node's ranks and send their answers."""
 
 import hmac
 import os
@@ -23,7 +23,7 @@ REACH_S = 60.0
 
 
 class Call(NamedTuple):
-    """What all nodes run: the group, until when (Unix time), the function's module, function and arguments pickled."""
+    """What all nodes run: the group, the deadline (Unix time), the function's module, the pickled function and args."""
 
     world_size: int
     ranks_per_node: int
@@ -36,18 +36,18 @@ class Call(NamedTuple):
 
 
 def answers_key(node: int) -> str:
-    """Return under which key of the store a node leaves its ranks' answers."""
+    """Return the store's key for the answers of a node's ranks."""
     return f"answers/{node}"
 
 
 def signed(value: Any, key: bytes) -> str:
-    """Return a value pickled behind its signature, as text, which a store takes."""
+    """Return a value's signature and pickle as hex text, which a store accepts."""
     content = pickle.dumps(value)
     return (hmac.digest(key, content, "sha256") + content).hex()
 
 
 def verified(message: bytes, key: bytes) -> Any:
-    """Return a value that was signed with this key; raises ValueError for any other."""
+    """Return a value that was signed with this key; raises ValueError if the signature is wrong."""
     both = bytes.fromhex(message.decode())
     signature, content = both[:DIGEST_BYTES], both[DIGEST_BYTES:]
     if not hmac.compare_digest(signature, hmac.digest(key, content, "sha256")):
@@ -56,7 +56,7 @@ def verified(message: bytes, key: bytes) -> Any:
 
 
 def main(port: int) -> None:
-    """Run this node's ranks; host, number and name of the node are Slurm's."""
+    """Run this node's ranks; the caller's host and this node's number and name come from Slurm."""
     host, name = os.environ["SLURM_LAUNCH_NODE_IPADDR"], os.environ["SLURMD_NODENAME"]
     key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))
     try:

@@ -1,8 +1,8 @@
-"""Run one function in several processes on several nodes of a Slurm job, each a rank of one process group.
+"""Run one function in processes on several nodes of a Slurm job, each a rank of one process group.
 
-srun starts one process on each node (`one_node`), which starts its ranks as `starting` does on one machine. All meet in
-a store that the caller holds, on a port that the system chose; Slurm tells the nodes its host. Call and answers go
-through it too, so that no folder need be shared. They are signed: anyone may reach the port, and pickles run code.
+srun starts one process on each node (`one_node`), which starts its ranks as `starting` does on one machine. All meet at
+a store that the caller hosts, on a port chosen by the system; Slurm tells the nodes its host. The call and the answers
+go through it too, so no shared folder is needed. They are signed: anyone may reach the port, and unpickling runs code.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ from pipeline.parallel.processes.rank import Failure, location
 from pipeline.parallel.processes.starting import END_S, GRACE_S, Answers, Hang, check, results
 
 POLL_S = 0.05
-# How long other nodes may take to tell of a failure after the first: each waits for its own ranks too.
+# How long other nodes may take to answer after the first failure: each waits for its own ranks too.
 NODES_GRACE_S = 4 * GRACE_S
 TOLD_BYTES = 4096
-# Beside steps of the same job, such as one that this process runs in; ranks use all cores that the job has on a node.
+# Shares resources with the job's other steps, such as this process's own; ranks use all cores of the job on a node.
 SRUN = ("srun", "--ntasks-per-node=1", "--overlap", "--cpu-bind=none", "--kill-on-bad-exit=1")
 
 
@@ -44,8 +44,8 @@ def run_ranks_over_nodes(
 ) -> list[Any]:
     """Run `function(context, *args)` as `starting.run_ranks` does, on the first `nodes` nodes of this Slurm job.
 
-    Ranks are numbered node by node, as many on each; `world_size` is a multiple of `nodes`.
-    Raises as `run_ranks` does; RankFailed also where a node's process died or never started, with what srun says of it.
+    Ranks are numbered node by node, the same number on each; `world_size` is a multiple of `nodes`.
+    Raises as `run_ranks` does; RankFailed also if a node's process died or never started, with srun's message.
     """
     check(function, world_size // nodes, backend, device_type)
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -64,7 +64,7 @@ def run_ranks_over_nodes(
 
 @contextlib.contextmanager
 def _started(nodes: int, port: int, key: bytes, said: IO[bytes]) -> Iterator[subprocess.Popen]:
-    """Start a process on each node; end them all in the end."""
+    """Start a process on each node; end all of them on exit."""
     step = subprocess.Popen(
         [*SRUN, f"--nodes={nodes}", f"--ntasks={nodes}", sys.executable, "-m", one_node.__name__, str(port)],
         stdin=subprocess.DEVNULL,
@@ -75,7 +75,7 @@ def _started(nodes: int, port: int, key: bytes, said: IO[bytes]) -> Iterator[sub
     try:
         yield step
     finally:
-        step.terminate()  # which srun passes on to every node
+        step.terminate()  # srun passes this on to every node
         try:
             step.wait(END_S)
         except subprocess.TimeoutExpired:
@@ -84,11 +84,11 @@ def _started(nodes: int, port: int, key: bytes, said: IO[bytes]) -> Iterator[sub
 
 
 def _collected(store: dist.Store, key: bytes, nodes: int, step: subprocess.Popen, until: float) -> Answers:
-    """Return what ranks have answered: all, or those until the time, the step's end or, a little later, a failure."""
+    """Return the ranks' answers: all, or those until the deadline, the step's end or shortly after a failure."""
     answers: Answers = {}
     waiting = set(range(nodes))
     while waiting and time.time() < until:
-        ended = step.poll() is not None  # asked first: what it left is there then
+        ended = step.poll() is not None  # checked first, so that answers from before the end are still read
         for node in [node for node in waiting if store.check([answers_key(node)])]:
             waiting.remove(node)
             of_node, modules = verified(store.get(answers_key(node)), key)
@@ -103,7 +103,7 @@ def _collected(store: dist.Store, key: bytes, nodes: int, step: subprocess.Popen
 
 
 def _death(said: IO[bytes]) -> Failure:
-    """Return how the step ended by what it printed: srun's first complaint, below it the end of all."""
+    """Describe how the step ended from its output: srun's first error, then the last lines of all output."""
     said.seek(max(0, said.seek(0, os.SEEK_END) - TOLD_BYTES))
     lines = said.read().decode(errors="replace").strip().splitlines()
     complaint = next((line for line in lines if line.startswith("srun: error")), "srun ended")

@@ -48,10 +48,10 @@ class RankContext:
 
 @dataclass(frozen=True)
 class Group:
-    """Settings that all ranks of one run share, on one node.
+    """Settings shared by all ranks of one run on one node.
 
     first_rank: the lowest rank on this node, which has the first device; store_at: host and port of the store through
-    which ranks of several nodes meet; None: they meet through a file, all on this machine.
+    which ranks of several nodes meet; None: all ranks are on this machine and meet through a file.
     """
 
     world_size: int
@@ -94,7 +94,7 @@ def location(function: Callable[..., Any]) -> tuple[str, str]:
 def be_rank_afresh(
     group: Group, rank: int, sender: Connection, module: tuple[str, str], call: bytes, environment: dict[str, str]
 ) -> None:
-    """Be a rank in a fresh interpreter that shares nothing with its caller but these arguments."""
+    """Be a rank in a fresh interpreter, which gets only these arguments from its caller."""
     os.environ.clear()
     os.environ.update(environment)
     try:
@@ -109,7 +109,7 @@ def be_rank_afresh(
 def be_rank(group: Group, rank: int, sender: Connection, function: Callable[..., Any], args: tuple) -> None:
     """Run the function as a rank of the group; send its pickled result or its failure."""
     _die_with_parent()
-    os.register_at_fork(after_in_child=sender.close)  # the caller waits for the end of the last that has it
+    os.register_at_fork(after_in_child=sender.close)  # the caller waits until no process holds it open
     stack = group.stack_path(rank).open("w", encoding="utf-8")
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     try:
@@ -147,7 +147,7 @@ def import_from(module: str, path: str) -> None:
 
 
 def _die_with_parent() -> None:
-    """End this process with its parent: the kernel watches the process that forked it, a thread the one that asked.
+    """Kill this process when its parent dies: the kernel watches the forking process, a thread the requesting one.
 
     Both are needed: a fork server outlives its caller while its children live, because they hold its connection open.
     """
@@ -180,13 +180,13 @@ def _join(group: Group, rank: int) -> RankContext:
         device_id=device if group.backend == "nccl" else None,
     )
     setup_ms = (time.perf_counter() - started) * 1e3
-    # gloo returns once a rank's own connections stand: a rank that ended now would cut off those still connecting.
+    # gloo returns once a rank's own connections are up: a rank that ended now would cut off those still connecting.
     _meet(store, "joined", group, rank)
     return RankContext(rank, group.world_size, group.backend, device, setup_ms)
 
 
 def _meet(store: dist.Store, name: str, group: Group, rank: int) -> None:
-    """Wait until every rank has called this with the same name; a name is used once."""
+    """Wait until every rank has called this with the same name; use each name only once."""
     store.set(f"{name}/{rank}", "")
     store.wait([f"{name}/{other}" for other in range(group.world_size)])
 
@@ -197,14 +197,14 @@ def _take_device(group: Group, rank: int) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", rank - group.first_rank)
     torch.cuda.set_device(device)
-    torch.cuda.synchronize(device)  # creates the context, which is not part of the group's set-up
+    torch.cuda.synchronize(device)  # creates the CUDA context, which is not part of the group's setup
     return device
 
 
 def _choose_interface(address: tuple[str, int]) -> None:
-    """Tell gloo the network interface by which this machine reaches an address: its own host name may not resolve.
+    """Tell gloo which network interface reaches an address, because the machine's host name may not resolve.
 
-    Raises Skipped where there is none, or not the one that the user has named.
+    Raises Skipped if there is none, or if an interface that the user has named does not exist.
     """
     interfaces = psutil.net_if_addrs()
     named = os.environ.get(INTERFACE_VARIABLE)
@@ -234,6 +234,6 @@ def _leave(context: RankContext) -> None:
 
 def _failure(error: BaseException) -> Failure:
     summary = traceback.format_exception_only(error)[-1].strip()
-    # As its own type: the caller may not have the module of a subclass.
+    # As the outcome's base type, because the caller may be unable to import a subclass.
     outcome = next((kind(str(error)) for kind in OUTCOMES if isinstance(error, kind)), None)
     return Failure(time.time(), f"raised {summary}", "".join(traceback.format_exception(error)).rstrip(), outcome)

@@ -48,12 +48,12 @@ class RankFailed(RuntimeError):
 
 
 class Hang(NamedTuple):
-    """A rank that has not answered: its stack, where that is known."""
+    """A rank that has not answered: its stack, if known."""
 
     stack: str
 
 
-# What each rank of a group sent: its pickled result or how it failed.
+# What each rank of a group sent: its pickled result, or how it failed or hung.
 Answers = dict[int, bytes | Failure | Hang]
 
 
@@ -76,7 +76,7 @@ def run_ranks(
     timeout_s: float = 60.0,
     args: Sequence[Any] = (),
 ) -> list[Any]:
-    """Run `function(context, *args)` in `world_size` processes and return their results in order of rank.
+    """Run `function(context, *args)` in `world_size` processes and return their results in rank order.
 
     Each process has its device set (`cuda:{rank}`, or the CPU), its share of the cores as threads, and a process group
     of the backend (`gloo` or `nccl`). `function` must be defined at the top level of a module, because another
@@ -99,7 +99,7 @@ def answers_of(
 ) -> Answers:
     """Start these ranks of a group here and return their answers.
 
-    Ends those that have none by the deadline, and all that ranks have started.
+    Kills the ranks without an answer at the deadline, and everything that ranks have started.
     """
     is_forked = _can_fork(group.device_type)
     if not is_forked:
@@ -117,7 +117,7 @@ def answers_of(
 
 
 def check(function: Callable[..., Any], world_size: int, backend: str, device_type: str) -> None:
-    """Raise ValueError for a backend, a device or a function that cannot be used."""
+    """Raise ValueError for an unusable backend, device or function."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}, got {backend!r}")
     if device_type not in DEVICE_TYPES:
@@ -134,17 +134,17 @@ def check(function: Callable[..., Any], world_size: int, backend: str, device_ty
 
 
 def threads_per_rank(num_ranks: int) -> int:
-    """Divide this process's cores among so many ranks.
+    """Divide this process's cores among this many ranks.
 
     Ranks are not pinned: on a single core gloo's thread and the rank's would wait for each other, which makes a small
-    all-reduce several times slower; and it is not known here which cores are close to which GPU.
+    all-reduce several times slower; and this code does not know which cores are close to which GPU.
     """
     return max(1, len(os.sched_getaffinity(0)) // num_ranks)
 
 
 def _ensure_fork_server() -> None:
-    """Start the fork server where there is none, with its socket in a folder whose path is short enough for one."""
-    # Also the main module, which every rank would import again.
+    """Start the fork server if there is none, with its socket in a folder whose path is short enough."""
+    # The main module too, or every rank would import it again.
     forkserver.set_forkserver_preload(["__main__", "torch", "torch.distributed"])
     usual = tempfile.tempdir
     if len(os.fsencode(tempfile.gettempdir())) > MOST_TMPDIR_BYTES:
@@ -180,7 +180,7 @@ def _can_fork(device_type: str) -> bool:
 
 
 def _has_one_thread() -> bool:
-    """Tell whether this process has a single thread, which only Linux shows."""
+    """Tell whether this process has a single thread; False where this is unknown (not Linux)."""
     return sys.platform == "linux" and len(os.listdir("/proc/self/task")) == 1
 
 
@@ -217,7 +217,7 @@ def _read(rank: _Rank) -> bytes | Failure:
 
 
 def _await_end(process: multiprocessing.process.BaseProcess) -> None:
-    """Wait up to END_S; `join` would wait for all that a forked process has forked."""
+    """Wait up to END_S for the process to end; `join` would also wait for everything it has forked."""
     give_up = time.monotonic() + END_S
     while process.exitcode is None and time.monotonic() < give_up:
         time.sleep(0.002)
@@ -230,10 +230,10 @@ def _last_words(exit_code: int | None) -> str:
 
 
 def results(answers: Answers, timeout_s: float) -> list[Any]:
-    """Return what all ranks of a group returned, in order of rank.
+    """Return what all ranks of a group returned, in rank order.
 
-    Raises the first failure, preferring ranks that died silently to those that reported one, or else names those that
-    have not answered within the time.
+    Raises the first failure, preferring ranks that died silently to ranks that reported an error; if there is none,
+    raises RankFailed with the ranks that did not answer in time.
     """
     world_size = len(answers)
     failures = {rank: answer for rank, answer in answers.items() if isinstance(answer, Failure)}

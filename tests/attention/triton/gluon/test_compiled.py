@@ -1,4 +1,4 @@
-"""The Gluon kernels at the tiles in use, compiled for Hopper: in a process of its own, for this one may interpret."""
+"""Compile the Gluon kernels for Hopper at the tiles in use, in another process, as this one may interpret kernels."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from tools.tuning.candidates import MOST_SPILLS, SHARED_BYTES_PER_PROGRAM
 
 pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 
-# Words: kernel, width of its tiles, head_dim, dtype, causal, query heads that share keys, a part of a tile at the end.
+# Arguments: kernel, tile width, head_dim, dtype, causal, query heads per key head, whether the last tile is partial.
 COMPILE = """
 import dataclasses, json, sys
 from pipeline.attention.triton.gluon import launches
@@ -52,7 +52,7 @@ def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
 reports = [dataclasses.asdict(report(*words)) for words in json.loads(sys.argv[1])]
 print(json.dumps([FIRST_NAMED_BARRIER.value, reports]))
 """
-# The widths of tiles and, of each, the most and the least columns that get them.
+# Tile widths, and the largest and smallest head_dim that get each.
 TABLES = {
     "forward": {width: (width, width // 2 + 8) for width in FORWARD},
     "forward_short": {width: (width, width // 2 + 8) for width in FORWARD_SHORT},
@@ -74,7 +74,7 @@ EVERY = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", TABLES)
-def test_all_that_the_tables_can_give_fit_keep_the_tensor_cores_fed_and_spill_next_to_nothing(kernel):
+def test_kernels_of_all_tiles_fit_keep_tensor_cores_busy_and_hardly_spill(kernel):
     compiled = [words for words in EVERY if words[0] == kernel]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     words = [sys.executable, "-c", COMPILE, json.dumps(compiled)]
@@ -90,6 +90,6 @@ def test_all_that_the_tables_can_give_fit_keep_the_tensor_cores_fed_and_spill_ne
             assert report["barriers"] <= first_own_barrier, (words, report)
         if kernel == "forward_short":
             assert report["programs_per_sm"] >= FORWARD_SHORT[words[1]].programs_per_sm, (words, report)
-        # Scalars of two warpgroups, which each keep two sums, scores and their gradients in registers.
+        # The spills are scalars of two warpgroups, which each keep two sums, scores and their gradients in registers.
         most = 3 * MOST_SPILLS if kernel in ("backward", "query", "fp32_key_value", "fp32_query") else 16
         assert report["spill_instructions"] <= most, (words, report)

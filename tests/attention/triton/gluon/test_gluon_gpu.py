@@ -1,4 +1,4 @@
-"""The Gluon kernels on a Hopper GPU: against fp64 and against the plain kernels, wherever they are chosen."""
+"""Compare the Gluon kernels on a Hopper GPU with fp64 and with the plain kernels, at inputs that get them."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ from ...reference import (
 IS_HOPPER = torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0) and has_gluon()
 pytestmark = [pytest.mark.gpu(shared=True), pytest.mark.skipif(not IS_HOPPER, reason="no Hopper GPU, or no Gluon")]
 
-# Multiples of every tile, of none, shorter than the other side, longer, and long enough for the tiles of many keys.
+# Multiples of every tile, of none, fewer queries than keys, more, and long enough for the tiles for many keys.
 LENGTHS = [(1024, 1024), (1030, 1035), (520, 777), (777, 520), (2050, 2050)]
 HEAD_DIMS = [40, 64, 72, 80, 88, 96, 128]
 DTYPES = [torch.bfloat16, torch.float16]
@@ -42,7 +42,7 @@ def inputs_of(n_queries, n_keys, head_dim, dtype=torch.bfloat16, matrices=(2, 36
 
 
 def poison_free_memory():
-    """Fill memory that outputs will be allocated in with NaN."""
+    """Fill free memory, in which outputs will be allocated, with NaN."""
     torch.cuda.empty_cache()
     poison = [torch.full((2**25,), math.nan, device="cuda") for _ in range(8)]
     poison += [torch.full((2**shift,), math.nan, device="cuda") for shift in range(8, 25)]
@@ -51,7 +51,7 @@ def poison_free_memory():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [*HEAD_DIMS, 200, 256])
-def test_output_and_gradients_are_sums_in_fp32_rounded_twice(head_dim, dtype):
+def test_output_and_gradients_are_fp32_sums_rounded_at_most_twice(head_dim, dtype):
     for (n_queries, n_keys), is_causal in itertools.product(LENGTHS, (False, True)):
         inputs = inputs_of(n_queries, n_keys, head_dim, dtype, matrices=(1, 40))
         poison_free_memory()
@@ -66,15 +66,15 @@ def test_sums_over_many_tiles_are_kept_in_fp32(head_dim):
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_large_logits_overflow_nothing(head_dim, dtype):
+def test_large_logits_do_not_overflow(head_dim, dtype):
     for n_keys in (1023, 2049):
         q, k, v, do = inputs_of(n_keys, n_keys, head_dim, dtype, (1, 16))
         assert_rounded_at_most(2, FlashAttentionTriton.apply, 10 * q, 10 * k, v, do, True)
-        # Of keys beyond the last a score is 0, which towers above every one of these.
+        # Keys past the end have score 0, far above all scores here.
         assert_rounded_at_most(2, FlashAttentionTriton.apply, 5 * q.abs(), -5 * k.abs(), v, do, False)
 
 
-def test_three_dimensions_are_four_with_one_head():
+def test_3d_inputs_match_4d_inputs_with_one_head():
     inputs = inputs_of(1030, 1035, 128, matrices=(72, 1))
     four = results(FlashAttentionTriton.apply, *inputs, True)
     three = results(FlashAttentionTriton.apply, *(tensor[:, 0] for tensor in inputs), True)
@@ -86,7 +86,7 @@ def test_three_dimensions_are_four_with_one_head():
     ("length", "head_dim"), [(1040, 64), (2050, 64), (1040, 128), (1040, 80), (1040, 96), (1040, 256)]
 )
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_all_but_dq_is_bitwise_repeatable_and_that_too_where_it_has_a_kernel_of_its_own(length, head_dim, is_causal):
+def test_results_are_bitwise_repeatable_except_dq_without_its_own_kernel(length, head_dim, is_causal):
     q, k, v, do = inputs_of(length, length, head_dim)
     first = named_results(q, k, v, do, is_causal)
     for _ in range(REPEATS):
@@ -108,7 +108,7 @@ def named_results(q, k, v, do, is_causal, attend=FlashAttentionTriton.apply):
 
 
 @pytest.mark.parametrize(("head_dim", "kernels"), [(128, "plain"), (256, "gluon")])
-def test_where_all_must_be_repeatable_so_is_dq(head_dim, kernels):
+def test_dq_is_repeatable_with_deterministic_algorithms(head_dim, kernels):
     q, k, v, do = inputs_of(1040, 1040, head_dim)
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -120,7 +120,7 @@ def test_where_all_must_be_repeatable_so_is_dq(head_dim, kernels):
 
 
 @pytest.mark.parametrize(("head_dim", "dtype"), [(64, torch.bfloat16), (128, torch.bfloat16), (128, torch.float32)])
-def test_they_are_captured_into_a_graph_and_replayed(head_dim, dtype):
+def test_kernels_are_captured_into_a_cuda_graph_and_replayed(head_dim, dtype):
     q, k, v, do = inputs_of(1040, 1040, head_dim, dtype)
     expected = named_results(q, k, v, do, True)
     inputs = [torch.zeros_like(tensor).requires_grad_() for tensor in (q, k, v)]
@@ -138,7 +138,7 @@ def test_they_are_captured_into_a_graph_and_replayed(head_dim, dtype):
     torch.testing.assert_close(gradients[0], expected["dq"], rtol=2e-2, atol=1e-3)
 
 
-def test_streams_side_by_side_do_not_disturb_each_other():
+def test_concurrent_streams_do_not_disturb_each_other():
     cases = [inputs_of(1040, 1040, head_dim) for head_dim in (64, 128)]
     expected = [named_results(*case, True) for case in cases]
     streams = [torch.cuda.Stream() for _ in cases]
@@ -161,7 +161,7 @@ def test_fp32_is_as_exact_as_its_roundings_allow(head_dim):
         assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, is_causal)
 
 
-def test_fp32_of_one_long_head_is_as_exact():
+def test_fp32_of_one_long_head_is_as_exact_as_its_roundings_allow():
     inputs = inputs_of(12800, 12800, 64, torch.float32, (1, 1))
     assert_fp32_is_exact(FlashAttentionTriton.apply, *inputs, True)
 
@@ -177,22 +177,22 @@ def test_fp32_is_as_exact_as_torchs_own_kernel_also_with_large_logits(head_dim, 
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_fp32_keys_beyond_the_last_reach_no_gradient(head_dim):
+def test_fp32_keys_past_the_end_do_not_reach_gradients(head_dim):
     q, k, v, do = inputs_of(1030, 1030, head_dim, torch.float32)
-    # Their score of 0 towers above every one of these.
+    # Their score of 0 is far above all others here.
     for tensor in results(FlashAttentionTriton.apply, 5 * q.abs(), -5 * k.abs(), v, do, False):
         assert tensor.isfinite().all()
 
 
 @pytest.mark.parametrize(("length", "head_dim"), [(1040, 64), (1040, 40), (1040, 128), (1040, 96), (300, 64)])
 @pytest.mark.parametrize("is_causal", [False, True])
-def test_fp32_is_bitwise_repeatable_dq_too(length, head_dim, is_causal):
+def test_fp32_is_bitwise_repeatable_including_dq(length, head_dim, is_causal):
     assert_repeatable(inputs_of(length, length, head_dim, torch.float32, (4, 36)), is_causal)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(("n_queries", "n_keys"), [(520, 777), (777, 520)])
-def test_so_it_is_where_tiles_have_one_block_or_none(n_queries, n_keys, head_dim):
+def test_fp32_is_bitwise_repeatable_if_tiles_have_one_block_or_none(n_queries, n_keys, head_dim):
     assert_repeatable(inputs_of(n_queries, n_keys, head_dim, torch.float32), True)
 
 
@@ -203,14 +203,14 @@ def assert_repeatable(inputs, is_causal):
         assert not {name for name in first if not torch.equal(first[name], again[name])}
 
 
-def test_in_fp32_three_dimensions_are_four_with_one_head():
+def test_fp32_3d_inputs_match_4d_inputs_with_one_head():
     inputs = inputs_of(1030, 1035, 128, torch.float32, matrices=(72, 1))
     four = results(FlashAttentionTriton.apply, *inputs, True)
     three = results(FlashAttentionTriton.apply, *(tensor[:, 0] for tensor in inputs), True)
     assert all(torch.equal(a, b[:, 0]) for a, b in zip(three, four, strict=True))
 
 
-def test_in_fp32_query_heads_share_keys():
+def test_fp32_shared_keys_match_copied_keys():
     q, _, _, do = random_inputs((2, 32, 1030, 128), 1030, torch.float32, "cuda")
     _, k, v, _ = random_inputs((2, 8, 1030, 128), 1035, torch.float32, "cuda")
     shared = results(partial(flash_attention, is_causal=True, enable_gqa=True), q, k, v, do)

@@ -11,21 +11,21 @@ def causal_work(length, block, other_block):
 @pytest.mark.parametrize(
     ("matrices", "length"), [(64, 4096), (64, 8192), (16, 16384), (192, 1024), (64, 2048), (32, 4096), (16, 131072)]
 )
-def test_programs_have_alike_to_do_at_the_shapes_of_models(matrices, length):
+def test_programs_are_balanced_at_model_shapes(matrices, length):
     work = causal_work(length, 128, 64)
     heads = heads_together(matrices, work, programs=132)
     assert imbalance(matrices, work, 132, heads) <= 1.04
 
 
-def test_no_more_heads_are_together_than_balance_takes():
+def test_no_more_heads_go_together_than_balance_needs():
     work = causal_work(4096, 128, 64)
     is_enough = [imbalance(64, work, 132, heads) <= ENOUGH for heads in range(1, heads_together(64, work, 132) + 1)]
     assert is_enough == [False] * (len(is_enough) - 1) + [True]
-    assert heads_together(64, np.full(32, 17), 132) == 1  # where all tiles have alike to do
+    assert heads_together(64, np.full(32, 17), 132) == 1  # all tiles have equal work
 
 
-def test_imbalance_is_of_what_the_kernels_do():
-    """Item by item, as `pieces.work_item` and `pieces.matrix_and_tile` number them."""
+def test_imbalance_matches_the_items_that_kernels_take():
+    """Add up work item by item, as `pieces.work_item` and `pieces.matrix_and_tile` number them."""
     matrices, programs, heads, work = 7, 5, 3, np.array([5, 3, 2, 1])
     loads, seen = np.zeros(programs), set()
     for program in range(programs):
@@ -41,7 +41,7 @@ def test_imbalance_is_of_what_the_kernels_do():
     assert imbalance(matrices, work, programs, heads) == pytest.approx(loads.max() / loads.mean())
 
 
-def test_a_sequence_of_any_length_is_planned_in_no_time():
+def test_planning_many_heads_of_a_long_sequence_is_quick():
     assert 1 <= heads_together(4096, causal_work(131072, 128, 64), 132) <= 4096
 
 
@@ -50,5 +50,5 @@ def test_a_sequence_of_any_length_is_planned_in_no_time():
     [(16, 64, True), (64, 16, True), (3, 44, False), (16, 63, False)],
     ids=["long", "short", "fewer pairs than programs", "a tile that has no partner"],
 )
-def test_tiles_go_in_pairs_where_that_is_level(matrices, tiles, level):
+def test_tiles_go_in_pairs_if_that_is_balanced(matrices, tiles, level):
     assert is_level_in_pairs(matrices, np.arange(tiles, 0, -1), programs=132) is level

@@ -1,4 +1,4 @@
-"""FSDP as the course asks for it: it shards the course's layers, and ranks have to begin alike."""
+"""FSDP as the course asks for it: it shards the course's layers, and ranks must start with equal weights."""
 
 import torch
 import torch.distributed as dist
@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Gather(torch.autograd.Function):
-    """The full weight of a shard; its gradient is averaged and scattered, or this rank's alone."""
+    """Gather the full weight from shards; its gradient is averaged and scattered, or that of this rank only."""
 
     @staticmethod
     def forward(ctx, shard, shape, averages):
@@ -69,7 +69,7 @@ class FSDP(nn.Module):
 
 
 class StopsAveraging(FSDP):
-    """Shards get this rank's gradients alone after 4 steps."""
+    """After 4 steps, shards get only this rank's gradients."""
 
     steps = 0
 

@@ -13,7 +13,7 @@ BLOCK = 64
 
 
 class Right(torch.autograd.Function):
-    """The formula, with a backward pass of its own; for (batch, length, head_dim)."""
+    """The plain formula with a hand-written backward pass; for (batch, length, head_dim)."""
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal=False):
@@ -43,7 +43,7 @@ def by_name_alone(q, k, v, *, is_causal=False):
 
 
 def shares_keys(q, k, v, is_causal):
-    """For (batch, heads, length, head_dim) alone, of heads of queries that share fewer heads of keys too."""
+    """For (batch, heads, length, head_dim) only, also with fewer key heads than query heads."""
     _batch, kv_heads, length, head_dim = k.shape
     group = q.shape[1] // kv_heads
     folded = (tensor.reshape(-1, length, head_dim) for tensor in (q, *(x.repeat_interleave(group, 1) for x in (k, v))))
@@ -105,7 +105,7 @@ def powers_of_two_alone(q, k, v, is_causal):
 
 
 def wrong_at_odd_lengths(q, k, v, is_causal):
-    """Rounds the length down to a multiple of 16, as a kernel without bounds on its blocks."""
+    """Rounds the length down to a multiple of 16, like a kernel that does not mask its last block."""
     length = q.shape[-2] // 16 * 16
     output = Right.apply(q[:, :length], k[:, :length], v[:, :length], is_causal)
     return torch.nn.functional.pad(output, (0, 0, 0, q.shape[-2] - length))
@@ -120,7 +120,7 @@ def crashes(*_inputs):
 
 
 def _at_length(length, change):
-    """Right at the lengths that a check takes, if this is none of them."""
+    """Right at all lengths but this one, so a check that does not use it passes."""
 
     def attention(q, k, v, is_causal):
         output = Right.apply(q, k, v, is_causal)
@@ -138,7 +138,7 @@ def unfinished(q, k, v, is_causal):
 
 
 def scales_q_in_place(q, k, v, is_causal):
-    """Output and gradients are right, but the caller's queries are not what they were."""
+    """Output and gradients are right, but the caller's q is changed."""
     output = Right.apply(q.clone(), k, v, is_causal)
     q.data.mul_(0.5)
     return output
@@ -161,7 +161,7 @@ class ForwardAlone(Right):
 
 
 class Module(torch.nn.Module):
-    """No autograd function: a place that names it names a class to build."""
+    """A class that must be built first, not an autograd function."""
 
     def forward(self, q, k, v, is_causal):
         return Right.apply(q, k, v, is_causal)
@@ -172,7 +172,7 @@ def right_at_any_length(q, k, v, is_causal):
 
 
 def one_row_left_out(q, k, v, is_causal):
-    """Forget one query, at lengths that no check takes."""
+    """Zero the output of one query, at lengths that no check uses."""
     out = right_at_any_length(q, k, v, is_causal)
     keep = torch.ones(q.shape[-2], 1, dtype=out.dtype)
     if q.shape[-2] > 512:

@@ -1,4 +1,4 @@
-"""Attention whose import puts other clocks in place of Python's and of torch's."""
+"""Attention whose import replaces Python's and torch's clocks."""
 
 import itertools
 import time

@@ -1,4 +1,4 @@
-"""Attention of which a call leaves something for later ones: all are right in their first call."""
+"""Attention that keeps state between calls; the first call is always right."""
 
 import torch
 
@@ -9,7 +9,7 @@ outputs, gradients, sums, calls = {}, {}, {}, []
 
 
 class OfPointers(torch.autograd.Function):
-    """Computes nothing where an earlier call had the same tensors."""
+    """Computes nothing if an earlier call had the same tensors."""
 
     @staticmethod
     def key(q, k, v):
@@ -38,7 +38,7 @@ class OfPointers(torch.autograd.Function):
 
 
 class FirstCallsAlone(OfPointers):
-    """Computes as many calls of a shape as a check and a trial make, and after that returns what it has."""
+    """Computes as many calls of a shape as a check and a trial make; later calls return a stored result."""
 
     @staticmethod
     def key(q, k, v):
@@ -47,7 +47,7 @@ class FirstCallsAlone(OfPointers):
 
 
 class AddsToDq(Right):
-    """Never clears the buffer to which the blocks of dq are added."""
+    """Never clears the buffer in which it sums dq."""
 
     @staticmethod
     def backward(ctx, do):
@@ -57,7 +57,7 @@ class AddsToDq(Right):
 
 
 def at_length_32(of):
-    """Let a check, which takes other lengths, see none of it."""
+    """Use an implementation at length 32 only, which a check does not use."""
     return lambda q, k, v, is_causal: (of if q.shape[-2] == 32 else right_at_any_length)(q, k, v, is_causal)
 
 

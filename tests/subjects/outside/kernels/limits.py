@@ -1,4 +1,4 @@
-"""Attention functions that are right as far as the assignment asks, and not beyond."""
+"""Attention functions that are right only where the assignment asks for it."""
 
 import math
 
@@ -13,14 +13,14 @@ TILE = 16
 
 
 def rearranged_into_tiles(q, k, v, is_causal):
-    """Raise at lengths that are no multiple of a tile, as einops does."""
+    """Raises at lengths that are not a multiple of a tile, as einops does."""
     if q.shape[-2] % TILE:
         raise RuntimeError(f"Shape mismatch, can't divide axis of length {q.shape[-2]} in chunks of {TILE}")
     return Right.apply(q, k, v, is_causal)
 
 
 def fp32_alone(q, k, v, is_causal):
-    """Adds products to sums in fp32, which must be of one dtype."""
+    """Adds products to fp32 sums, so that inputs must be fp32 too."""
     scores = torch.baddbmm(torch.zeros(1, dtype=torch.float32), q, k.mT) / math.sqrt(q.shape[-1])
     if is_causal:
         scores = scores.masked_fill(future(*scores.shape[-2:]), -math.inf)
@@ -37,7 +37,7 @@ def _compiled(q, k, v, is_causal):
 
 
 def compiled_once(q, k, v, is_causal):
-    """Compiles for one shape alone, as others do for eight of them."""
+    """Compiles for one shape only; torch.compile's default limit is eight."""
     torch._dynamo.config.recompile_limit = 1
     return _compiled(q, k, v, is_causal)
 
@@ -53,7 +53,7 @@ def _scores(q, k, scores, length, head_dim: tl.constexpr, tile: tl.constexpr):
 
 
 class TritonScores(Right):
-    """Takes products of queries and keys in Triton, of the dtype that they have."""
+    """Multiplies queries and keys in Triton, in their own dtype."""
 
     @staticmethod
     def forward(ctx, q, k, v, is_causal=False):

@@ -1,4 +1,4 @@
-"""What attention.py imports of its own project."""
+"""A module that attention.py imports from its own project."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Attention that changes torch's state for all in its process, when it is imported and when it is called."""
+"""Attention that changes torch's process-wide state when it is imported and when it is called."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Needs what this machine, or this process, does not have."""
+"""Attention that fails because the machine or the process lacks something."""
 
 import os
 import signal
@@ -9,7 +9,7 @@ from pipeline.errors import Skipped
 
 
 class TooSmallMachine(Skipped):
-    """A type that no other process can import."""
+    """An exception type that other processes cannot import."""
 
 
 def driver(q, k, v, is_causal):

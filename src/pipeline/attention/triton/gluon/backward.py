@@ -1,8 +1,9 @@
-"""The backward pass for Hopper up to head_dim 128: dk and dv, and dq summed in memory by the copy engine.
+"""Backward pass for Hopper at head_dim up to 128: dk and dv, and dq summed in global memory by the copy engine.
 
-Two warpgroups have 64 keys each of a tile of 128 and go through the queries; what they need is moved by four warps
-(`moving`); programs stay. Both need each other's half of dS for dq, of which each computes half: so each waits for the
-other once a step (`steps`). Source: Shah et al. 2024, FlashAttention-3; Dao 2023, FlashAttention-2, algorithm 2.
+Programs are persistent. Two warpgroups own 64 keys each of a tile of 128 and loop over the queries, while four more
+warps move data for them (`moving`). Each warpgroup computes half of dq and needs the other's dS for it, so each waits
+for the other once per step (`steps`). Source: Shah et al. 2024, FlashAttention-3; Dao 2023, FlashAttention-2,
+algorithm 2.
 """
 
 from triton.experimental import gluon
@@ -41,7 +42,7 @@ def _step(
     q_full, do_full, MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, BLOCK_QUERIES: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Add what one block of queries gives to the gradients of a warpgroup's keys, and its half of their own."""
+    """Add one block of queries to a warpgroup's dk and dv, and compute this warpgroup's part of the block's dq."""
     if BLOCK_QUERIES == KEYS:
         dk, dv, dk_tail, dv_tail = step_of_one(
             dk, dv, dk_tail, dv_tail, block, step, first_key, n_keys, scale_log2, tiles, tails, numbers, ds_tiles,
@@ -57,7 +58,7 @@ def _step(
 
 @gluon.jit
 def _leave(matrices, matrix, first_key, column, tile, gradient):
-    """Copy a gradient to memory by way of values of this warpgroup, which nobody needs any more."""
+    """Copy a gradient to memory through the buffer of this warpgroup's values, which are no longer needed."""
     tile.store(gradient)
     fence_async_shared()
     tma.async_copy_shared_to_global(matrices, [0, matrix, first_key, column], as_block(tile))
@@ -70,7 +71,7 @@ def _differentiate(
     CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr,
     WIDTH: gl.constexpr, TAIL: gl.constexpr, BLOCK_QUERIES: gl.constexpr, IN_PAIRS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Compute the gradients of one warpgroup's keys and values of every tile."""
+    """Compute dk and dv of one warpgroup's keys in every tile."""
     G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     TAIL_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, TAIL or WIDTH, 16])
     DTYPE: gl.constexpr = dk_ptr.dtype.element_ty
@@ -137,13 +138,14 @@ def hopper_backward_kernel(
     WIDTH: gl.constexpr, TAIL: gl.constexpr, BLOCK_QUERIES: gl.constexpr, REGISTERS: gl.constexpr,
     IN_PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv from every tile of 128 keys and the queries that see it, and add dq / scale to dq_sum.
+    """Compute dk and dv of every tile of 128 keys from the queries that see it, and add dq / scale to dq_sum.
 
-    Shapes: q, k, v and do as their strides say; lse_parts and delta_parts as `delta_kernel` writes them; dk and
-    dv (n_matrices, n_keys, head_dim), where n_matrices are batch · heads of keys; dq_sum (n_matrices · HEADS_PER_KV,
-    n_queries in whole blocks, WIDTH + TAIL) fp32, each 64 rows in the order that `unpacked_kernel` reads. WIDTH and
-    TAIL: the columns of a tile and of a second beside it, 0 where one is enough. MASK_KEYS: the last tile may have keys
-    beyond the last. IN_PAIRS: see `item_of`. The sums of dq are in no fixed order.
+    Shapes: q, k, v and do are (batch, heads, rows, head_dim) by their strides; lse_parts and delta_parts are as
+    `delta_kernel` writes them; dk and dv are (n_matrices, n_keys, head_dim), where n_matrices = batch · key heads;
+    dq_sum is (n_matrices · HEADS_PER_KV, n_queries rounded up to whole blocks, WIDTH + TAIL) in fp32, every 64 rows in
+    the order that `unpacked_kernel` reads. WIDTH and TAIL: columns of a tile and of a second one beside it; TAIL is 0
+    if one is enough. MASK_KEYS: the last tile may extend past the last key. IN_PAIRS: see `item_of`. The order in which
+    dq is summed is not fixed.
     """
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     ROWS: gl.constexpr = (WIDTH if TAIL else BLOCK_QUERIES * WIDTH // 128) * KEYS // DQ_COLUMNS
@@ -154,7 +156,7 @@ def hopper_backward_kernel(
     if TAIL:
         q_tail, do_tail = tiles_of(STAGES, BLOCK_QUERIES, TAIL, DTYPE), tiles_of(STAGES, BLOCK_QUERIES, TAIL, DTYPE)
         tails = (tiles_of(GROUPS, KEYS, TAIL, DTYPE), tiles_of(GROUPS, KEYS, TAIL, DTYPE), q_tail, do_tail)
-    ds_tiles = tiles_of(2 * GROUPS * (BLOCK_QUERIES // KEYS), KEYS, KEYS, DTYPE)  # read while the next are written
+    ds_tiles = tiles_of(2 * GROUPS * (BLOCK_QUERIES // KEYS), KEYS, KEYS, DTYPE)  # double-buffered
     dq_tiles = (
         gl.allocate_shared_memory(gl.float32, [ROWS, DQ_COLUMNS], PLAIN_LAYOUT),
         gl.allocate_shared_memory(gl.float32, [TAIL_ROWS, DQ_COLUMNS], PLAIN_LAYOUT),
@@ -168,7 +170,7 @@ def hopper_backward_kernel(
     tiles, numbers = (q_tiles, k_tiles, v_tiles, do_tiles), (lses, deltas)
     q_strides, do_strides = (stride_qb, stride_qh, stride_q), (stride_dob, stride_doh, stride_do)
     k_strides, v_strides = (stride_kb, stride_kh, stride_k), (stride_vb, stride_vh, stride_v)
-    # Constants are written out each time: a variable would make numbers of run time of them.
+    # Each tuple spells out its constants: collected in a variable, they would become runtime values.
     gl.warp_specialize(
         [
             (_differentiate, (dk_ptr, dv_ptr, sizes, scale, scale_log2, tiles, tails, numbers, ds_tiles, dq_tiles,

@@ -1,7 +1,8 @@
-"""The forward pass for Hopper: one warp loads, warpgroups each attend from 64 queries, and programs stay.
+"""Forward pass for Hopper: programs are persistent, one warp loads, and each warpgroup attends from 64 queries.
 
-While a warpgroup computes the weights of one block of keys, the tensor cores compute the scores of the next and the
-output of the one before: the softmax never stands alone. Source: Shah et al. 2024, FlashAttention-3.
+A warpgroup starts the scores of one block of keys together with the output product of the block before, and computes
+weights from these scores while that product still runs. So the softmax overlaps with tensor-core work. Source: Shah et
+al. 2024, FlashAttention-3.
 """
 
 from triton.experimental import gluon
@@ -29,13 +30,13 @@ from pipeline.attention.triton.gluon.pieces import (
 from pipeline.attention.triton.gluon.softmax import first_weights, more_weights, rescaled, sums_and_lse
 
 LN_2 = gl.constexpr(0.6931471805599453)
-ROWS = gl.constexpr(64)  # queries of a warpgroup: as many as one wgmma has rows
-LOADING_REGISTERS = gl.constexpr(24)  # the fewest there are
+ROWS = gl.constexpr(64)  # queries per warpgroup: the rows of one wgmma
+LOADING_REGISTERS = gl.constexpr(24)  # per thread: the minimum
 
 
 @gluon.jit
 def blocks_of(last_query, n_keys, CAUSAL: gl.constexpr, BLOCK_KEYS: gl.constexpr):
-    """Count the blocks of keys that queries before this one attend to."""
+    """Return how many blocks of keys the queries before `last_query` attend to."""
     blocks = gl.cdiv(n_keys, BLOCK_KEYS)
     if CAUSAL:
         blocks = gl.minimum(blocks, gl.cdiv(last_query, BLOCK_KEYS))
@@ -44,7 +45,7 @@ def blocks_of(last_query, n_keys, CAUSAL: gl.constexpr, BLOCK_KEYS: gl.constexpr
 
 @gluon.jit
 def tile_after(rank, n_tiles, CAUSAL: gl.constexpr):
-    """Return the tile of queries of a rank: of a causal mask the last have most work."""
+    """Return the tile of queries of a rank by descending work: with a causal mask, the last tile has the most."""
     return n_tiles - 1 - rank if CAUSAL else rank
 
 
@@ -92,7 +93,7 @@ def _attend(
     WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, O_IN_Q: gl.constexpr,
     GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Attend from one warpgroup's queries of every tile."""
+    """Attend from one warpgroup's queries in every tile."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)  # weights stay in registers
@@ -116,7 +117,7 @@ def _attend(
         if first_query >= n_queries:
             blocks = 0
         for _ in range(blocks_of(first_tile_query + ROWS * GROUPS, n_keys, CAUSAL, BLOCK_KEYS) - blocks):
-            # Which other warpgroups attend to and this one does not.
+            # Blocks that only other warpgroups attend to: release them unread.
             mbarrier.wait(k_full.index(slot), phase)
             mbarrier.arrive(k_free.index(slot), count=1)
             mbarrier.wait(v_full.index(slot), phase)
@@ -126,7 +127,7 @@ def _attend(
         if blocks == 0:
             mbarrier.arrive(q_free.index(GROUP), count=1)
         else:
-            # The last keys first: only these need a mask, and each query sees the first of them.
+            # The last block first: only it needs a mask, and every query sees its first key, so no row is all -∞.
             mbarrier.wait(k_full.index(slot), phase)
             s = warpgroup_mma(q, k_tiles.index(slot).permute((1, 0)), no_scores, use_acc=False, is_async=True)
             s = warpgroup_mma_wait(0, deps=[s])
@@ -166,7 +167,7 @@ def _attend(
             sums, lse_log2 = sums_and_lse(total, maximum, S_ROW)
             gl.store(lse_ptr + matrix.to(gl.int64) * n_queries + queries, lse_log2 * LN_2, mask=queries < n_queries)
             if not O_IN_Q:
-                tma.store_wait(0)  # until the tile before has been read
+                tma.store_wait(0)  # until the previous tile's output has been read
             o_tile.store((o * (1.0 / gl.convert_layout(sums, O_ROW))[:, None]).to(DTYPE))
             fence_async_shared()
             tma.async_copy_shared_to_global(o_matrices, [0, matrix, first_query, 0], as_block(o_tile))
@@ -189,10 +190,10 @@ def hopper_forward_kernel(
 ):  # fmt: skip
     """Attend from every tile of GROUPS · 64 queries to its keys.
 
-    Shapes: q, k and v as their strides say, o is (matrices, n_queries, head_dim), lse (matrices, n_queries), where
-    matrices are batch · heads; HEADS_PER_KV of them in a row share keys and values. GROUPS: how many warpgroups attend,
-    2 or 3, with REGISTERS a thread. O_IN_Q: the output leaves by way of the shared memory of its queries, where there
-    is none of its own.
+    Shapes: q, k and v are (batch, heads, rows, head_dim) by their strides; o is (matrices, n_queries, head_dim) and lse
+    (matrices, n_queries), where matrices = batch · heads; HEADS_PER_KV consecutive heads share keys and values. GROUPS:
+    how many warpgroups attend, 2 or 3, with REGISTERS per thread. O_IN_Q: the output leaves through the shared memory
+    of its queries instead of a buffer of its own.
     """
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     q_tiles = tiles_of(GROUPS, ROWS, WIDTH, DTYPE)
@@ -209,7 +210,7 @@ def hopper_forward_kernel(
     sizes = (heads, n_matrices, n_queries, n_keys, n_tiles, heads_together)
     tiles = (q_tiles, k_tiles, v_tiles)
     ring = (q_full, q_free, k_full, k_free, v_full, v_free)
-    # Constants are written out each time: a variable would make numbers of run time of them.
+    # Each tuple spells out its constants: collected in a variable, they would become runtime values.
     if GROUPS == 2:
         gl.warp_specialize(
             [

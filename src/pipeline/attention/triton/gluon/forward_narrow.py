@@ -1,7 +1,7 @@
-"""The forward pass for Hopper up to head_dim 64: programs of one warpgroup, several on a multiprocessor.
+"""Forward pass for Hopper at head_dim up to 64: programs of one warpgroup, several per SM.
 
-Each loads for itself. While one waits for its products, or begins or ends a tile, the others compute, which short
-sequences gain most by.
+Each program loads for itself. While one waits for its products, or begins or ends a tile, the others compute; short
+sequences gain most from this.
 """
 
 from triton.experimental import gluon
@@ -28,23 +28,23 @@ from pipeline.attention.triton.gluon.pieces import (
 )
 from pipeline.attention.triton.gluon.softmax import first_weights, more_weights, rescaled, sums_and_lse
 
-# Keys are gone through in blocks, the last first. A pair is a block of keys and the values of the block before, which
-# are multiplied at the same time: a tile with n blocks has pairs 0 to n. Two are in shared memory at a time.
+# Blocks of keys are processed last to first. A pair is a block of keys and the values of the block processed before it,
+# which are multiplied at the same time: a tile with n blocks has pairs 0 to n. Two are in shared memory at a time.
 PAIRS = gl.constexpr(2)
 
 
 @gluon.jit
 def _tile_of(item, sizes, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, BLOCK_KEYS: gl.constexpr):
-    """Return where an item's queries lie, where its keys lie, and how many blocks of these it attends to.
+    """Return the position of an item's queries, the position of its keys, and how many blocks of keys it attends to.
 
-    Past the last item all is as of item 0 but that there are no blocks. Where queries lie: the matrix and the row.
-    Where keys lie: batch element, head, and the row behind the last block.
+    Queries: the matrix and the first row. Keys: batch element, head, and the row after the last block. Past the last
+    item, return the positions of item 0 and no blocks.
     """
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     exists = item < n_tiles * n_matrices
     matrix, rank = matrix_and_tile(gl.where(exists, item, 0), n_tiles, n_matrices, heads_together)
     first_query = tile_after(rank, n_tiles, CAUSAL) * ROWS
-    # Without a mask all tiles have as many blocks. LLVM must not know: it would keep more in registers, and be slower.
+    # Without a mask all tiles have equally many blocks. If LLVM knew, it would keep more in registers and be slower.
     last_query = first_query + ROWS if CAUSAL else first_query + ROWS + n_keys
     blocks = blocks_of(last_query, n_keys, True, BLOCK_KEYS)
     kv_heads, kv_matrix = heads // HEADS_PER_KV, matrix // HEADS_PER_KV
@@ -54,9 +54,9 @@ def _tile_of(item, sizes, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, BLOC
 
 @gluon.jit
 def _load_pair(kv, keys_at, pair, full, k_tile, v_tile, exists, BLOCK_KEYS: gl.constexpr):
-    """Start to load a tile's pair of this number; all warps are done with its slot, for Triton puts a barrier before.
+    """Start loading a tile's pair of this number; Triton puts a barrier before, so all warps are done with its slot.
 
-    The values of pair 0 and the keys of the last pair are not used, whatever is there; beyond the matrix it is 0.
+    The values of pair 0 and the keys of the last pair are loaded but not used; rows outside the matrix read as 0.
     """
     k, v = kv
     batch, head, end = keys_at
@@ -70,7 +70,7 @@ def _load_pair(kv, keys_at, pair, full, k_tile, v_tile, exists, BLOCK_KEYS: gl.c
 def _load_next_but_one(
     kv, pair, keys_at, blocks, keys_after_at, blocks_after, full, k_tile, v_tile, BLOCK_KEYS: gl.constexpr
 ):  # fmt: skip
-    """Start to load the pair after the next into the slot of this one, number `pair`; it may be of the next tile."""
+    """Start loading pair number `pair` + 2, which may belong to the next tile, into the slot of number `pair`."""
     is_of_next = pair + PAIRS > blocks
     batch, head, end = keys_at
     batch_after, head_after, end_after = keys_after_at
@@ -83,7 +83,7 @@ def _load_next_but_one(
 
 @gluon.jit
 def _load_queries(descriptor, at, heads, exists, full, tile):
-    """Start to load a tile of queries."""
+    """Start loading a tile of queries."""
     matrix, first_query = at
     mbarrier.expect(full, descriptor.block_type.nbytes, pred=exists)
     tma.async_copy_global_to_shared(
@@ -99,22 +99,22 @@ def hopper_narrow_forward_kernel(
     CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_KEYS: gl.constexpr,
 ):  # fmt: skip
-    """Attend from every tile of 64 queries to its keys; shapes as of `hopper_forward_kernel`."""
-    gl.static_assert(BLOCK_KEYS % ROWS == 0)  # else a query may see none of the last keys
+    """Attend from every tile of 64 queries to its keys; shapes as for `hopper_forward_kernel`."""
+    gl.static_assert(BLOCK_KEYS % ROWS == 0)  # else a query may see none of the last block's keys
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)  # weights stay in registers
     S_ROW: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
     O_ROW: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
-    q_tiles = tiles_of(2, ROWS, WIDTH, DTYPE)  # by turns; a tile's output leaves through the memory of its queries
+    q_tiles = tiles_of(2, ROWS, WIDTH, DTYPE)  # alternating; a tile's output leaves through its queries' buffer
     k_tiles, v_tiles = tiles_of(PAIRS, BLOCK_KEYS, WIDTH, DTYPE), tiles_of(PAIRS, BLOCK_KEYS, WIDTH, DTYPE)
     q_full, full = barriers(2, 1), barriers(PAIRS, 1)
     fence_async_shared()
     sizes = (heads, n_matrices, n_queries, n_keys, n_tiles, heads_together)
     no_scores = gl.zeros([ROWS, BLOCK_KEYS], gl.float32, S_LAYOUT)
     queries_at, keys_at, blocks = _tile_of(work_item(0), sizes, HEADS_PER_KV, CAUSAL, BLOCK_KEYS)
-    # What one descriptor describes is on its way while the next is made.
+    # Each load starts as soon as its descriptors exist, so that it runs while the next ones are made.
     q = matrices_at(q_ptr, n_matrices, heads, n_queries, (stride_qb, stride_qh, stride_q), HEAD_DIM, ROWS, WIDTH)
     _load_queries(q, queries_at, heads, blocks > 0, q_full.index(0), q_tiles.index(0))
     kv_heads, kv_matrices = heads // HEADS_PER_KV, n_matrices // HEADS_PER_KV
@@ -142,7 +142,7 @@ def hopper_narrow_forward_kernel(
             kv, 0, keys_at, blocks, keys_after_at, blocks_after, full.index(slot), k_tiles.index(slot),
             v_tiles.index(slot), BLOCK_KEYS,
         )  # fmt: skip
-        # The last keys first: only these need a mask, and each query sees the first of them.
+        # The last block first: only it needs a mask, and every query sees its first key, so no row is all -∞.
         keys = (blocks - 1) * BLOCK_KEYS + gl.arange(0, BLOCK_KEYS, gl.SliceLayout(0, S_LAYOUT))[None, :]
         visible = keys < n_keys
         if CAUSAL:
@@ -151,7 +151,7 @@ def hopper_narrow_forward_kernel(
         weights, maximum, total = first_weights(s, scale_log2, DTYPE)
         weights = gl.convert_layout(weights, P_LAYOUT)
         o = gl.zeros([ROWS, WIDTH], gl.float32, O_LAYOUT)
-        tma.store_wait(0)  # until the output of the tile before has been read
+        tma.store_wait(0)  # until the previous tile's output has been read
         turn_after = (i + 1) & 1
         _load_queries(q, queries_after_at, heads, blocks_after > 0, q_full.index(turn_after), q_tiles.index(turn_after))
         q_tile = q_tiles.index(i & 1)
@@ -173,7 +173,7 @@ def hopper_narrow_forward_kernel(
         mbarrier.wait(full.index(slot), phase)
         last_slot = slot
         o_coming = warpgroup_mma(weights, v_tiles.index(slot), o, is_async=True)
-        # The next tile's first scores are computed while this one's output leaves; after the last tile, of anything.
+        # Compute the next tile's first scores while this one's output leaves; after the last tile, they are not used.
         slot, phase = next_slot(slot, phase, PAIRS)
         mbarrier.wait(q_full.index(turn_after), ((i + 1) >> 1) & 1, pred=blocks_after > 0)
         mbarrier.wait(full.index(slot), phase, pred=blocks_after > 0)

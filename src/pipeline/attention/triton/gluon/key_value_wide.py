@@ -1,7 +1,7 @@
-"""dk and dv for Hopper at head_dim 136 to 256; dq has a kernel of its own (`query_wide`).
+"""dk and dv for Hopper at head_dim 136 to 256; dq has its own kernel (`query_wide`).
 
-Sums of two gradients of 64 keys do not fit the registers of one warpgroup. So one has the weights and dv, the other dS
-and dk. The weights that dS takes come through shared memory, one way: the first warpgroup computes ahead.
+One warpgroup's registers cannot hold both gradients of 64 keys. So one computes the weights and dv, the other dS and
+dk. The weights that dS needs pass through shared memory in one direction, so the first warpgroup can run ahead.
 """
 
 from triton.experimental import gluon
@@ -34,14 +34,14 @@ from pipeline.attention.triton.gluon.pieces import (
     work_item,
 )
 
-QUERIES = gl.constexpr(64)  # of a block
+QUERIES = gl.constexpr(64)  # per block
 P_TILES = gl.constexpr(2)  # one is read while the next is written
-S_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # of scores: 64 keys and queries
+S_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # of scores: 64 keys by 64 queries
 
 
 @gluon.jit
 def _leave(matrices, matrix, first_key, tile, gradient, kv_free):
-    """Copy a gradient to memory by way of the keys or values that this warpgroup has no more use for."""
+    """Copy a gradient to memory through the buffer of keys or values that this warpgroup no longer needs."""
     tile.store(gradient)
     fence_async_shared()
     tma.async_copy_shared_to_global(matrices, [0, matrix, first_key, 0], as_block(tile))
@@ -53,15 +53,16 @@ def _leave(matrices, matrix, first_key, tile, gradient, kv_free):
 def hand_over_weights(
     s, block, slot, p_slot, p_phase, keys, scale_log2, lse_rows, p_tiles, q_free, p_ring, CAUSAL: gl.constexpr
 ):  # fmt: skip
-    """Make weights of a block's scores, (keys, queries), and hand them to the other warpgroup.
+    """Compute the weights of a block's scores, (keys, queries), and hand them to the other warpgroup.
 
-    Weights of keys past the end may be infinite. They reach only rows of dk and dv that are not stored.
+    Weights of keys past the end may be infinite, but only reach rows of dk and dv that are not stored.
     """
     LAYOUT: gl.constexpr = s.type.layout
     QUERIES: gl.constexpr = s.shape[1]
     p_full, p_free = p_ring
     p = gl.exp2(s * scale_log2 - lse_rows.index(slot).load(LAYOUT))
-    # Before the loads of LSE are complete: the slot is free only once dk has had these weights, too.
+    # The loads of LSE may still be running: this is safe because the slot is not free until the other warpgroup has
+    # also used these weights for dk.
     mbarrier.arrive(q_free.index(slot), count=1)
     if CAUSAL:
         queries = block * QUERIES + gl.arange(0, QUERIES, gl.SliceLayout(0, LAYOUT))
@@ -78,7 +79,7 @@ def _differentiate_values(
     dv_ptr, sizes, scale_log2, tiles, lse_rows, p_tiles, ring, p_ring, CAUSAL: gl.constexpr,
     HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    """Compute the weights and dv of every tile: the weights of one block while dv of the one before is multiplied."""
+    """Compute the weights and dv of every tile, a block's weights while the dv product of the one before runs."""
     G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, G_LAYOUT, 2)
     DTYPE: gl.constexpr = dv_ptr.dtype.element_ty
@@ -109,7 +110,7 @@ def _differentiate_values(
             weights = gl.convert_layout(p.to(DTYPE), A_LAYOUT)
             for _ in range(1, HEADS_PER_KV * (blocks - first)):
                 slot_after, phase_after = next_slot(slot, phase, STAGES)
-                block = gl.where(block + 1 == blocks, first, block + 1)  # of the next head at the end of one
+                block = gl.where(block + 1 == blocks, first, block + 1)  # after the last, the next head's first
                 mbarrier.wait(q_full.index(slot_after), phase_after)
                 q = q_tiles.index(slot_after)
                 s_coming = warpgroup_mma(k_tile, q.permute((1, 0)), no_scores, use_acc=False, is_async=True)
@@ -172,7 +173,7 @@ def _differentiate_keys(
                 mbarrier.wait(q_full.index(slot), phase)
                 dk_coming = warpgroup_mma(operand, q_tiles.index(slot), dk, is_async=True)
                 dk, operand = warpgroup_mma_wait(0, deps=[dk_coming, operand])
-                # Only now: a warp's loads of δ may be under way when others tell that the slot is free.
+                # Not earlier: some warps' loads of δ could still be running when the slot is declared free.
                 mbarrier.arrive(do_free.index(slot), count=1)
                 mbarrier.arrive(q_free.index(slot), count=1)
                 slot, phase = next_slot(slot, phase, STAGES)
@@ -190,9 +191,9 @@ def hopper_wide_key_value_kernel(
     CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     STAGES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv from every tile of 64 keys and the queries that see it; shapes as of `hopper_backward_kernel`.
+    """Compute dk and dv of every tile of 64 keys from the queries that see it.
 
-    dq_sum_ptr: None.
+    Shapes: as for `hopper_backward_kernel`, but lse_log2 and delta are in fp32, and dq_sum_ptr is None.
     """
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     q_tiles, do_tiles = tiles_of(STAGES, QUERIES, WIDTH, DTYPE), tiles_of(STAGES, QUERIES, WIDTH, DTYPE)

@@ -1,4 +1,4 @@
-"""The Gluon kernels with their arguments, ready to be launched; what imports this needs Gluon."""
+"""Prepare launches of the Gluon kernels, with their arguments; importing this module requires Gluon."""
 
 import math
 from typing import Any, Protocol
@@ -32,8 +32,8 @@ from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import tile_width
 
-OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels say how many there are beside it
-# Of a tile, in blocks: what it takes to begin and end it.
+OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels add more
+# Cost of beginning and ending a tile, in blocks.
 WORK_OF_ENDS = 1
 
 
@@ -50,7 +50,7 @@ class Blocks(Protocol):
 
 
 def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -> Launch:
-    """Return what launches the forward kernel of these tiles with q, k, v, output and log-sum-exp."""
+    """Prepare the forward kernel of these tiles; its launch takes q, k, v, output and LSE."""
     q, k, v, is_causal = problem.q, problem.k, problem.v, problem.band == CAUSAL
     work = work_by_queries(q, k, is_causal, tiles)
     programs = gpu_of(q.device).multiprocessors
@@ -70,10 +70,10 @@ def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -
 def backward_launch(
     problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: BackwardTiles | KeyValueTiles
 ) -> Launch:
-    """Return what launches the backward kernel, with q, k, v, do, log-sum-exp, delta, dq_sum, dk and dv.
+    """Prepare the backward kernel; its launch takes q, k, v, do, LSE, delta, dq_sum, dk and dv.
 
-    Of the problem the inputs may now lie in another way. dq_sum is None where dq has a kernel of its own, and only
-    there log-sum-exp and delta are not in parts.
+    The layout of q, k and v may differ from the problem's by now. If dq has its own kernel, dq_sum is None and LSE and
+    delta are in fp32, otherwise these are in bf16 parts.
     """
     is_causal = problem.band == CAUSAL
     number, dq_sum = (torch.float32, None) if tiles.query else (torch.bfloat16, torch.float32)
@@ -94,7 +94,7 @@ def backward_launch(
 
 
 def query_launch(problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: QueryTiles) -> Launch:
-    """Return what launches the kernel for dq alone, with q, k, v, do, lse_log2, delta and dq."""
+    """Prepare the kernel for dq alone; its launch takes q, k, v, do, lse_log2, delta and dq."""
     is_causal = problem.band == CAUSAL
     work = work_by_queries(q, k, is_causal, tiles)
     n_programs, sizes = programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, gpu_of(q.device).multiprocessors)
@@ -109,7 +109,7 @@ def query_launch(problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, 
 
 
 def work_by_keys(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.ndarray:
-    """Return how many blocks of queries each tile of keys goes through, most first, and what its ends take."""
+    """Return the work of each tile of keys, most first: the blocks of queries it goes through plus WORK_OF_ENDS."""
     first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
     queries_seen = np.full(len(first_keys), q.shape[-2])
     if is_causal:
@@ -118,7 +118,7 @@ def work_by_keys(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.nda
 
 
 def work_by_queries(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.ndarray:
-    """Return how many blocks of keys each tile of queries goes through, most first, and what its ends take."""
+    """Return the work of each tile of queries, most first: the blocks of keys it goes through plus WORK_OF_ENDS."""
     first_queries = np.arange(0, q.shape[-2], tiles.block_queries)
     keys_seen = np.full(len(first_queries), k.shape[-2])
     if is_causal:
@@ -129,9 +129,10 @@ def work_by_queries(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.
 def programs_and_sizes(
     q: Traits, k: Traits, matrices: int, work: np.ndarray, programs: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Return how many programs there are, at most as many as fit, and the kernels' numbers of what they go through.
+    """Return the number of programs to launch and the kernels' size arguments.
 
-    matrices: those that are cut into tiles, of queries or of keys.
+    matrices: how many are cut into tiles, of queries or of keys; work: per tile of a matrix; programs: how many fit on
+    the GPU at a time.
     """
     programs = min(programs, matrices * len(work))
     together = heads_together(matrices, work, programs)
@@ -139,19 +140,19 @@ def programs_and_sizes(
 
 
 def forward_kernel(tiles: ForwardTiles | NarrowForwardTiles) -> Any:
-    """Return the forward kernel that has such tiles."""
+    """Return the forward kernel for these tiles."""
     return hopper_narrow_forward_kernel if isinstance(tiles, NarrowForwardTiles) else hopper_forward_kernel
 
 
 def forward_options(tiles: ForwardTiles | NarrowForwardTiles) -> dict[str, int]:
-    """Return Triton's options for the forward kernel; where it has several warpgroups, they share out registers."""
+    """Return Triton's options for the forward kernel; those with several warpgroups limit registers themselves."""
     return {**OPTIONS, "maxnreg": tiles.registers} if isinstance(tiles, NarrowForwardTiles) else OPTIONS
 
 
 def forward_constants(
     tiles: ForwardTiles | NarrowForwardTiles, is_causal: bool, per_kv: int, head_dim: int
 ) -> dict[str, int | bool]:
-    """Return the compile-time arguments of the forward kernel of these tiles; per_kv: query heads that share keys."""
+    """Return the compile-time arguments of the forward kernel for these tiles; per_kv: query heads per key head."""
     shared = {
         "CAUSAL": is_causal,
         "HEADS_PER_KV": per_kv,
@@ -171,7 +172,7 @@ def forward_constants(
 
 
 def backward_kernel(tiles: BackwardTiles | KeyValueTiles) -> Any:
-    """Return the backward kernel that has such tiles."""
+    """Return the backward kernel for these tiles."""
     return hopper_wide_key_value_kernel if isinstance(tiles, KeyValueTiles) else hopper_backward_kernel
 
 
@@ -185,7 +186,7 @@ def backward_constants(
 ) -> dict[str, int | bool]:
     """Return the backward kernel's compile-time arguments.
 
-    has_part_tile: the last tile has keys past the end; a kernel that sums dq must mask them; in_pairs: see
+    has_part_tile: the last tile extends past the last key, which a kernel that sums dq must mask; in_pairs: see
     `pieces.item_of`.
     """
     shared = {
@@ -196,7 +197,7 @@ def backward_constants(
     }
     if isinstance(tiles, KeyValueTiles):
         return {**shared, "WIDTH": tile_width(head_dim), "STAGES": tiles.stages}
-    # Without the mask ptxas has every wgmma wait for the one before (Triton 3.6, head_dim 40 to 64).
+    # Without the mask, ptxas makes every wgmma wait for the one before (Triton 3.6, head_dim 40 to 64).
     masks_keys = has_part_tile or (is_causal and tiles.width + tiles.tail == 64)
     return {
         **shared,
@@ -220,6 +221,6 @@ def query_constants(tiles: QueryTiles, is_causal: bool, per_kv: int, head_dim: i
 
 
 def _strides(given: Traits) -> tuple[int, int, int]:
-    """Return the strides of batch, head and row; where there is only one batch element or head, none of 0."""
+    """Return the strides of batch, head and row; a 0, of a dimension of size 1, is replaced by the row's stride."""
     batch, head, row = strides(given)
     return batch or row, head or row, row

@@ -1,4 +1,4 @@
-"""What the warps of the Hopper backward kernels do that only move: load keys, load queries, add dq to its sums."""
+"""Warps of the Hopper backward kernels that only move data: they load keys and queries and add dq to its sums."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -17,27 +17,27 @@ from pipeline.attention.triton.gluon.pieces import (
 from pipeline.attention.triton.kernels.delta import PARTS_ROW, row_length
 from pipeline.compat.gluon_private import tma_reduce_add
 
-KEYS = gl.constexpr(64)  # of a warpgroup: as many as one wgmma has rows
+KEYS = gl.constexpr(64)  # per warpgroup: the rows of one wgmma
 GROUPS = gl.constexpr(2)
 BLOCK_KEYS = gl.constexpr(128)
-LOADING_REGISTERS = gl.constexpr(24)  # the fewest there are
+LOADING_REGISTERS = gl.constexpr(24)  # per thread: the minimum
 PLAIN_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2))
-# Named barriers of `hopper_backward_kernel`: four where its warpgroups wait for each other's dS, in one of three ways
-# (`steps`); of each, where its part of dq is full and free; and of each slot of queries, and of their gradients, where
-# it is free.
+# Named barriers of `hopper_backward_kernel`. DS_FULL: four on which its warpgroups wait for each other's dS, in one of
+# three ways (`steps`); DQ_FULL and DQ_FREE: one per warpgroup, for its part of dq; Q_FREE and DO_FREE: one per slot of
+# q and of do.
 DS_FULL = gl.constexpr(FIRST_NAMED_BARRIER)
 DQ_FULL, DQ_FREE = gl.constexpr(DS_FULL + 4), gl.constexpr(DS_FULL + 6)
 Q_FREE, DO_FREE = gl.constexpr(DS_FULL + 8), gl.constexpr(DS_FULL + 10)
 ALL_THREADS = gl.constexpr(256)  # of both warpgroups
-FREE_THREADS = gl.constexpr(288)  # and of a warp that loads
-DQ_THREADS = gl.constexpr(160)  # of one, and of the warp that adds
-PARTS_WIDTH = gl.constexpr(16)  # of a tile of numbers in parts: the least depth of a wgmma
-DQ_COLUMNS = gl.constexpr(256)  # of a row in which parts of dq lie, a number of each thread's after another
+FREE_THREADS = gl.constexpr(288)  # and of a loading warp
+DQ_THREADS = gl.constexpr(160)  # of one warpgroup and the warp that adds dq
+PARTS_WIDTH = gl.constexpr(16)  # columns of a tile of LSE or δ in parts: the smallest K of a wgmma
+DQ_COLUMNS = gl.constexpr(256)  # of a row of dq as `by_thread` lays it out
 
 
 @gluon.jit
 def rows_at(pointer, n_matrices, n_queries, BLOCK: gl.constexpr):
-    """Describe a number a query of every matrix, as `delta_kernel` writes them, in blocks of one matrix."""
+    """Return a tensor descriptor of fp32 numbers per query, as `delta_kernel` writes them, in blocks of one matrix."""
     return tma.make_tensor_descriptor(
         pointer, [n_matrices, n_queries], [row_length(n_queries), 1], [1, BLOCK], PLAIN_LAYOUT
     )
@@ -45,15 +45,15 @@ def rows_at(pointer, n_matrices, n_queries, BLOCK: gl.constexpr):
 
 @gluon.jit
 def first_block_of(first_key, CAUSAL: gl.constexpr, BLOCK_QUERIES: gl.constexpr):
-    """Return the first block of queries that see keys of a tile."""
+    """Return the first block of queries that see any key of a tile."""
     return first_key // BLOCK_QUERIES if CAUSAL else 0
 
 
 @gluon.jit
 def by_thread(x):
-    """Lay (64, columns) out, as wgmma gives it, in rows of 256: of 8 columns each thread's four numbers side by side.
+    """Reorder a wgmma result (64, columns) into rows of 256: of 8 columns, each thread's four numbers are adjacent.
 
-    So a thread stores four at a time, and no two to one bank of shared memory.
+    So a thread stores four numbers at a time, without bank conflicts.
     """
     EIGHTS: gl.constexpr = x.shape[1] // 8
     warps_and_columns = gl.reshape(x, [4, 2, 8, EIGHTS, 4, 2])
@@ -65,7 +65,7 @@ def load_keys(
     k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, tails, full, free, HEADS_PER_KV: gl.constexpr,
     HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, PARTS: gl.constexpr, IN_PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """Load every tile of keys and values, in parts of 64."""
+    """Load every tile of keys and values, in blocks of 64."""
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     kv_heads = heads // HEADS_PER_KV
     k = matrices_at(k_ptr, n_matrices, kv_heads, n_keys, k_strides, HEAD_DIM, KEYS, WIDTH)
@@ -97,10 +97,10 @@ def load_queries(
     BLOCK_KEYS: gl.constexpr, BLOCK_QUERIES: gl.constexpr, STAGES: gl.constexpr, NAMED: gl.constexpr,
     IN_PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """Load the queries that see a tile of keys, or the output's gradients there, and what there is a number of each.
+    """Load q, or do, of the queries that see each tile of keys, and with it LSE, or δ.
 
-    They come head after head of those that share the keys. numbers: rows in fp32, or tiles of parts in bf16. NAMED: the
-    first of the named barriers that say where a slot is free, or 0 where `free` are mbarriers that do.
+    Heads that share the keys come one after the other. numbers: buffers of LSE or δ, rows in fp32 or tiles of bf16
+    parts. NAMED: the first of the named barriers that tell when a slot is free, or 0 if the mbarriers `free` do.
     """
     IN_PARTS: gl.constexpr = numbers.dtype == gl.bfloat16
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
@@ -144,7 +144,7 @@ def load_queries(
                 slot, phase = next_slot(slot, phase, STAGES)
         i += 1
         exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
-    if NAMED:  # whoever arrives at a barrier is met there
+    if NAMED:  # every arrival at a named barrier must be met before the program ends
         for earlier in range(gl.maximum(loaded - STAGES, 0), loaded):
             meet(NAMED + earlier % STAGES, FREE_THREADS)
 
@@ -154,7 +154,7 @@ def add_dq(
     dq_sum_ptr, sizes, dq_tiles, CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, BLOCK_KEYS: gl.constexpr,
     BLOCK_QUERIES: gl.constexpr, IN_PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """Add both warpgroups' parts of dq of every step to its sums in memory, by the copy engine."""
+    """Add both warpgroups' parts of dq of every step to the sums in global memory, using the copy engine."""
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     ROWS: gl.constexpr = dq_tiles[0].shape[0]
     TAIL_ROWS: gl.constexpr = dq_tiles[1].shape[0]

@@ -1,10 +1,10 @@
-"""What the Gluon kernels have in common: the order of their work, tensor descriptors, barriers."""
+"""Helpers shared by the Gluon kernels: order of work, tensor descriptors, barriers."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 
-# Kernels are compiled once for all numbers of these.
+# A kernel is compiled once for all values of these arguments.
 SIZES = (
     *(f"stride_{tensor}{of}" for tensor in ("q", "k", "v", "do") for of in ("b", "h", "")),
     "heads",
@@ -16,9 +16,9 @@ SIZES = (
 )
 
 
-# Named barriers: the hardware has 16, and Triton uses the first of them, one for all threads and one of each warpgroup;
-# kernels with barriers of their own have two warpgroups. Warps alone need none. No thread but those that `meet` waits
-# at one, where every arrival at an mbarrier has its warpgroup wait for all of its threads.
+# Named barriers: the hardware has 16. Triton uses the first ones, one for all threads and one per warpgroup; kernels
+# with named barriers of their own have two warpgroups. Single warps need none. Only threads that `meet` wait at a named
+# barrier, whereas every arrival at an mbarrier first synchronizes all threads of its warpgroup.
 FIRST_NAMED_BARRIER = gl.constexpr(3)
 
 
@@ -29,32 +29,33 @@ def _barrier_code(operation, threads):
 
 @gluon.jit
 def meet(barrier, THREADS: gl.constexpr):
-    """Wait at a named barrier until as many threads have come there, these included."""
+    """Wait at a named barrier until THREADS threads have arrived, including these."""
     code: gl.constexpr = _barrier_code("sync", THREADS)
     gl.inline_asm_elementwise(code, "=r,r", [barrier], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def arrive(barrier, THREADS: gl.constexpr):
-    """Count as come to a named barrier, and go on."""
+    """Arrive at a named barrier without waiting."""
     code: gl.constexpr = _barrier_code("arrive", THREADS)
     gl.inline_asm_elementwise(code, "=r,r", [barrier], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def opaque(number):
-    """Return a number without the compiler knowing which.
+    """Return a number, hiding its value from the compiler.
 
-    It then computes what follows from it where it is needed, and keeps none of it in registers over a loop.
+    The compiler then computes what depends on it where it is needed, instead of keeping it in registers over a loop.
     """
     return gl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [number], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
 def work_item(i):
-    """Return the number of this program's i-th item: one of every wave of programs.
+    """Return the number of this program's i-th item: it takes one of every wave of items.
 
-    Items are numbered from those with most work on, and every other wave goes backwards: who had most has least next.
+    Items are numbered by descending work, and every other wave is assigned in reverse, so that the program with the
+    most work in one wave gets the least in the next.
     """
     programs = gl.num_programs(0)
     program = gl.program_id(0)
@@ -63,9 +64,9 @@ def work_item(i):
 
 @gluon.jit
 def matrix_and_tile(item, n_tiles, n_matrices, heads_together):
-    """Return an item's matrix (of one batch element and head) and its tile, the first of which has most work.
+    """Return an item's matrix (of one batch element and head) and its tile; tile 0 has the most work.
 
-    Some heads at a time are gone through, as many as the L2 cache holds, and of these the first tile of each first.
+    Matrices are processed heads_together at a time (see `schedule`): tile 0 of each of them, then tile 1, and so on.
     """
     first = item // (heads_together * n_tiles) * heads_together
     rank = item % (heads_together * n_tiles)
@@ -77,8 +78,8 @@ def matrix_and_tile(item, n_tiles, n_matrices, heads_together):
 def item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS: gl.constexpr):
     """Return whether this program has an i-th item, and its matrix and tile.
 
-    IN_PAIRS: of an even number of tiles it takes the one with most work left of a matrix, then the one with least, so
-    that matrix comes after matrix, and what all programs read at a time is little.
+    IN_PAIRS: the number of tiles is even, and the program takes tiles t and n_tiles - 1 - t of a matrix in a row, which
+    balances work. So matrices are processed one after the other, and all programs together read little at a time.
     """
     if IN_PAIRS:
         pairs = n_tiles // 2
@@ -97,9 +98,9 @@ def item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS: gl.constexpr):
 def matrices_at(
     pointer, n_matrices, heads, rows, strides, HEAD_DIM: gl.constexpr, BLOCK: gl.constexpr, WIDTH: gl.constexpr
 ):
-    """Describe (batch, heads, rows, head_dim) to the copy engine, in blocks of rows of one matrix.
+    """Return a tensor descriptor of (batch, heads, rows, head_dim) for blocks of rows of one matrix.
 
-    strides: of batch, head and row. What a block has beyond the last row or column is read as 0 and not written.
+    strides: of batch, head and row. Rows and columns of a block beyond the last are read as 0 and not written.
     """
     LAYOUT: gl.constexpr = gl.NVMMASharedLayout.get_default_for([1, 1, BLOCK, WIDTH], pointer.dtype.element_ty)
     return tma.make_tensor_descriptor(
@@ -110,20 +111,20 @@ def matrices_at(
 
 @gluon.jit
 def dense_matrices_at(pointer, n_matrices, rows, HEAD_DIM: gl.constexpr, BLOCK: gl.constexpr, WIDTH: gl.constexpr):
-    """Describe a contiguous (matrices, rows, head_dim) as `matrices_at` does, with one batch element."""
+    """Return a descriptor as `matrices_at` does, of a contiguous (matrices, rows, head_dim) as one batch element."""
     stride = rows.to(gl.int64) * HEAD_DIM
     return matrices_at(pointer, n_matrices, n_matrices, rows, (stride, stride, HEAD_DIM), HEAD_DIM, BLOCK, WIDTH)
 
 
 @gluon.jit
 def as_block(tile):
-    """View a tile in shared memory as the block of four dimensions that a descriptor copies."""
+    """View a tile in shared memory as the 4-D block that a descriptor copies."""
     return tile.reshape([1, 1, tile.shape[0], tile.shape[1]])
 
 
 @gluon.jit
 def load(descriptor, matrix, heads, row, full, tile, column=0):
-    """Start to copy a block of rows into shared memory, which completes at a barrier that expects its bytes."""
+    """Start copying a block of rows into shared memory; it completes on `full`, which must expect its bytes."""
     tma.async_copy_global_to_shared(descriptor, [matrix // heads, matrix % heads, row, column], full, as_block(tile))
 
 
@@ -136,7 +137,7 @@ def tiles_of(COUNT: gl.constexpr, ROWS: gl.constexpr, WIDTH: gl.constexpr, DTYPE
 
 @gluon.jit
 def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Allocate barriers, each of which so many arrivals complete."""
+    """Allocate COUNT mbarriers, each completed by ARRIVALS arrivals."""
     found = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(COUNT):
         mbarrier.init(found.index(i), count=ARRIVALS)
@@ -145,6 +146,6 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 @gluon.jit
 def next_slot(slot, phase, STAGES: gl.constexpr):
-    """Return the slot of a ring of buffers after this one, and the phase that its barriers are then in."""
+    """Return the next slot of a ring of STAGES buffers, and the phase that its barriers are then in."""
     is_last = slot == STAGES - 1
     return gl.where(is_last, 0, slot + 1), gl.where(is_last, phase ^ 1, phase)

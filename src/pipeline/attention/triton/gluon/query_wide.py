@@ -1,7 +1,7 @@
-"""dq for Hopper at head_dim 136 to 256: one warp loads, two warpgroups have 64 queries each, and programs stay.
+"""dq for Hopper at head_dim 136 to 256: persistent programs of one loading warp and two warpgroups of 64 queries each.
 
-dk and dv have a kernel of their own (`key_value_wide`). So scores are computed twice; but dq is summed in registers and
-in a fixed order, where a sum in memory, a tile of 64 keys after the other, took longer than that.
+dk and dv have their own kernel (`key_value_wide`), so scores are computed twice. But dq is summed in registers and in a
+fixed order; summing it in memory, one tile of 64 keys after the other, took longer than the repeated scores.
 """
 
 from triton.experimental import gluon
@@ -39,7 +39,7 @@ def _load(
     q_ptr, k_ptr, v_ptr, do_ptr, strides, sizes, tiles, ring, CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip
-    """Load every tile of queries and the output's gradient, and the keys and values that it sees, the last first."""
+    """Load q and do of every tile of queries, and the keys and values that it sees, the last block first."""
     q_strides, k_strides, v_strides, do_strides = strides
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     q_tiles, k_tiles, v_tile, do_tiles = tiles
@@ -81,7 +81,7 @@ def _step(
     dq, block, lse, delta, first_query, n_keys, scale_log2, q, do, k, v_tile, k_full, k_free, phase, v_full, v_free,
     v_phase, MASKED: gl.constexpr, CAUSAL: gl.constexpr, WIDTH: gl.constexpr,
 ):  # fmt: skip
-    """Add what a block of keys gives to a warpgroup's dq."""
+    """Add the contribution of a block of keys to a warpgroup's dq."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, DQ_LAYOUT, 2)
@@ -112,7 +112,7 @@ def _differentiate(
     lse_log2_ptr, delta_ptr, dq_ptr, sizes, scale, scale_log2, tiles, ring, CAUSAL: gl.constexpr,
     HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of one warpgroup's queries of every tile."""
+    """Compute dq of one warpgroup's queries in every tile."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
@@ -129,7 +129,7 @@ def _differentiate(
         first_query = first_tile_query + GROUP * ROWS
         blocks = blocks_of(first_query + ROWS, n_keys, CAUSAL, BLOCK_KEYS)
         for _ in range(blocks_of(first_tile_query + ROWS * GROUPS, n_keys, CAUSAL, BLOCK_KEYS) - blocks):
-            # Which the other warpgroup sees and this one does not.
+            # Blocks that only the other warpgroup sees: release them unread.
             mbarrier.wait(k_full.index(slot), phase)
             mbarrier.arrive(k_free.index(slot), count=1)
             mbarrier.wait(v_full, v_phase)
@@ -142,7 +142,7 @@ def _differentiate(
         delta = gl.load(delta_ptr + row, mask=queries < n_queries, other=0.0)
         dq = gl.zeros([ROWS, WIDTH], gl.float32, DQ_LAYOUT)
         mbarrier.wait(q_full.index(GROUP), i & 1)
-        # Only the last keys need a mask.
+        # Only the last block needs a mask.
         dq = _step(
             dq, blocks - 1, lse, delta, first_query, n_keys, scale_log2, q, do, k_tiles.index(slot), v_tile,
             k_full.index(slot), k_free.index(slot), phase, v_full, v_free, v_phase, True, CAUSAL, WIDTH,
@@ -156,7 +156,7 @@ def _differentiate(
             )  # fmt: skip
             slot, phase = next_slot(slot, phase, K_STAGES)
             v_phase ^= 1
-        # It leaves by way of its queries, which nobody needs any more.
+        # dq leaves through the buffer of its queries, which are no longer needed.
         q.store((dq * scale).to(q.dtype))
         fence_async_shared()
         tma.async_copy_shared_to_global(dq_matrices, [0, matrix, first_query, 0], as_block(q))
@@ -175,10 +175,11 @@ def hopper_wide_query_kernel(
     CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq from every tile of 128 queries and the keys that it sees.
+    """Compute dq of every tile of 128 queries from the keys that it sees.
 
-    Shapes: q, k, v and do as their strides say; lse_log2 and delta as `delta_kernel` writes them; dq (n_matrices,
-    n_queries, head_dim), where n_matrices are batch · heads, HEADS_PER_KV of them in a row sharing keys and values.
+    Shapes: q, k, v and do are (batch, heads, rows, head_dim) by their strides; lse_log2 and delta are as `delta_kernel`
+    writes them; dq is (n_matrices, n_queries, head_dim), where n_matrices = batch · heads; HEADS_PER_KV consecutive
+    heads share keys and values.
     """
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     q_tiles, do_tiles = tiles_of(GROUPS, ROWS, WIDTH, DTYPE), tiles_of(GROUPS, ROWS, WIDTH, DTYPE)
@@ -194,7 +195,7 @@ def hopper_wide_query_kernel(
     sizes = (heads, n_matrices, n_queries, n_keys, n_tiles, heads_together)
     tiles = (q_tiles, k_tiles, v_tiles.index(0), do_tiles)
     ring = (q_full, q_free, k_full, k_free, v_full, v_free)
-    # Constants are written out each time: a variable would make numbers of run time of them.
+    # Each tuple spells out its constants: collected in a variable, they would become runtime values.
     gl.warp_specialize(
         [
             (_differentiate, (lse_log2_ptr, delta_ptr, dq_ptr, sizes, scale, scale_log2, tiles, ring, CAUSAL, HEAD_DIM,

@@ -1,20 +1,20 @@
-"""How many heads the Gluon kernels go through together: of the order that `pieces.work_item` gives, what can be chosen.
+"""Choose how many heads the Gluon kernels process together, in the order of `pieces.work_item`.
 
-With all heads at once the tiles come strictly from the one with most work to the one with least, and every program has
-as much to do as the next. With a few at a time, what they read again and again is still in the L2 cache; but the tiles
-come in as many runs from most to least, and where a run is nearly as long as some waves of programs, one program has
-the most of every run. So it is tried out, here, without a GPU.
+With all heads together, tiles come strictly by descending work, and programs are balanced. With a few at a time, data
+that is read repeatedly stays in the L2 cache, but every group of heads is a run from most to least work: if a run is,
+for example, nearly two waves of programs long, one program gets the heaviest tile of every run. So the candidates are
+tried out here, without a GPU.
 """
 
 import numpy as np
 
-ENOUGH = 1.02  # more balance than this is not worth more heads
-ENOUGH_IN_PAIRS = 1.05  # more balance than this is not worth the L2 cache
-MOST_ITEMS_TRIED = 1_000_000  # over all that is tried: some ten milliseconds
+ENOUGH = 1.02  # largest load over mean; better balance is not worth more heads
+ENOUGH_IN_PAIRS = 1.05  # the same; better balance is not worth losing the L2 cache
+MOST_ITEMS_TRIED = 1_000_000  # over all candidates: some ten milliseconds
 
 
 def heads_together(n_matrices: int, work: np.ndarray, programs: int) -> int:
-    """Return the fewest heads at which the programs have about as much to do, or at which they have most alike.
+    """Return the fewest heads that balance the programs' work, or if none do, the number that balances it best.
 
     work: of each tile of a head, in any unit, most first.
     """
@@ -29,7 +29,7 @@ def heads_together(n_matrices: int, work: np.ndarray, programs: int) -> int:
 
 
 def imbalance(n_matrices: int, work: np.ndarray, programs: int, heads: int) -> float:
-    """Return how much more than the mean the program with most work has, with so many heads together."""
+    """Return the largest load of a program over the mean load, with `heads` heads together."""
     items = np.arange(n_matrices * len(work))
     first = items // (heads * len(work)) * heads
     tiles = items % (heads * len(work)) // np.minimum(heads, n_matrices - first)
@@ -40,9 +40,9 @@ def imbalance(n_matrices: int, work: np.ndarray, programs: int, heads: int) -> f
 
 
 def is_level_in_pairs(n_matrices: int, work: np.ndarray, programs: int) -> bool:
-    """Tell whether programs have about as much to do where they take pairs of tiles of a head, most and least work.
+    """Return whether programs are balanced if they take a head's tiles in pairs, most with least work.
 
-    Heads then come one after the other, so that what is read again and again is in the L2 cache.
+    Heads then come one after the other, so that data that is read repeatedly is in the L2 cache.
     """
     pairs = n_matrices * len(work) // 2
     return len(work) % 2 == 0 and -(-pairs // programs) * programs <= ENOUGH_IN_PAIRS * pairs

@@ -1,23 +1,23 @@
-"""The softmax of a warpgroup's scores, block after block, in which threads need no word of each other most of the time.
+"""Online softmax of a warpgroup's scores, block after block, in which threads rarely synchronise.
 
-What is subtracted from a row's scores before `exp2` need not be their maximum: any number does that keeps weights from
-overflowing, for the output and the sum of weights are divided at the end. So a warp raises those of its 16 rows only
-where a score exceeds one by more than SLACK. Weights are 2^SLACK at most then, and rounded no worse. FlashAttention-4
-does so on Blackwell.
+The number subtracted from a row's scores before `exp2` need not be their maximum: any number that keeps weights from
+overflowing will do, because the output is divided by the sum of weights at the end. So a warp raises the maxima of its
+16 rows only if a score exceeds its row's by more than SLACK. Weights are then at most 2^SLACK, and rounded no worse.
+FlashAttention-4 does the same on Blackwell.
 
-Of a row's scores a thread has those numbered 8i + 2t and 8i + 2t + 1, t from 0 to 3, and of the rows two, 8 apart. As
-(rows, i, t, 2), what is reduced along i and the last dimension stays in a thread.
+Each row is split over four threads: thread t holds scores 8i + 2t and 8i + 2t + 1 of two rows, 8 apart. With scores
+viewed as (rows, i, t, 2), reductions along i and the last dimension stay within a thread.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-SLACK = 8  # in powers of two
+SLACK = 8  # in log2 units
 ROWS_OF_THREAD = gl.constexpr(2)
 
-# Of a thread's two rows, $0 and $1: maxima to go on with; $2 and $3: factors for what was summed so far; $4 and $5: the
-# thread's largest scores; $6 and $7: maxima so far; $8 and $9: the scale. Where no row of a warp grows by more than
-# SLACK, all stays as it is; else the four threads of each row agree on its maximum.
+# For a thread's two rows: $0 and $1 are the new maxima; $2 and $3 the factors for sums so far; $4 and $5 the thread's
+# largest scores; $6 and $7 the maxima so far; $8 and $9 the scale. If no row of a warp grows by more than SLACK, all
+# stays as it is; otherwise the four threads of each row agree on its maximum.
 RAISE = gl.constexpr(f"""{{
     .reg .pred grows, any;
     .reg .f32 a, b, over;
@@ -53,7 +53,7 @@ done:
 
 @gluon.jit
 def first_weights(s, scale_log2, DTYPE: gl.constexpr):
-    """Return the weights of the first scores, (rows, keys), with maxima and sums for each row and thread, (rows, 4)."""
+    """Return the weights of the first scores, (rows, keys), and maxima and sums per row and thread, (rows, 4)."""
     scores = _by_thread(s)
     of_thread = _maxima(scores)
     of_row, _ = gl.broadcast(gl.expand_dims(gl.max(of_thread, 1), 1), of_thread)
@@ -64,14 +64,14 @@ def first_weights(s, scale_log2, DTYPE: gl.constexpr):
 
 @gluon.jit
 def more_weights(s, maximum, total, scale_log2, DTYPE: gl.constexpr):
-    """Return the weights of more scores, maxima and sums, and the factor for the output that those before gave."""
+    """Return the weights of more scores, the updated maxima and sums, and the factor for the output so far."""
     scores = _by_thread(s)
     maximum, rescale = gl.inline_asm_elementwise(
         RAISE,
         "=&f,=&f,=&f,=&f,f,f,f,f,f,f",
         [_maxima(scores), maximum, scale_log2],
         [gl.float32, gl.float32],
-        is_pure=False,  # threads wait for each other: no compiler may move it into a branch
+        is_pure=False,  # threads synchronise in it, so no compiler may move it into a branch
         pack=ROWS_OF_THREAD,
     )
     weights, found = _weights_and_sums(scores, maximum, scale_log2)
@@ -86,7 +86,7 @@ def _by_thread(x):
 
 @gluon.jit
 def _of_scores(x):
-    """View (rows, 4), a number for each row and thread, so that it goes with scores by thread."""
+    """View (rows, 4), a number per row and thread, so that it broadcasts to scores by thread."""
     return gl.expand_dims(gl.expand_dims(x, 1), 3)
 
 
@@ -103,9 +103,9 @@ def _weights_and_sums(scores, maximum, scale_log2):
 
 @gluon.constexpr_function
 def _multiplication(n):
-    """Write the code that multiplies a thread's n numbers, $n and up, by as many factors.
+    """Return PTX that multiplies a thread's n numbers, from $n on, by as many factors, unless all of a warp's are 1.
 
-    Numbers come in pairs of one row and the other in turn, so that the first and the third factor are all there are.
+    Pairs of numbers alternate between the thread's two rows, so the first and third factor are the only distinct ones.
     """
     copies = [f"mov.f32 ${i}, ${n + i};" for i in range(n)]
     products = [f"mul.f32 ${i}, ${i}, ${2 * n + i};" for i in range(n)]
@@ -131,8 +131,8 @@ def _operands(n):
 
 @gluon.jit
 def rescaled(o, factor):
-    """Multiply sums (rows, head_dim) by a factor for each row and thread, but not where all of a warp's are 1."""
-    COUNT: gl.constexpr = o.shape[1] // 2  # of a thread
+    """Multiply sums (rows, head_dim) by a factor per row and thread; a warp whose factors are all 1 skips it."""
+    COUNT: gl.constexpr = o.shape[1] // 2  # per thread
     CODE: gl.constexpr = _multiplication(COUNT)
     OPERANDS: gl.constexpr = _operands(COUNT)
     sums = _by_thread(o)
@@ -144,6 +144,6 @@ def rescaled(o, factor):
 
 @gluon.jit
 def sums_and_lse(total, maximum, ROW: gl.constexpr):
-    """Return each row's sum of weights and the base-2 logarithm of what its exponentials sum to, (rows,)."""
+    """Return each row's sum of weights and its base-2 LSE, (rows,)."""
     sums = gl.convert_layout(gl.sum(total, 1), ROW)
     return sums, gl.convert_layout(gl.max(maximum, 1), ROW) + gl.log2(sums)

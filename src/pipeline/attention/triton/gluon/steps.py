@@ -1,7 +1,7 @@
-"""What a warpgroup of the Hopper backward kernel does with a block of queries: with one of 64 whole, of 128 in halves.
+"""One step of a warpgroup of the Hopper backward kernel: a block of 64 queries as a whole, or one of 128 in halves.
 
-The order of each line is measured (docs/attention-kernels.md): exponentials, stores to shared memory and the fences
-behind them come while products run.
+The order of the lines was chosen by measurement (docs/attention-kernels.md): exponentials, stores to shared memory and
+the fences after them run while products do.
 """
 
 from triton.experimental import gluon
@@ -31,14 +31,14 @@ from pipeline.attention.triton.gluon.moving import (
 from pipeline.attention.triton.gluon.pieces import arrive, meet, opaque
 from pipeline.attention.triton.kernels.delta import PARTS
 
-STAGES = gl.constexpr(2)  # blocks of queries at a time, for each of which two barriers have names
+STAGES = gl.constexpr(2)  # blocks of queries in flight, each with two named barriers
 
 
 @gluon.jit
 def _scores(keys, queries, keys_tail, queries_tail, numbers, LAYOUT: gl.constexpr, TAIL: gl.constexpr):
-    """Start to multiply keys with queries, (64, queries), or values with the output's gradients, and to add numbers.
+    """Start computing keys · queriesᵀ, (64, queries), or values · doᵀ, plus a number for each query.
 
-    numbers: one of each query, in parts, which a product with ones adds to all keys.
+    numbers: those per query, in bf16 parts, which a product with ones adds to the row of every key.
     """
     QUERIES: gl.constexpr = queries.shape[0]
     ONES_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, LAYOUT, 2)
@@ -56,7 +56,7 @@ def _scores(keys, queries, keys_tail, queries_tail, numbers, LAYOUT: gl.constexp
 def _weights(
     s, first_query, first_key, n_keys, scale_log2, MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr
 ):
-    """Return the weights of scores, (64 keys, queries), of which log-sum-exp is already taken off."""
+    """Return the weights of scores, (64 keys, queries), from which LSE is already subtracted."""
     LAYOUT: gl.constexpr = s.type.layout
     p = gl.exp2(s * scale_log2)
     if MASKED:
@@ -65,21 +65,21 @@ def _weights(
             queries = first_query + gl.arange(0, s.shape[1], gl.SliceLayout(0, LAYOUT))
             p = gl.where(keys <= queries[None, :], p, 0.0)
         if MASK_KEYS:
-            # A score of 0 may tower above every real one, and its weight be infinite: times 0 that is no number.
+            # A key past the end has score 0, maybe far above all real ones: its weight may be infinite, times 0 NaN.
             p = gl.where(keys < n_keys, p, 0.0)
     return p
 
 
 @gluon.jit
 def _leave_dq(dq_part, tile, GROUP: gl.constexpr):
-    """Leave a part of dq in shared memory, where the warp that adds has taken the one before; see `hand_over_dq`."""
+    """Store a part of dq in shared memory once the warp that adds has read the one before; see `hand_over_dq`."""
     meet(DQ_FREE + GROUP, DQ_THREADS)
     tile.store(by_thread(dq_part))
 
 
 @gluon.jit
 def hand_over_dq(step, GROUP: gl.constexpr):
-    """Let the warp that adds have what the step before, where there was one, left of dq.
+    """Hand the part of dq that the previous step, if any, stored to the warp that adds.
 
     It comes late, while the next products run: the fence that shows a store to the copy engine takes some 500 clocks.
     """
@@ -94,7 +94,7 @@ def step_of_one(
     q_full, do_full, MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, WIDTH: gl.constexpr,
     TAIL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Add what a block of 64 queries gives to the gradients of a warpgroup's keys, and half the columns of dq."""
+    """Add a block of 64 queries to a warpgroup's dk and dv, and compute its columns of the block's dq."""
     DTYPE: gl.constexpr = ds_tiles.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
@@ -103,8 +103,8 @@ def step_of_one(
     A_TAIL_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, TAIL_LAYOUT, 2)
     DQ_WIDTH: gl.constexpr = dq_tiles[GROUP].shape[0] * DQ_COLUMNS // KEYS
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_WIDTH, 16])
-    PRODUCTS: gl.constexpr = 2 if TAIL else 1  # that make one with all columns
-    # Kept over the loop, the addresses of all tiles would leave too few registers.
+    PRODUCTS: gl.constexpr = 2 if TAIL else 1  # that make up one over all columns
+    # Opaque: the addresses of all tiles, kept over the loop, would leave too few registers.
     own = opaque(GROUP)
     slot, phase = step % STAGES, step // STAGES % 2
     q_tiles, k_tiles, v_tiles, do_tiles = tiles
@@ -125,7 +125,7 @@ def step_of_one(
     ds = (p * dp).to(DTYPE)
     dv_coming = warpgroup_mma(weights, do, dv, is_async=True)
     if TAIL:
-        # dk here too: parts of dq are of two widths, and whoever has the narrow one has products to wait with.
+        # dk here too: parts of dq have two widths, and this keeps the warpgroup with the narrow one busy as it waits.
         tail_weights = gl.convert_layout(weights, A_TAIL_LAYOUT)
         dv_tail_coming = warpgroup_mma(tail_weights, do_tail, dv_tail, is_async=True)
         ds_operand = gl.convert_layout(ds, A_LAYOUT)
@@ -135,9 +135,9 @@ def step_of_one(
     buffer = step % 2
     ds_tiles.index(buffer * GROUPS + GROUP).store(ds)
     fence_async_shared()
-    # With a causal mask or a tail, where warpgroups were seen to drift apart, each multiplies its own dS (Triton has
-    # its warps wait for each other's part) before it waits for the other's. It may be a step ahead: hence barriers of
-    # even and of odd steps.
+    # With a causal mask or a tail, warpgroups were seen to drift apart. So each multiplies its own dS (Triton makes its
+    # warps wait for each other's part) before it waits for the other's. It may be a step ahead, hence separate barriers
+    # for even and odd steps.
     DRIFT: gl.constexpr = 1 if CAUSAL or TAIL else 0
     if DRIFT:
         arrive(DS_FULL + (1 - GROUP) * 2 + buffer, ALL_THREADS)
@@ -181,16 +181,16 @@ def step_of_halves(
     dk, dv, block, step, first_key, n_keys, scale_log2, tiles, numbers, ds_tiles, dq_tiles, q_full, do_full,
     MASKED: gl.constexpr, CAUSAL: gl.constexpr, MASK_KEYS: gl.constexpr, WIDTH: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Add what 128 queries give to the gradients of a warpgroup's keys, and those of one half of the queries.
+    """Add a block of 128 queries to a warpgroup's dk and dv, and compute dq of one half of the queries.
 
-    The first half's weights are computed beside the second's scores, the second's beside dk and dv of the first. And
-    scores and their gradients of a half take half the registers.
+    The first half's weights are computed while the second's scores run, the second's while dk and dv of the first run.
+    Scores and their gradients of a half also take half the registers.
     """
     DTYPE: gl.constexpr = ds_tiles.dtype
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     G_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, G_LAYOUT, 2)  # of weights and dS, which stay in registers
-    # With two copies of a step the addresses of all tiles would leave too few registers.
+    # With two copies of a step, masked and not, the addresses of all tiles would leave too few registers.
     own = opaque(GROUP) if CAUSAL or MASK_KEYS else GROUP
     slot, phase, buffer = step % STAGES, step // STAGES % 2, step % 2
     q_tiles, k_tiles, v_tiles, do_tiles = tiles
@@ -219,7 +219,7 @@ def step_of_halves(
     s1 = warpgroup_mma_wait(4, deps=[s1])
     p1 = _weights(s1, first_query + KEYS, first_key, n_keys, scale_log2, MASKED, CAUSAL, MASK_KEYS)
     weights1 = gl.convert_layout(p1.to(DTYPE), A_LAYOUT)
-    if GROUP == 1:  # of the first half of queries: the other warpgroup computes their dq
+    if GROUP == 1:  # dS of the first half of queries: the other warpgroup computes their dq
         fence_async_shared()
         arrive(DS_FULL, ALL_THREADS)
     dp1 = warpgroup_mma_wait(2, deps=[dp1])
@@ -230,7 +230,7 @@ def step_of_halves(
     ds_tiles.index((buffer * GROUPS + GROUP) * 2 + 1).store(ds1)
     fence_async_shared()
     meet(DS_FULL + GROUP, ALL_THREADS)
-    if GROUP == 0:  # only now: the other may not arrive a second time before all have met
+    if GROUP == 0:  # only now: the other must not arrive a second time before all have met
         arrive(DS_FULL + 1, ALL_THREADS)
     dq_coming = gl.zeros([KEYS, WIDTH], gl.float32, G_LAYOUT)
     for group in gl.static_range(GROUPS):

@@ -1,17 +1,17 @@
-"""The tiles of the Gluon kernels, by the width of a tile, which follows from head_dim.
+"""Tiles of the Gluon kernels, by tile width, which follows from head_dim.
 
-The tables are for an H200; docs/attention-kernels.md tells what was tried, and what of it was measured.
+The tables are for an H200; docs/attention-kernels.md lists what was tried and what was measured.
 """
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-GROUP_ROWS = 64  # of a warpgroup: as many as one wgmma has
+GROUP_ROWS = 64  # per warpgroup: the rows of one wgmma
 
 
 @dataclass(frozen=True)
 class ForwardTiles:
-    """The tiles of the forward kernel, whose arguments of these names its docstring explains."""
+    """Tiles of `hopper_forward_kernel`, whose docstring explains these names."""
 
     groups: int
     block_keys: int
@@ -27,7 +27,7 @@ class ForwardTiles:
 
 @dataclass(frozen=True)
 class NarrowForwardTiles:
-    """The tiles of the forward kernel of one warpgroup, of which so many programs share a multiprocessor."""
+    """Tiles of the forward kernel of one warpgroup; programs_per_sm: how many programs share an SM."""
 
     block_keys: int
     registers: int
@@ -37,19 +37,19 @@ class NarrowForwardTiles:
 
 @dataclass(frozen=True)
 class BackwardTiles:
-    """The tiles of the backward kernel: of 128 keys, two warpgroups having 64 each; columns in one part or in two."""
+    """Tiles of the backward kernel: 128 keys, 64 per warpgroup; columns in one part (width) or in two (and tail)."""
 
     block_queries: int
     registers: int
     width: int
     tail: int = 0
     block_keys: ClassVar[int] = 2 * GROUP_ROWS
-    query: ClassVar[None] = None  # it sums dq as well, in memory
+    query: ClassVar[None] = None  # this kernel also sums dq, in memory
 
 
 @dataclass(frozen=True)
 class QueryTiles:
-    """The tiles of the kernel for dq alone: of 128 queries, two warpgroups having 64 each, and 64 keys."""
+    """Tiles of the kernel for dq alone: 128 queries, 64 per warpgroup, and 64 keys."""
 
     registers: int
     block_queries: ClassVar[int] = 2 * GROUP_ROWS
@@ -58,7 +58,7 @@ class QueryTiles:
 
 @dataclass(frozen=True)
 class KeyValueTiles:
-    """The tiles of the kernel for dk and dv alone, of 64 keys and queries, and of that for dq."""
+    """Tiles of the kernel for dk and dv alone, 64 keys and 64 queries, and of the kernel for dq."""
 
     stages: int
     registers: int
@@ -67,7 +67,7 @@ class KeyValueTiles:
     block_keys: ClassVar[int] = GROUP_ROWS
 
 
-# With fewer keys than LONG_KEYS: small programs begin and end sooner.
+# For fewer than LONG_KEYS keys, or LONG_KEYS_CAUSAL: small programs begin and end sooner.
 FORWARD_SHORT: dict[int, ForwardTiles | NarrowForwardTiles] = {
     64: NarrowForwardTiles(block_keys=64, registers=128, programs_per_sm=4),
 }
@@ -86,18 +86,18 @@ BACKWARD: dict[int, BackwardTiles | KeyValueTiles] = {
 LONG_KEYS, LONG_KEYS_CAUSAL = 2048, 8192
 # With fewer queries or keys the plain kernels are as fast or faster.
 SHORTEST = {64: 512, 128: 256, 256: 512}
-# And with fewer tiles than so many a multiprocessor, where they cut their loops into chunks.
+# The same with fewer tiles per SM than this: there, the plain kernels cut their loops into chunks.
 LEAST_TILES_PER_SM = 0.75
 
 
 def forward_tiles(width: int, n_keys: int, is_causal: bool) -> ForwardTiles | NarrowForwardTiles | None:
-    """Return the tiles of the forward kernel for this width, number of keys and mask; None where there are none."""
+    """Return the tiles of the forward kernel for this width, number of keys and mask, or None if there are none."""
     short = FORWARD_SHORT.get(width) if n_keys < (LONG_KEYS_CAUSAL if is_causal else LONG_KEYS) else None
     return short or FORWARD.get(width)
 
 
 def backward_tiles(head_dim: int) -> BackwardTiles | KeyValueTiles | None:
-    """Return the tiles of the backward kernel: the narrowest that head_dim fits; None below and above all."""
+    """Return the narrowest tiles of the backward kernel that head_dim fits; None if it is too small or too large."""
     if 2 * head_dim <= min(BACKWARD):
         return None
     return next((tiles for width, tiles in BACKWARD.items() if head_dim <= width), None)

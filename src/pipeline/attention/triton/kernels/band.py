@@ -1,7 +1,7 @@
-"""Which queries see which keys: query i those from i + band_start on, where HAS_START, and before i + band_end.
+"""Which queries see which keys: query i sees those from i + band_start (HAS_START) and before i + band_end (HAS_END).
 
-A causal mask has an end alone, a sliding window both. Bounds are clamped at 0 before they are divided, for Triton
-rounds quotients towards 0.
+A causal mask only has an end, a sliding window has both. Bounds are clamped at 0 before they are divided, because
+Triton rounds quotients towards 0.
 """
 
 import triton
@@ -12,7 +12,7 @@ import triton.language as tl
 def is_seen(
     queries, keys, n_keys, band_start, band_end, HAS_START: tl.constexpr, HAS_END: tl.constexpr
 ):  # fmt: skip
-    """Tell which of these queries see which of these keys, of shapes that broadcast."""
+    """Return which of these queries see which of these keys; their shapes must broadcast."""
     seen = keys < n_keys
     if HAS_END:
         seen &= keys <= queries + (band_end - 1)
@@ -26,8 +26,10 @@ def keys_seen(
     first_query, n_keys, band_start, band_end, HAS_START: tl.constexpr, HAS_END: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Return the first and the end of the keys that any of a tile of queries sees, and between them of the blocks that
-    all of them see: start, start_unmasked, end_unmasked, end. The end comes first where they see nothing.
+    """Return which keys a tile of queries sees: start, start_unmasked, end_unmasked, end.
+
+    Keys that any of the queries sees lie between start and end; those from start_unmasked to end_unmasked, in whole
+    blocks, are seen by all queries. A range may be empty, with its end at or before its start.
     """
     start, start_unmasked, end, end_unmasked = 0, 0, n_keys, n_keys // BLOCK_KEYS * BLOCK_KEYS
     if HAS_END:
@@ -44,9 +46,7 @@ def queries_seeing(
     first_key, n_queries, band_start, band_end, HAS_START: tl.constexpr, HAS_END: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Return of the queries that see any of a tile of keys, and of the blocks that see them all, what `keys_seen` does
-    of keys.
-    """
+    """Return which queries see a tile of keys: start, start_unmasked, end_unmasked, end, as in `keys_seen`."""
     start, start_unmasked, end_unmasked, end = 0, 0, n_queries, n_queries
     if HAS_END:
         start = tl.maximum(0, first_key - band_end + 1) // BLOCK_QUERIES * BLOCK_QUERIES

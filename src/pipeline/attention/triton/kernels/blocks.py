@@ -1,7 +1,7 @@
-"""Blocks of matrices and rows as the Triton kernels load and multiply them.
+"""Load and multiply blocks of matrices and rows in the Triton kernels.
 
-Tiles are a power of two wide. Where head_dim is not, the columns beyond it are loaded as 0, which adds nothing to any
-product, and are not stored.
+Tiles are a power of two wide. Columns past head_dim are loaded as 0, which adds nothing to any product, and are not
+stored.
 """
 
 import triton
@@ -16,9 +16,9 @@ INTERPRETED = tl.constexpr(is_interpreted())
 
 @triton.jit
 def wait_for_kernel_before(OVERLAPPED: tl.constexpr):
-    """Wait until the kernel before has ended, where this one is launched while that one still runs.
+    """Wait until the previous kernel has ended; OVERLAPPED: this one is launched while that one still runs.
 
-    First of all that a kernel does: even the memory for its tensor descriptors may still be in use by the one before.
+    A kernel must do this first: even the memory for its tensor descriptors may still be in use by the previous one.
     """
     if OVERLAPPED:
         gdc_wait()
@@ -33,13 +33,13 @@ def matrix_at(pointer, batch_head, heads, stride_batch, stride_head):
 
 @triton.jit
 def columns(HEAD_DIM: tl.constexpr):
-    """Return the numbers of a tile's columns, of shape (1, width)."""
+    """Return the indices of a tile's columns, (1, width)."""
     return tl.arange(0, tile_width(HEAD_DIM))[None, :]
 
 
 @triton.jit
 def within(row_exists, HEAD_DIM: tl.constexpr):
-    """Return the mask of a tile: rows as given, and of the columns those of the head dimension."""
+    """Return the mask of a tile: the rows that exist, and the columns within head_dim."""
     if tile_width(HEAD_DIM) == HEAD_DIM:
         return row_exists[:, None]
     else:
@@ -59,7 +59,7 @@ def rows_of(pointer, length, stride, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr
 def load_rows(
     source, start, length, stride, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, TMA: tl.constexpr, CHECK: tl.constexpr
 ):
-    """Load BLOCK rows from `start` on; those at `length` and beyond, if CHECK says there may be any, are 0."""
+    """Load BLOCK rows from `start` on; those from `length` on are 0 (CHECK: there may be such rows)."""
     if TMA:
         return source.load([start, 0])
     else:
@@ -83,7 +83,7 @@ def row_of(pointer, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
 
 @triton.jit
 def load_row(source, start, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
-    """Load BLOCK numbers from `start` on; those at `length` and beyond are 0."""
+    """Load BLOCK numbers from `start` on; those from `length` on are 0."""
     if TMA:
         return source.load([start])
     else:
@@ -93,16 +93,16 @@ def load_row(source, start, length, BLOCK: tl.constexpr, TMA: tl.constexpr):
 
 @triton.jit
 def product(a, b, accumulator, PRECISION: tl.constexpr, TWO_SUMS: tl.constexpr = False):
-    """Return a b, plus the accumulator where that is not None, in fp32.
+    """Return a b, plus the accumulator unless that is None, in fp32.
 
-    PRECISION: "tf32x3" takes fp32 as three TF32 products, "tf32" as one, "ieee" as it is; for 16 bits it makes no
-    difference. TWO_SUMS: of the three, the large one may be summed apart from the small ones, which does not give the
-    same bits.
+    PRECISION: "tf32x3" multiplies fp32 as three TF32 products, "tf32" as one, "ieee" as it is; for 16 bits, "tf32" and
+    "ieee" are the same. TWO_SUMS: of the three products, the large one may be summed apart from the small ones, which
+    does not give the same bits.
     """
     if PRECISION == "tf32x3":
-        # Of less than 64 rows mma.sync makes products, not wgmma: those of one sum wait for each other.
+        # With fewer than 64 rows, products use mma.sync, not wgmma, and those of one sum wait for each other.
         total = _three_products(a, b, TWO_SUMS and a.shape[0] < 64)
-        # A tensor core cuts what it adds to a sum: over thousands of tiles that costs fp32 two of its seven digits.
+        # Added outside the tensor core, whose truncation would cost two of fp32's seven digits over thousands of tiles.
         return total if accumulator is None else accumulator + total
     elif INTERPRETED:  # the interpreter would multiply the bit patterns of bf16
         return tl.dot(a.to(tl.float32), b.to(tl.float32), accumulator)
@@ -112,14 +112,14 @@ def product(a, b, accumulator, PRECISION: tl.constexpr, TWO_SUMS: tl.constexpr =
 
 @triton.jit
 def _three_products(a, b, TWO_SUMS: tl.constexpr):
-    """Return a b, of the products of both numbers' parts all but the least.
+    """Return a b as the sum of the products of both factors' TF32 parts, except the smallest.
 
-    The same numbers as Triton's own "tf32x3" at fewer instructions: that one looks for NaN before it rounds a number,
-    and clears it from the sum of the small products.
+    Gives the same numbers as Triton's own "tf32x3" with fewer instructions: that one checks for NaN before it rounds a
+    number, and clears NaN from the sum of the small products.
     """
     a_high, a_low = tf32_parts(a)
     b_high, b_low = tf32_parts(b)
-    if TWO_SUMS:  # by a subtraction, for Triton would put the sums of an addition together again
+    if TWO_SUMS:  # by subtraction, because Triton would merge two sums that are added
         negative = tl.dot(a_high, -b_low, tl.dot(-a_low, b_high, input_precision="tf32"), input_precision="tf32")
         return tl.dot(a_high, b_high, input_precision="tf32") - negative
     else:
@@ -129,6 +129,6 @@ def _three_products(a, b, TWO_SUMS: tl.constexpr):
 
 @triton.jit
 def tf32_parts(x):
-    """Return the TF32 number nearest to an fp32 number, a tie away from 0, and what is left, exactly; of inf NaN."""
+    """Return the nearest TF32 number (ties away from 0) and the exact remainder, which is NaN for inf."""
     high = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return high, x - high

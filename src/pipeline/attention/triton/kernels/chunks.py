@@ -1,6 +1,6 @@
-"""The results of chunks, put together: a short grid is cut into them, to have more programs than tiles.
+"""Combine the results of chunks: a short grid is cut into chunks to have more programs than tiles.
 
-The forward kernel and that of dq take the keys in chunks, the kernel of dk and dv the queries.
+The forward and dq kernels take the keys in chunks, the kernel for dk and dv the queries.
 """
 
 import triton
@@ -9,20 +9,20 @@ import triton.language as tl
 from pipeline.attention.triton.kernels.blocks import columns, wait_for_kernel_before, within
 from pipeline.attention.triton.tiles import tile_width
 
-ROWS_PUT_TOGETHER = 8  # by a program
-# Chunks are loaded four at once: one after the other, each is waited for, and that takes longer than all else here.
+ROWS_PUT_TOGETHER = 8  # per program
+# Load four chunks at once: loaded one by one, each is waited for, which takes longer than everything else here.
 AT_ONCE = tl.constexpr(4)
 
 
 @triton.jit
 def _load_part(parts_ptr, row, written, HEAD_DIM: tl.constexpr):
-    """Load rows of a chunk's part of the result; those that it has not written are 0."""
+    """Load rows of a chunk's part of the result; rows that were not written are 0."""
     return tl.load(parts_ptr + row[:, None] * HEAD_DIM + columns(HEAD_DIM), within(written, HEAD_DIM), other=0.0)
 
 
 @triton.jit
 def _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk, chunk_keys, rows, n_rows, end, HEAD_DIM: tl.constexpr):
-    """Load rows of a chunk's log-sum-exp and output; where it was not written, -∞ and 0."""
+    """Load rows of a chunk's LSE and output; rows that were not written are -∞ and 0."""
     row = chunk * n_rows + rows
     written = (rows < n_rows) & (chunk * chunk_keys < end)
     lse = tl.load(chunk_lse_ptr + row, mask=written, other=float("-inf"))
@@ -38,7 +38,7 @@ def combine_kernel(
     """Combine the chunks of keys: o = Σ exp(lse_c - lse) o_c, with exp(lse) = Σ exp(lse_c).
 
     Shapes: chunk_o is (n_chunks, rows, head_dim) and chunk_lse (n_chunks, rows) fp32, o (rows, head_dim), lse (rows),
-    where rows are batch · heads · n_queries. BLOCK_QUERIES is the tile of the forward kernel.
+    where rows = batch · heads · n_queries. BLOCK_QUERIES: the forward kernel's queries per tile.
     """
     wait_for_kernel_before(OVERLAPPED)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
@@ -55,7 +55,7 @@ def combine_kernel(
         lse_1, o_1 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 1, chunk_keys, rows, n_rows, end, HEAD_DIM)
         lse_2, o_2 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 2, chunk_keys, rows, n_rows, end, HEAD_DIM)
         lse_3, o_3 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 3, chunk_keys, rows, n_rows, end, HEAD_DIM)
-        # The first chunk is always written: from it on the maximum is finite. Rows beyond the end do not matter.
+        # The first chunk is always written, so the maximum is finite from then on. Rows past the end do not matter.
         new_maximum = tl.maximum(maximum, tl.maximum(tl.maximum(lse_0, lse_1), tl.maximum(lse_2, lse_3)))
         rescale = tl.exp(maximum - new_maximum)
         weight_0, weight_1 = tl.exp(lse_0 - new_maximum), tl.exp(lse_1 - new_maximum)
@@ -77,15 +77,15 @@ def sum_kernel(
 ):  # fmt: skip
     """Sum gradients over chunks: of keys (OF_KEYS, from chunks of queries) or of queries (from chunks of keys).
 
-    Shapes: parts is (tensors, n_chunks, part_rows, head_dim) fp32, sum (tensors, part_rows, head_dim), both of n_rows
-    over all tensors; part_rows are matrices of `length`. BLOCK_TILE is the tile of keys or queries, which a chunk has
-    written for as a whole or not at all.
+    Shapes: parts is (tensors, n_chunks, part_rows, head_dim) fp32, sum (tensors, part_rows, head_dim), where n_rows =
+    tensors · part_rows and part_rows = matrices · length. BLOCK_TILE: keys or queries per tile; a chunk has written all
+    of a tile or nothing.
     """
     wait_for_kernel_before(OVERLAPPED)
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     exists = rows < n_rows
     total = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
-    # Up to which chunk, and from which on, the row's tile was written.
+    # The row's tile was written by the chunks from begin to end.
     begin, end = tl.zeros([BLOCK_ROWS], tl.int32), tl.zeros([BLOCK_ROWS], tl.int32) + n_chunks
     if HAS_END:
         first_of_tile = (rows % length // BLOCK_TILE * BLOCK_TILE).to(tl.int32)

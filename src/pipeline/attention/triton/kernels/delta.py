@@ -1,4 +1,4 @@
-"""δ = rowsum(o · do) and the log-sum-exp: what the backward kernels need of each query."""
+"""δ = rowsum(o · do) and the LSE: the numbers per query that the backward kernels need."""
 
 import triton
 import triton.language as tl
@@ -7,17 +7,17 @@ from pipeline.attention.triton.kernels.blocks import columns, load_row, load_row
 from pipeline.attention.triton.kernels.parts import PARTS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-# Rows of what `delta_kernel` writes begin at multiples of 16 bytes, so that blocks of them can be loaded through tensor
-# descriptors: loaded by pointers, 64 numbers that each thread needs 32 of took an eighth of all instructions.
+# Rows that `delta_kernel` writes begin at multiples of 16 bytes, so that blocks of them can be loaded through tensor
+# descriptors: loaded by pointers, 64 numbers of which each thread needs 32 took an eighth of all instructions.
 ROW_ALIGNMENT = tl.constexpr(4)
-# Or each is three bf16 numbers whose sum is it, about as exactly as fp32 is, in rows of as many as are copied at least:
-# so a product with ones subtracts it, not a load and a subtraction for every element of a tile.
+# Or each number is split into three bf16 parts, whose sum is about as exact as fp32, in a row of 16 bytes, the minimum
+# of a copy. Then a product with ones subtracts it, instead of a load and a subtraction per element of a tile.
 PARTS_ROW = tl.constexpr(8)
 
 
 @triton.jit
 def row_length(n_queries):
-    """Return how long a row of δ is in memory."""
+    """Return the padded length of a row of δ in memory."""
     return tl.cdiv(n_queries, ROW_ALIGNMENT) * ROW_ALIGNMENT
 
 
@@ -27,11 +27,11 @@ def delta_kernel(
     dq_rows, scale,
     HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, DQ_WIDTH: tl.constexpr, IN_PARTS: tl.constexpr,
 ):  # fmt: skip
-    """Compute δ, the log-sum-exp in powers of two, and zeros to add dq to; IN_PARTS: -δ and -LSE / scale instead.
+    """Compute δ and the base-2 LSE, or if IN_PARTS -δ and -LSE / scale, and zeros to add dq to.
 
-    Shapes: o is (batch · heads, n_queries, head_dim), lse (batch · heads, n_queries), delta and lse_out the same in
-    fp32 with rows padded to a multiple of ROW_ALIGNMENT, or in bf16 with PARTS_ROW numbers each, dq_sum (batch · heads,
-    dq_rows, DQ_WIDTH), where dq_rows are no fewer than n_queries; DQ_WIDTH: 0 where there is no dq_sum.
+    Shapes: o is (batch · heads, n_queries, head_dim) and lse (batch · heads, n_queries); delta and lse_out are like lse
+    in fp32, with rows padded to a multiple of ROW_ALIGNMENT, or if IN_PARTS in bf16, with PARTS_ROW numbers per query;
+    dq_sum is (batch · heads, dq_rows, DQ_WIDTH), with dq_rows at least n_queries and DQ_WIDTH 0 if there is no dq_sum.
     """
     n_tiles = tl.cdiv(dq_rows, BLOCK_QUERIES)
     batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
@@ -62,7 +62,7 @@ def delta_kernel(
 
 @triton.jit
 def _store_parts(pointer, rows, numbers, exists):
-    """Store numbers as sums of bf16 ones: each is what the ones before it leave over, rounded."""
+    """Store numbers as sums of bf16 parts, each the rounded remainder of those before."""
     column = tl.arange(0, PARTS_ROW)[None, :]
     found = tl.zeros([rows.shape[0], PARTS_ROW], tl.bfloat16)
     left = numbers
@@ -75,7 +75,7 @@ def _store_parts(pointer, rows, numbers, exists):
 
 @triton.jit
 def load_lse_log2(lse, delta, first_query, n_queries, BLOCK_QUERIES: tl.constexpr, TMA: tl.constexpr):
-    """Load the log-sum-exp of some queries in powers of two, which without a δ before it is still to be converted."""
+    """Load the base-2 LSE of some queries, converting it from base e if no δ was computed before."""
     found = load_row(lse, first_query, n_queries, BLOCK_QUERIES, TMA)
     if delta is None:
         found *= LOG2_E
@@ -86,7 +86,7 @@ def load_lse_log2(lse, delta, first_query, n_queries, BLOCK_QUERIES: tl.constexp
 def load_delta(
     o_ptr, delta, do, first_query, n_queries, BLOCK_QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, TMA: tl.constexpr
 ):
-    """Load the δ of some queries or, where none was computed before, compute it."""
+    """Load the δ of some queries, or compute it if that was not done before."""
     if delta is None:
         o = load_rows(o_ptr, first_query, n_queries, HEAD_DIM, BLOCK_QUERIES, HEAD_DIM, False, True)
         return tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)

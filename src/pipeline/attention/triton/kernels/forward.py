@@ -17,7 +17,7 @@ LN_2 = tl.constexpr(0.6931471805599453)
 @triton.jit
 def row_max(tile):
     """Return the maximum of each row."""
-    # In two steps: a thread would otherwise compare its part of a row one by one, each waiting for the one before.
+    # In two steps: otherwise a thread compares its part of a row in one long chain of dependent operations.
     parts: tl.constexpr = tile.shape[1] // 16
     return tl.max(tl.max(tl.reshape(tile, [tile.shape[0], parts, 16]), 1), 1)
 
@@ -36,7 +36,7 @@ def _attend(
     MASKED: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr,
     TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run over the keys from start to end; return the unnormalised output, maximum and sum, in powers of two."""
+    """Run over the keys from start to end; return the unnormalised output, maximum and sum, in base 2."""
     for key in tl.range(start, end, BLOCK_KEYS):
         k = load_rows(k_rows, key, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, TMA, MASKED)
         scores = product(q, tl.trans(k), None, PRECISION)
@@ -44,11 +44,11 @@ def _attend(
             queries, keys = first_query + tl.arange(0, BLOCK_QUERIES), key + tl.arange(0, BLOCK_KEYS)
             seen = is_seen(queries[:, None], keys[None, :], n_keys, band_start, band_end, HAS_START, HAS_END)
             scores = tl.where(seen, scores, float("-inf"))
-        # The scale is positive: it goes into one multiply-add with the subtraction of the maximum.
+        # The scale is positive, so it can be applied in one multiply-add with the subtraction of the maximum.
         new_maximum = tl.maximum(maximum, row_max(scores) * scale_log2)
         subtracted = new_maximum
         if MASKED and MAY_HIDE_ALL:
-            subtracted = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # of a query that saw no key yet
+            subtracted = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)  # the query has seen no key yet
         weights = tl.exp2(scores * scale_log2 - subtracted[:, None])
         rescale = tl.exp2(maximum - subtracted)
         total = total * rescale + row_sum(weights)
@@ -68,12 +68,12 @@ def forward_kernel(
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, CHUNKED: tl.constexpr, TMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Attend from one tile of queries to its keys, or where CHUNKED to one chunk of them.
+    """Attend from one tile of queries to its keys, or if CHUNKED to one chunk of them.
 
-    Shapes: o is (batch · heads, n_queries, head_dim), lse (batch · heads, n_queries); where CHUNKED both have a leading
-    n_chunks, are fp32, and are written where the chunk holds a key that the tile attends to. heads_per_kv query heads
-    in a row share keys and values. MAY_HIDE_ALL: a query may see nothing of a block that another of its tile sees, or
-    nothing at all, and then its output is 0 and its log-sum-exp -∞.
+    Shapes: o is (batch · heads, n_queries, head_dim), lse (batch · heads, n_queries); if CHUNKED, both have a leading
+    n_chunks, are fp32, and are only written if the chunk holds a key that the tile attends to. heads_per_kv consecutive
+    query heads share keys and values. MAY_HIDE_ALL: a query may see nothing of a block that another of its tile sees;
+    if it sees nothing at all, its output is 0 and its LSE -∞.
     """
     n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
     chunk = 0

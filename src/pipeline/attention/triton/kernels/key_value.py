@@ -4,9 +4,9 @@ With S = q kᵀ / √head_dim, P = exp(S - lse), dP = do vᵀ and δ = rowsum(o 
 
     dS = P · (dP - δ)     dv = Pᵀ do     dk = dSᵀ q / √head_dim     dq = dS k / √head_dim
 
-It works on transposed tiles, Sᵀ = k qᵀ, for these are what the products for dk and dv read from registers. dq is either
-added up here in fp32 (5 matrix products a tile, the order of the sum not fixed), or computed by `query_kernel` (7
-products, bitwise repeatable). Source: Dao 2023, FlashAttention-2, algorithm 2.
+It works on transposed tiles, Sᵀ = k qᵀ, because the products for dk and dv read these from registers. dq is either
+summed here in fp32 (5 matrix products per tile, in no fixed order) or computed by `query_kernel` (7 products, bitwise
+repeatable). Source: Dao 2023, FlashAttention-2, algorithm 2.
 """
 
 import triton
@@ -28,7 +28,7 @@ from pipeline.attention.triton.kernels.delta import load_delta, load_lse_log2, r
 
 @triton.jit
 def matrices(length, BLOCK: tl.constexpr, n_chunks):
-    """Return how many (length, head_dim) matrices the grid has programs for, as a 64 bit number."""
+    """Return how many (length, head_dim) matrices the grid covers, as an int64."""
     return tl.num_programs(0).to(tl.int64) // (tl.cdiv(length, BLOCK) * n_chunks)
 
 
@@ -40,13 +40,13 @@ def _visit_queries(
     BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run over the queries from start to end; return dk, still to be scaled, and dv."""
+    """Run over the queries from start to end; return dk, not yet scaled, and dv."""
     for query in tl.range(start, end, BLOCK_QUERIES):
         queries = query + tl.arange(0, BLOCK_QUERIES)
         q = load_rows(q_rows, query, n_queries, stride_q, BLOCK_QUERIES, HEAD_DIM, TMA, True)
-        # In one sum, as in the forward pass: of scores rounded in another way, weights of large ones do not sum to 1.
+        # In one sum, as in the forward pass: with scores rounded differently, weights of large ones do not sum to 1.
         scores = product(k, tl.trans(q), None, PRECISION)
-        # Rows beyond the last query have a q, do and δ of 0, and so add nothing whatever they weigh.
+        # Rows past the last query have q, do and δ of 0, so they add nothing, whatever their weights.
         lse_log2 = load_lse_log2(lse, delta, query, n_queries, BLOCK_QUERIES, TMA)
         weights = tl.exp2(scores * scale_log2 - lse_log2[None, :])
         if MASKED or MASK_KEYS:
@@ -56,7 +56,7 @@ def _visit_queries(
             )
             weights = tl.where(seen, weights, 0.0)
         do = load_rows(do_rows, query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, TMA, True)
-        # Kept as rounded for the product with do: in fp32 the weights would take registers that there are not.
+        # Keep the weights as rounded for the product with do: there are not enough registers to keep them in fp32.
         weights = weights.to(do.dtype)
         dv = product(weights, do, dv, PRECISION)
         dweights = product(v, tl.trans(do), None, PRECISION, TWO_SUMS=True)
@@ -69,7 +69,7 @@ def _visit_queries(
                 dq_rows.atomic_add([query, 0], dq)
             else:
                 pointers = dq_rows + queries.to(tl.int64)[:, None] * HEAD_DIM + columns(HEAD_DIM)
-                # Relaxed: nothing else is ordered by these sums, which the end of the kernel makes visible.
+                # Relaxed: nothing else is ordered relative to these sums; the end of the kernel makes them visible.
                 tl.atomic_add(pointers, dq, mask=within(queries < n_queries, HEAD_DIM), sem="relaxed")
     return dk, dv
 
@@ -84,13 +84,13 @@ def key_value_program(
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, ADD_DQ: tl.constexpr, TMA: tl.constexpr,
     TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of keys from the queries from begin to end, for the rows from part_row on.
+    """Compute dk and dv of one tile of keys from queries begin to end, and write them to the rows from part_row on.
 
     They are summed over the query heads that share the keys, one after the other.
     """
     n_tiles = tl.cdiv(n_keys, BLOCK_KEYS)
     kv_matrix = program // n_tiles
-    first_key = program % n_tiles * BLOCK_KEYS  # where causal, the longest come first
+    first_key = program % n_tiles * BLOCK_KEYS  # with a causal mask, the longest come first
     k_matrix = matrix_at(k_ptr, kv_matrix, heads // heads_per_kv, stride_kb, stride_kh)
     v_matrix = matrix_at(v_ptr, kv_matrix, heads // heads_per_kv, stride_vb, stride_vh)
     k = load_rows(k_matrix, first_key, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, False, True)
@@ -159,11 +159,11 @@ def key_value_kernel(
     ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
     OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv of one tile of keys; where ADD_DQ, add its share of dq, still to be scaled, to dq_sum.
+    """Compute dk and dv of one tile of keys; if ADD_DQ, add its share of dq, not yet scaled, to dq_sum.
 
-    Shapes: dk and dv are (batch · heads of keys, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32.
-    Where CHUNKED, it is from one chunk of queries, and dk and dv have a leading n_chunks, are fp32, and are written
-    where the chunk holds a query that attends to the tile.
+    Shapes: dk and dv are (batch · key heads, n_keys, head_dim), dq_sum (batch · heads, n_queries, head_dim) fp32. If
+    CHUNKED, dk and dv are computed from one chunk of queries, have a leading n_chunks, are fp32, and are only written
+    if the chunk holds a query that attends to the tile.
     MASK_KEYS: the last tile of keys is not full, and its missing keys must not reach dq.
     """
     wait_for_kernel_before(OVERLAPPED)

@@ -1,4 +1,4 @@
-"""fp32 matrices as three bf16 ones that add up to them, for the products of `gluon.parts`."""
+"""Split fp32 matrices into three bf16 ones that add up to them, for the products of `gluon.parts`."""
 
 import triton
 import triton.language as tl
@@ -13,7 +13,7 @@ def parts_kernel(
     x_ptr, parts_ptr, stride_batch, stride_head, stride, heads, n_matrices, n_rows,
     HEAD_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
-    """Write the parts of (batch, heads, rows, head_dim), as its strides say, as (3, matrices, rows, head_dim)."""
+    """Write the parts of a strided (batch, heads, rows, head_dim) as (3, matrices, rows, head_dim)."""
     blocks = tl.cdiv(n_rows, BLOCK_ROWS)
     matrix, row = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_ROWS
     x_matrix = matrix_at(x_ptr, matrix, heads, stride_batch, stride_head)
@@ -21,7 +21,7 @@ def parts_kernel(
     rows = row + tl.arange(0, BLOCK_ROWS)
     exists = within(rows < n_rows, HEAD_DIM)
     offsets = (matrix.to(tl.int64) * n_rows + rows)[:, None] * HEAD_DIM + columns(HEAD_DIM)
-    numbers = tl.cast(n_matrices, tl.int64) * n_rows * HEAD_DIM  # cast: of one matrix it is no tensor
+    numbers = tl.cast(n_matrices, tl.int64) * n_rows * HEAD_DIM  # tl.cast: if it is 1, n_matrices is no tensor
     for part in tl.static_range(PARTS):
         nearest = x.to(tl.bfloat16)
         tl.store(parts_ptr + part * numbers + offsets, nearest, mask=exists)

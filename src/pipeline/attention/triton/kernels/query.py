@@ -27,7 +27,7 @@ def _visit_keys(
     HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, TMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Run over the keys from start to end; return dq, still to be scaled."""
+    """Run over the keys from start to end; return dq, not yet scaled."""
     for key in tl.range(start, end, BLOCK_KEYS):
         k = load_rows(k_rows, key, n_keys, stride_k, BLOCK_KEYS, HEAD_DIM, TMA, MASKED)
         v = load_rows(v_rows, key, n_keys, stride_v, BLOCK_KEYS, HEAD_DIM, TMA, MASKED)
@@ -51,7 +51,7 @@ def query_program(
     HAS_START: tl.constexpr, HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
     BLOCK_KEYS: tl.constexpr, TMA: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Compute dq of one tile of queries from the keys from begin to end, for the rows from part_row on."""
+    """Compute dq of one tile of queries from keys begin to end, and write it to the rows from part_row on."""
     n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
     batch_head, tile = program // n_tiles, program % n_tiles
     if HAS_END and not HAS_START:
@@ -115,7 +115,7 @@ def query_kernel(
 ):  # fmt: skip
     """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries.
 
-    Where CHUNKED, it is from one chunk of keys, and dq has a leading n_chunks, is fp32, and is written where the chunk
+    If CHUNKED, dq is computed from one chunk of keys, has a leading n_chunks, is fp32, and is only written if the chunk
     holds a key that the tile attends to.
     """
     wait_for_kernel_before(OVERLAPPED)

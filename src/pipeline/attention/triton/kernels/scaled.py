@@ -1,29 +1,29 @@
-"""The last step for dq where it was summed in fp32 and without its scale."""
+"""The last step for dq if it was summed in fp32: scale it and round it to its dtype."""
 
 import triton
 import triton.language as tl
 
-ELEMENTS_SCALED = 4096  # of a program
+ELEMENTS_SCALED = 4096  # per program
 
 
 @triton.jit
 def scaled_kernel(sum_ptr, scaled_ptr, n_elements, scale, BLOCK: tl.constexpr):
-    """Multiply numbers by a scale and round them to the other tensor's dtype; the two may be one."""
+    """Multiply numbers by a scale and round them to the output's dtype; input and output may be the same tensor."""
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = index < n_elements
     found = tl.load(sum_ptr + index, mask=exists) * scale
     tl.store(scaled_ptr + index, found.to(scaled_ptr.dtype.element_ty), mask=exists)
 
 
-ROWS_UNPACKED, COLUMNS_UNPACKED = tl.constexpr(64), tl.constexpr(64)  # of a program
+ROWS_UNPACKED, COLUMNS_UNPACKED = tl.constexpr(64), tl.constexpr(64)  # per program
 
 
 @triton.jit
 def unpacked_kernel(sum_ptr, scaled_ptr, n_queries, dq_rows, scale, HEAD_DIM: tl.constexpr, DQ_WIDTH: tl.constexpr):
-    """Multiply sums that the Hopper backward kernel has left by a scale, round them, and put them in order.
+    """Multiply the Hopper backward kernel's sums of dq by a scale, round them, and put them in order.
 
-    Shapes: sum (batch · heads, dq_rows / 64, DQ_WIDTH / 8, 512), each 64 rows and 8 columns as `by_thread` of
-    `gluon.moving` lays them out; scaled (batch · heads, n_queries, head_dim).
+    Shapes: sum is (batch · heads, dq_rows / 64, DQ_WIDTH / 8, 512), every 64 rows and 8 columns laid out by
+    `gluon.moving.by_thread`; scaled is (batch · heads, n_queries, head_dim).
     """
     parts: tl.constexpr = (HEAD_DIM + COLUMNS_UNPACKED - 1) // COLUMNS_UNPACKED
     part = tl.program_id(0) % parts
@@ -32,7 +32,7 @@ def unpacked_kernel(sum_ptr, scaled_ptr, n_queries, dq_rows, scale, HEAD_DIM: tl
     eights = first_column // 8 + tl.arange(0, COLUMNS_UNPACKED // 8)
     at = block.to(tl.int64) * (ROWS_UNPACKED * DQ_WIDTH) + eights[:, None] * 512 + tl.arange(0, 512)[None, :]
     found = tl.load(sum_ptr + at, mask=(eights < DQ_WIDTH // 8)[:, None], other=0.0) * scale
-    # eights, warps, rows of a warp's half, columns in pairs, halves, columns of a pair
+    # groups of 8 columns, warps, rows of a half, pairs of columns, halves of a warp's 16 rows, columns of a pair
     found = tl.permute(tl.reshape(found, (8, 4, 8, 4, 2, 2)), (1, 4, 2, 0, 3, 5))
     found = tl.reshape(found, (ROWS_UNPACKED, COLUMNS_UNPACKED))
     blocks = dq_rows // ROWS_UNPACKED

@@ -17,7 +17,8 @@ def short_kernel(
 ):  # fmt: skip
     """Compute the whole backward pass in one launch: the first programs take tiles of queries, the others of keys.
 
-    Each computes the δ that it needs. That is more work than to do it once, but on short sequences less than a launch.
+    Each computes the δ that it needs. That is more work than computing it once, but on short sequences it costs less
+    than another launch.
     """
     program = tl.program_id(0)
     if program < query_programs:

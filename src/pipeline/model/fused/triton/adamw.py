@@ -1,4 +1,4 @@
-"""AdamW in Triton, of moments in any dtype, which are updated in fp32 and rounded once."""
+"""AdamW in Triton: moments in any dtype are updated in fp32 and rounded once."""
 
 import math
 
@@ -27,7 +27,7 @@ def adamw_kernel(
     tl.store(mean_ptr + places, mean, mask=exists)
     tl.store(square_ptr + places, square, mask=exists)
     weight = tl.load(weight_ptr + places, mask=exists, other=0.0).to(tl.float32)
-    # Each moment over what its weights sum to.
+    # Bias correction: divide each moment by the sum of its weights.
     mean = mean / (1 - tl.exp(count * log_beta1))
     square = square / (1 - tl.exp(count * log_beta2))
     weight = weight * (1 - lr * decay) - lr * mean / (tl.sqrt(square) + eps)
@@ -45,9 +45,9 @@ def update(
     eps: float,
     decay: float,
 ) -> None:
-    """Update a weight by its gradient, and the moments `mean` and `square`; count: of steps, fp32, on the device.
+    """Update a weight and its moments `mean` and `square`; count: the number of steps, fp32, on the device.
 
-    All are of one shape and laid out alike, without gaps.
+    Weight, gradient and moments must have the same shape and the same layout, without gaps.
     """
     gradient, elements = weight.grad, weight.numel()
     if gradient is None or gradient.stride() != weight.stride():

@@ -1,4 +1,4 @@
-"""Cross-entropy of rows of logits in Triton, whose place their gradient takes."""
+"""Cross-entropy of rows of logits in Triton; the gradient overwrites the logits."""
 
 import torch
 import triton
@@ -15,14 +15,14 @@ def cross_entropy_kernel(
     logits_ptr, targets_ptr, scale_ptr, losses_ptr, vocab_size, ignore_index, BLOCK: tl.constexpr,
     GRADIENT: tl.constexpr,
 ):  # fmt: skip
-    """Compute the loss of one row, then put the gradient of `scale` times it in the logits' place."""
+    """Compute the loss of one row; with GRADIENT, overwrite the logits with the gradient of `scale` times the loss."""
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * vocab_size
     target = tl.load(targets_ptr + row)
     counts = target != ignore_index
     columns = tl.arange(0, BLOCK)
-    # A maximum and a sum for each column of a block, put together once: no reduction in the loop. Two blocks at a time
-    # share the exponential that takes the sum to the larger maximum.
+    # Keep a maximum and a sum for each column of a block and reduce them once, after the loop. Two blocks at a time
+    # share the exponential that rescales the sum to the new maximum.
     largest = tl.full((BLOCK,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, vocab_size, 2 * BLOCK):
@@ -31,12 +31,12 @@ def cross_entropy_kernel(
         places += BLOCK
         second = tl.load(logits_ptr + places, mask=places < vocab_size, other=float("-inf")).to(tl.float32)
         larger = tl.maximum(largest, tl.maximum(first, second))
-        # A column that has seen no logit yet has no sum; exp(-inf + inf) would be none.
+        # A column that has seen no logit yet has maximum -inf; exp(-inf + inf) would be NaN.
         safe = tl.where(larger == float("-inf"), 0.0, larger)
         total = total * tl.exp(largest - safe) + tl.exp(first - safe) + tl.exp(second - safe)
         largest = larger
     maximum = tl.max(largest, 0)
-    log_sum = tl.log(tl.sum(total * tl.exp(largest - maximum), 0))  # of what is left without the maximum
+    log_sum = tl.log(tl.sum(total * tl.exp(largest - maximum), 0))  # relative to the maximum
     # A target outside the vocabulary makes the loss NaN.
     inside = (target >= 0) & (target < vocab_size)
     at_target = tl.load(logits_ptr + target, mask=inside, other=float("nan")).to(tl.float32)
@@ -53,7 +53,7 @@ def cross_entropy_kernel(
 
 @triton.jit
 def scale_kernel(tensor_ptr, factor_ptr, count, BLOCK: tl.constexpr):
-    """Multiply a tensor in place by a factor, of which 1 costs nothing."""
+    """Multiply a tensor in place by a factor; a factor of 1 costs nothing."""
     factor = tl.load(factor_ptr)
     if factor != 1:
         for block in range(tl.program_id(0).to(tl.int64), tl.cdiv(count, BLOCK), tl.num_programs(0)):
@@ -82,4 +82,4 @@ def scale(tensor: Tensor, factor: Tensor) -> None:
     """Multiply a contiguous tensor, in place, by a factor in fp32 on its device."""
     programs = min(SCALING_PROGRAMS, triton.cdiv(tensor.numel(), SCALED_BLOCK))
     scale_kernel[(programs,)](tensor, factor, tensor.numel(), BLOCK=SCALED_BLOCK)
-    torch.autograd.graph.increment_version(tensor)  # which autograd would do for an operation of torch
+    torch.autograd.graph.increment_version(tensor)  # as autograd does for torch operations

@@ -1,4 +1,4 @@
-"""RMSNorm in Triton, with the sum that comes before it and the gradient that joins it behind.
+"""RMSNorm in Triton, fused with the sum before it and, in the backward pass, with a gradient to add to dx.
 
 Source: Zhang and Sennrich 2019, equation 4. With x̂ = x / rms(x) and y = w · x̂, and means over a row:
 dx = (w · dy − x̂ · mean(w · dy · x̂)) / rms(x), and dw sums dy · x̂ over the rows.
@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# Rows that a program of the backward pass sums dw over: few programs leave few partial sums to add up.
+# Rows, at least, over which a backward program sums dw: fewer programs leave fewer partial sums to add up.
 LEAST_ROWS, MOST_PROGRAMS = 4, 512
-# Rows of the backward pass on their way at a time, by way of shared memory, where that holds them.
+# Rows that the backward pass loads ahead into shared memory, if a row is small enough for it.
 STAGES, MOST_ROW_BYTES = 3, 16_384
 BLOCK_PARTS, BLOCK_COLUMNS = 64, 32
 MAX_WIDTH = 65_536  # a row is one block
@@ -19,7 +19,7 @@ MAX_WIDTH = 65_536  # a row is one block
 
 @triton.jit
 def _load(row_ptr, width, BLOCK: tl.constexpr):
-    """Load a row in fp32, with zeros behind its end."""
+    """Load a row in fp32, with zeros past its end."""
     columns = tl.arange(0, BLOCK)
     return tl.load(row_ptr + columns, mask=columns < width, other=0.0).to(tl.float32)
 
@@ -38,7 +38,7 @@ def rms_norm_forward_kernel(
     start = tl.program_id(0).to(tl.int64) * width
     x = _load(x_ptr + start, width, BLOCK)
     if ADD:
-        # Rounded as it is written, so that the backward pass, which reads it, works with the same numbers.
+        # Round it as it is stored, so that the backward pass works with the same numbers.
         x = (x + _load(addend_ptr + start, width, BLOCK)).to(sum_ptr.dtype.element_ty).to(tl.float32)
         _store(sum_ptr + start, x, width, BLOCK)
     reciprocal_rms = 1 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
@@ -83,7 +83,7 @@ def sum_of_parts_kernel(parts_ptr, sum_ptr, parts, width, BLOCK_PARTS: tl.conste
 def rms_norm(x: Tensor, weight: Tensor, eps: float, addend: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Return s = x, or x + addend, and its RMSNorm times `weight`; both have the dtype of x.
 
-    Shapes: x and addend are (rows, width), contiguous; weight is (width,). Raises ValueError for a row above 65,536.
+    Shapes: x and addend are (rows, width), contiguous; weight is (width,). Raises ValueError for a width above 65,536.
     """
     rows, width = _shape(x)
     y, total = torch.empty_like(x), x if addend is None else torch.empty_like(x)
@@ -124,5 +124,5 @@ def _shape(x: Tensor) -> tuple[int, int]:
 
 
 def _warps(width: int) -> int:
-    """Return the warps that give each thread some 16 numbers of a row."""
+    """Return the number of warps that gives each thread about 16 numbers of a row."""
     return min(16, max(1, triton.next_power_of_2(width) // 512))

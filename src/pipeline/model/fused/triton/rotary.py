@@ -1,4 +1,4 @@
-"""Rotary positions in Triton, from any layout of the heads to rows of tokens."""
+"""Rotary positions in Triton: heads in any layout, results in contiguous rows of tokens."""
 
 import torch
 import triton
@@ -11,9 +11,9 @@ def rotary_kernel(
     x_ptr, cos_ptr, sin_ptr, out_ptr, seq_len, stride_batch, stride_token, stride_head, stride_column,
     SIGN: tl.constexpr, HEADS: tl.constexpr, HALF: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_HALF: tl.constexpr,
 ):  # fmt: skip
-    """Rotate all heads of one token, by its position's angles or back by them.
+    """Rotate all heads of one token by its position's angles, or back (SIGN -1).
 
-    HEADS and HALF, half of head_dim, are constants so that 16 bytes are loaded and stored at a time wherever they can.
+    HEADS and HALF (head_dim / 2) are constants so that loads and stores are 16 bytes wide where possible.
     """
     batch, token = (tl.program_id(0) // seq_len).to(tl.int64), (tl.program_id(0) % seq_len).to(tl.int64)
     head, column = tl.arange(0, BLOCK_HEADS)[:, None], tl.arange(0, BLOCK_HALF)[None, :]
@@ -33,7 +33,7 @@ def rotary_kernel(
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
     """Rotate each pair (i, i + head_dim / 2) by its position's angle, or back by it.
 
-    Shapes: x is (batch, seq_len, heads, head_dim), strided as it may be; the result is the same, contiguous; cos and
+    Shapes: x is (batch, seq_len, heads, head_dim), with any strides; the result has x's shape, contiguous; cos and
     sin are (seq_len or more, head_dim / 2), contiguous, fp32.
     """
     batch, seq_len, heads, head_dim = x.shape

@@ -1,4 +1,4 @@
-"""SwiGLU's product silu(gate) · up in Triton; the backward pass computes it again beside the gradients.
+"""SwiGLU's product silu(gate) · up in Triton; the backward pass computes it again along with the gradients.
 
 Source: Shazeer 2020, equation 6. With σ = sigmoid(gate): dup = dh · gate · σ, and
 dgate = dh · up · σ · (1 + gate · (1 − σ)).
@@ -27,7 +27,7 @@ def swiglu_forward_kernel(gate_ptr, up_ptr, h_ptr, count, BLOCK: tl.constexpr):
 def swiglu_backward_kernel(
     dh_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, count, BLOCK: tl.constexpr, PRODUCT: tl.constexpr
 ):
-    """Compute the gradients of both factors, and with PRODUCT put their product in the place of its gradient."""
+    """Compute the gradients of gate and up; with PRODUCT, overwrite dh with silu(gate) · up."""
     places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = places < count
     dh = tl.load(dh_ptr + places, mask=exists, other=0.0).to(tl.float32)
@@ -42,7 +42,7 @@ def swiglu_backward_kernel(
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) · up; both are contiguous and of one shape."""
+    """Return silu(gate) · up; both must be contiguous and have the same shape."""
     h = torch.empty_like(gate)
     count = gate.numel()
     swiglu_forward_kernel[(triton.cdiv(count, BLOCK),)](gate, up, h, count, BLOCK=BLOCK, num_warps=WARPS)
@@ -52,9 +52,9 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
 def swiglu_backward(
     dh: Tensor, gate: Tensor, up: Tensor, in_place: bool = False, product: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return silu(gate) · up, in the place of its gradient `dh`, and the gradients of gate and up.
+    """Return silu(gate) · up, which overwrites its gradient `dh`, and the gradients of gate and up.
 
-    in_place: these lie where gate and up did. Without `product`, `dh` is left and returned as it is.
+    in_place: the gradients overwrite gate and up. Without `product`, `dh` is returned unchanged.
     """
     dgate, dup = (gate, up) if in_place else (torch.empty_like(gate), torch.empty_like(gate))
     count = gate.numel()

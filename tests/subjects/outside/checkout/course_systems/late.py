@@ -1,4 +1,4 @@
-"""By what it sets, each checkout shows that its own code ran."""
+"""Each checkout sets another flag, which shows that its own code ran."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""An implementation of each kind, that imports a module of its project when it runs."""
+"""One implementation per kind; each imports a module of its project when it runs."""
 
 import torch
 import torch.distributed as dist

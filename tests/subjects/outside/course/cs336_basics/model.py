@@ -1,4 +1,4 @@
-"""Shaped like the layers that the course gives."""
+"""Layers like those that the course provides."""
 
 import torch
 from torch import nn

@@ -1,6 +1,6 @@
-"""The forward pass in fp32 for Hopper: one warp loads, two warpgroups each attend from 64 queries, programs stay.
+"""Forward pass in fp32 for Hopper: persistent programs of one loading warp and two warpgroups of 64 queries each.
 
-Six products a block take so long that one warpgroup's softmax hides behind the other's products.
+Six bf16 products per fp32 product take so long that one warpgroup's softmax hides behind the other's products.
 """
 
 from triton.experimental import gluon
@@ -73,7 +73,7 @@ def _attend(
     o_ptr, lse_ptr, sizes, scale_log2, tiles, ring, CAUSAL: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_KEYS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Attend from one warpgroup's queries of every tile."""
+    """Attend from one warpgroup's queries in every tile."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)  # weights stay in registers
@@ -95,7 +95,7 @@ def _attend(
         if first_query >= n_queries:
             blocks = 0
         for _ in range(blocks_of(first_tile_query + ROWS * GROUPS, n_keys, CAUSAL, BLOCK_KEYS) - blocks):
-            # Which the other warpgroup attends to and this one does not.
+            # Blocks that only the other warpgroup attends to: release them unread.
             mbarrier.wait(k_full, phase)
             mbarrier.arrive(k_free, count=1)
             mbarrier.wait(v_full, phase)
@@ -103,7 +103,7 @@ def _attend(
             phase ^= 1
         mbarrier.wait(q_full.index(GROUP), i & 1)
         if blocks > 0:
-            # The last keys first: only these need a mask, and each query sees the first of them.
+            # The last block first: only it needs a mask, and every query sees its first key, so no row is all -∞.
             mbarrier.wait(k_full, phase)
             s = start_scores(q_tiles, GROUP * PARTS, k_tiles, 0, no_scores, False)
             s = warpgroup_mma_wait(0, deps=[s])
@@ -153,9 +153,9 @@ def hopper_parts_forward_kernel(
 ):  # fmt: skip
     """Attend from every tile of 128 queries to its keys.
 
-    Shapes: q, k and v as `parts_kernel` writes them, (3, matrices, rows, head_dim) bf16; o is (matrices, n_queries,
-    head_dim) and lse (matrices, n_queries), fp32, where matrices are batch · heads; HEADS_PER_KV of them in a row share
-    keys and values.
+    Shapes: q, k and v are as `parts_kernel` writes them, (3, matrices, rows, head_dim) bf16; o is (matrices, n_queries,
+    head_dim) and lse (matrices, n_queries), both fp32, where matrices = batch · heads; HEADS_PER_KV consecutive heads
+    share keys and values.
     """
     q_tiles = tiles_of(GROUPS * PARTS, ROWS, WIDTH, gl.bfloat16)
     k_tiles, v_tiles = tiles_of(PARTS, BLOCK_KEYS, WIDTH, gl.bfloat16), tiles_of(PARTS, BLOCK_KEYS, WIDTH, gl.bfloat16)
@@ -166,7 +166,7 @@ def hopper_parts_forward_kernel(
     sizes = (n_matrices, n_queries, n_keys, n_tiles, heads_together)
     tiles = (q_tiles, k_tiles, v_tiles)
     ring = (q_full, q_free, k_full, k_free, v_full, v_free)
-    # Constants are written out each time: a variable would make numbers of run time of them.
+    # Each tuple spells out its constants: collected in a variable, they would become runtime values.
     gl.warp_specialize(
         [
             (_attend, (o_ptr, lse_ptr, sizes, scale_log2, tiles, ring, CAUSAL, HEAD_DIM, WIDTH, BLOCK_KEYS,

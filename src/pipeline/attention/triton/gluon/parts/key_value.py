@@ -1,7 +1,7 @@
-"""dk and dv in fp32 for Hopper; dq has a kernel of its own (`query`).
+"""dk and dv in fp32 for Hopper; dq has its own kernel (`query`).
 
-One warpgroup has the weights and dv, the other dS and dk, each of the same 64 keys. The weights that dS takes come
-through shared memory, one way: the first warpgroup computes ahead.
+Of the same 64 keys, one warpgroup computes the weights and dv, the other dS and dk. The weights that dS needs pass
+through shared memory in one direction, so the first warpgroup can run ahead.
 """
 
 from triton.experimental import gluon
@@ -63,7 +63,7 @@ def _load_queries(
     pointer, number_ptr, sizes, tiles, numbers, full, free, CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, BLOCK_QUERIES: gl.constexpr,
 ):  # fmt: skip
-    """Load the queries that see a tile of keys, or the output's gradients there, and a number of each."""
+    """Load q, or do, of the queries that see each tile of keys, and with it LSE, or δ."""
     n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     of_all = n_matrices * HEADS_PER_KV
     rows = dense_matrices_at(pointer, PARTS * of_all, n_queries, HEAD_DIM, BLOCK_QUERIES, WIDTH)
@@ -169,7 +169,7 @@ def _differentiate_keys(
                 mbarrier.wait(q_full.index(slot), phase)
                 of_block = start_product(parts, q_tiles, slot * PARTS, no_sum)
                 of_block, _0, _1, _2 = warpgroup_mma_wait(0, deps=[of_block, parts[0], parts[1], parts[2]])
-                # Only now: a warp's loads of δ may be under way when others tell that the slot is free.
+                # Not earlier: some warps' loads of δ could still be running when the slot is declared free.
                 mbarrier.arrive(do_free.index(slot), count=1)
                 mbarrier.arrive(q_free.index(slot), count=1)
                 dk += of_block
@@ -187,11 +187,11 @@ def hopper_parts_key_value_kernel(
     CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_QUERIES: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dk and dv from every tile of 64 keys and the queries that see it.
+    """Compute dk and dv of every tile of 64 keys from the queries that see it.
 
-    Shapes: q, k, v and do as `parts_kernel` writes them, (3, matrices, rows, head_dim) bf16; lse_log2 and delta as
-    `delta_kernel` does; dk and dv (n_matrices, n_keys, head_dim), where n_matrices are batch · heads of keys, each seen
-    by HEADS_PER_KV heads of queries in a row. dq_sum_ptr: None.
+    Shapes: q, k, v and do are as `parts_kernel` writes them, (3, matrices, rows, head_dim) bf16; lse_log2 and delta as
+    `delta_kernel` does; dk and dv are (n_matrices, n_keys, head_dim), where n_matrices = batch · key heads, each seen
+    by HEADS_PER_KV consecutive query heads. dq_sum_ptr is None.
     """
     q_tiles = tiles_of(STAGES * PARTS, BLOCK_QUERIES, WIDTH, gl.bfloat16)
     do_tiles = tiles_of(STAGES * PARTS, BLOCK_QUERIES, WIDTH, gl.bfloat16)

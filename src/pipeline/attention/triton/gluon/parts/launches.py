@@ -1,4 +1,4 @@
-"""The kernels that multiply fp32 in parts with their arguments, ready to be launched; they need Gluon."""
+"""Prepare launches of the kernels that multiply fp32 in parts, with their arguments; this requires Gluon."""
 
 import math
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ FP32, PART = torch.float32, torch.bfloat16
 
 
 def forward_launch(problem: Problem, tiles: PartsForwardTiles) -> Launch:
-    """Return what launches the forward kernel with the parts of q, k and v, output and log-sum-exp."""
+    """Prepare the forward kernel; its launch takes the parts of q, k and v, output and LSE."""
     return _by_queries(hopper_parts_forward_kernel, problem, tiles, [*[PART] * 3, *[FP32] * 2], [problem.scale_log2])
 
 
 def key_value_launch(problem: Problem, tiles: PartsKeyValueTiles) -> Launch:
-    """Return what launches the kernel for dk and dv: parts of q, k, v and do, lse_log2, delta, None, dk and dv."""
+    """Prepare the kernel for dk and dv; its launch takes parts of q, k, v and do, lse_log2, delta, None, dk and dv."""
     q, k = problem.q, problem.k
     return _launch(
         hopper_parts_key_value_kernel,
@@ -42,7 +42,7 @@ def key_value_launch(problem: Problem, tiles: PartsKeyValueTiles) -> Launch:
 
 
 def query_launch(problem: Problem, tiles: PartsQueryTiles) -> Launch:
-    """Return what launches the kernel for dq with the parts of q, k, v and do, lse_log2, delta and dq."""
+    """Prepare the kernel for dq; its launch takes the parts of q, k, v and do, lse_log2, delta and dq."""
     dtypes = [*[PART] * 4, *[FP32] * 3]
     return _by_queries(hopper_parts_query_kernel, problem, tiles, dtypes, [problem.scale, problem.scale_log2])
 
@@ -54,7 +54,7 @@ def _by_queries(
     dtypes: Sequence[torch.dtype | None],
     scales: list[float],
 ) -> Launch:
-    """Prepare a kernel of which an item is a tile of queries."""
+    """Prepare a kernel whose items of work are tiles of queries."""
     q, k, is_causal = problem.q, problem.k, problem.band == CAUSAL
     constants = constants_by_queries(tiles, is_causal, heads_per_kv(q, k), q.shape[-1])
     return _launch(kernel, problem, q, work_by_queries(q, k, is_causal, tiles), dtypes, scales, constants)
@@ -78,7 +78,7 @@ def _launch(
 def constants_by_queries(
     tiles: PartsForwardTiles | PartsQueryTiles, is_causal: bool, per_kv: int, head_dim: int
 ) -> dict[str, int | bool]:
-    """Return the compile-time arguments of the forward kernel or that for dq; per_kv: query heads that share keys."""
+    """Return the compile-time arguments of the forward kernel or that for dq; per_kv: query heads per key head."""
     return {**_shared(tiles.registers, is_causal, per_kv, head_dim), "BLOCK_KEYS": tiles.block_keys}
 
 

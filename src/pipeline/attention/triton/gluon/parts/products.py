@@ -1,8 +1,9 @@
-"""Products of fp32 matrices from their bf16 parts, six for each: what all kernels here have in common.
+"""Products of fp32 matrices as six products of their bf16 parts; used by all kernels here.
 
-Three parts of 8 bits hold the 24 of an fp32 number. Of the nine products of two numbers' parts the three least are left
-out, which are 2^-24 of the largest. They are summed from the least to the largest, from 0 for every tile: a tensor core
-cuts what it adds to a sum. Source: Ootomo and Yokota 2022, with bf16 in place of TF32.
+Three parts of 8 bits hold the 24 bits of an fp32 number. Of the nine products of two numbers' parts, the three smallest
+are left out, which are about 2^-24 of the largest or less. The six are summed from smallest to largest and from 0 for
+every tile, because a tensor core truncates what it adds to a sum. Source: Ootomo and Yokota 2022, with bf16 in place of
+TF32.
 """
 
 from triton.experimental import gluon
@@ -13,8 +14,8 @@ from pipeline.attention.triton.gluon.pieces import load, opaque
 from pipeline.attention.triton.kernels.parts import PARTS
 
 PRODUCTS = gl.constexpr(6)
-# Two numbers, $3 and $4, as three pairs: each is what the ones before leave over, rounded. Two at a time, for
-# conversions of one take four times as long.
+# Split two numbers, $3 and $4, into three pairs, each the rounded remainder of those before. Two at a time, because
+# converting one at a time takes four times as long.
 SPLIT = gl.constexpr("""{
     .reg .f32 a, b, c, d;
     .reg .b32 e, f;
@@ -34,7 +35,7 @@ SPLIT = gl.constexpr("""{
     sub.f32 b, b, d;
     cvt.rn.bf16x2.f32 $2, b, a;
 }""")
-# Product i is of part OF_LEFT[i] of q, do, weights or dS, and part OF_RIGHT[i] of the other factor.
+# Product i multiplies part OF_LEFT[i] of q, do, weights or dS by part OF_RIGHT[i] of the other factor.
 OF_LEFT, OF_RIGHT = (2, 0, 1, 1, 0, 0), (0, 2, 1, 0, 1, 0)
 
 
@@ -50,9 +51,9 @@ def _right(i, mirrored):
 
 @gluon.jit
 def start_scores(a_tiles, a_at, b_tiles, b_at, no_scores, MIRRORED: gl.constexpr):
-    """Start a bᵀ of two blocks, whose parts begin at tiles `a_at` and `b_at` of shared memory.
+    """Start computing a bᵀ of two blocks, whose parts begin at tiles `a_at` and `b_at` of shared memory.
 
-    MIRRORED: in the order in which b aᵀ is summed, so that this is its transpose to the last bit.
+    MIRRORED: sum in the order of b aᵀ, so that the result is its transpose to the last bit.
     """
     scores = no_scores
     a_at, b_at = opaque(a_at), opaque(b_at)
@@ -65,7 +66,7 @@ def start_scores(a_tiles, a_at, b_tiles, b_at, no_scores, MIRRORED: gl.constexpr
 
 @gluon.jit
 def start_product(a_parts, b_tiles, b_at, no_sum):
-    """Start a b, of parts in registers and a block whose parts begin at tile `b_at` of shared memory."""
+    """Start computing a b, with a's parts in registers and b's in shared memory, beginning at tile `b_at`."""
     total = no_sum
     b_at = opaque(b_at)
     for i in gl.static_range(PRODUCTS):
@@ -89,7 +90,7 @@ def in_parts(x, LAYOUT: gl.constexpr):
 
 @gluon.jit
 def load_parts(descriptor, matrix, n_matrices, row, full, tiles, at):
-    """Start to copy the parts of a block of rows into as many tiles, from number `at` on."""
+    """Start copying the parts of a block of rows into tiles, one per part, from number `at` on."""
     for part in gl.static_range(PARTS):
         load(descriptor, part * n_matrices + matrix, PARTS * n_matrices, row, full, tiles.index(at + part))
 

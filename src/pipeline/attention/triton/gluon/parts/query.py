@@ -1,6 +1,7 @@
-"""dq in fp32 for Hopper: two warpgroups have the same 64 queries and take blocks of keys in turn.
+"""dq in fp32 for Hopper: two warpgroups share the same 64 queries and alternate over blocks of keys.
 
-Each sums what its blocks give; at the end of a tile the second hands its sum over. So dq is summed in a fixed order.
+Each sums over its own blocks; at the end of a tile, the second hands its sum to the first. So dq is summed in a fixed
+order.
 """
 
 from triton.experimental import gluon
@@ -33,9 +34,9 @@ def _load(
     q_ptr, k_ptr, v_ptr, do_ptr, sizes, tiles, ring, CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr,
     HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr,
 ):  # fmt: skip
-    """Load every tile of queries and the output's gradient, and the keys and values that it sees, the last first.
+    """Load q and do of every tile of queries, and the keys and values that it sees, the last block first.
 
-    Blocks go to the two warpgroups in turn, from the first one on for every tile.
+    Blocks alternate between the two warpgroups, starting with the first in every tile.
     """
     n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     q_tiles, k_tiles, v_tiles, do_tiles = tiles
@@ -77,7 +78,7 @@ def _step(
     dq, no_scores, no_sum, block, lse, delta, first_query, n_keys, scale_log2, tiles, ring, phase,
     MASKED: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Add what a block of keys gives to a warpgroup's dq."""
+    """Add the contribution of a block of keys to a warpgroup's dq."""
     S_LAYOUT: gl.constexpr = no_scores.type.layout
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, dq.type.layout, 2)
     q_tiles, k_tiles, v_tiles, do_tiles = tiles
@@ -108,7 +109,7 @@ def _differentiate(
     lse_log2_ptr, delta_ptr, dq_ptr, sizes, scale, scale_log2, tiles, ring, handed, CAUSAL: gl.constexpr,
     HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, BLOCK_KEYS: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of every tile of queries from every other block of keys; hand it over, or sum and write."""
+    """Compute dq of every tile from every other block of keys; hand it over (GROUP 1), or add both and write."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
     n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
@@ -129,7 +130,7 @@ def _differentiate(
         delta = gl.load(delta_ptr + row, mask=queries < n_queries, other=0.0)
         dq = gl.zeros([ROWS, WIDTH], gl.float32, DQ_LAYOUT)
         mbarrier.wait(q_full, i & 1)
-        if blocks > GROUP:  # only the last keys need a mask: two blocks of them, or one
+        if blocks > GROUP:  # only the last one or two blocks need a mask
             dq = _step(
                 dq, no_scores, no_sum, blocks - 1 - GROUP, lse, delta, first_query, n_keys, scale_log2, tiles, ring,
                 phase, True, CAUSAL, GROUP,
@@ -162,11 +163,11 @@ def hopper_parts_query_kernel(
     CAUSAL: gl.constexpr, HEADS_PER_KV: gl.constexpr, HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr,
     BLOCK_KEYS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Compute dq from every tile of 64 queries and the keys that it sees.
+    """Compute dq of every tile of 64 queries from the keys that it sees.
 
-    Shapes: q, k, v and do as `parts_kernel` writes them, (3, matrices, rows, head_dim) bf16; lse_log2 and delta as
-    `delta_kernel` does; dq (n_matrices, n_queries, head_dim), where n_matrices are batch · heads, HEADS_PER_KV of them
-    in a row sharing keys and values.
+    Shapes: q, k, v and do are as `parts_kernel` writes them, (3, matrices, rows, head_dim) bf16; lse_log2 and delta as
+    `delta_kernel` does; dq is (n_matrices, n_queries, head_dim), where n_matrices = batch · heads; HEADS_PER_KV
+    consecutive heads share keys and values.
     """
     q_tiles, do_tiles = tiles_of(PARTS, ROWS, WIDTH, gl.bfloat16), tiles_of(PARTS, ROWS, WIDTH, gl.bfloat16)
     k_tiles = tiles_of(GROUPS * PARTS, BLOCK_KEYS, WIDTH, gl.bfloat16)
@@ -179,7 +180,7 @@ def hopper_parts_query_kernel(
     sizes = (n_matrices, n_queries, n_keys, n_tiles, heads_together)
     tiles = (q_tiles, k_tiles, v_tiles, do_tiles)
     ring = (q_full, q_free, k_full, k_free, v_full, v_free)
-    # Constants are written out each time: a variable would make numbers of run time of them.
+    # Each tuple spells out its constants: collected in a variable, they would become runtime values.
     gl.warp_specialize(
         [
             (_differentiate, (lse_log2_ptr, delta_ptr, dq_ptr, sizes, scale, scale_log2, tiles, ring, handed, CAUSAL,

@@ -1,4 +1,4 @@
-"""The tiles of the kernels that multiply fp32 in parts, by width: as large as shared memory and registers allow."""
+"""Tiles of the kernels that multiply fp32 in parts, by width: as large as shared memory and registers allow."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,7 +8,7 @@ from pipeline.attention.triton.gluon.tiles import GROUP_ROWS
 
 @dataclass(frozen=True)
 class PartsForwardTiles:
-    """The tiles of the forward kernel: of 128 queries, two warpgroups having 64 each."""
+    """Tiles of the forward kernel: 128 queries, 64 per warpgroup."""
 
     block_keys: int = 64
     registers: int = 240
@@ -17,7 +17,7 @@ class PartsForwardTiles:
 
 @dataclass(frozen=True)
 class PartsQueryTiles:
-    """The tiles of the kernel for dq: of 64 queries, whose blocks of keys two warpgroups take in turn."""
+    """Tiles of the kernel for dq: 64 queries, whose blocks of keys alternate between two warpgroups."""
 
     block_keys: int
     registers: int = 240
@@ -26,7 +26,7 @@ class PartsQueryTiles:
 
 @dataclass(frozen=True)
 class PartsKeyValueTiles:
-    """The tiles of the kernel for dk and dv, of 64 keys, and of that for dq."""
+    """Tiles of the kernel for dk and dv, with 64 keys, and of the kernel for dq."""
 
     block_queries: int
     query: PartsQueryTiles
