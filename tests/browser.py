@@ -1,4 +1,4 @@
-"""A headless chromium, driven by the DevTools protocol over pipes: no driver, no package."""
+"""Drive a headless Chromium by the DevTools protocol over pipes, without a driver or package."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def executable():
 
 
 class Browser:
-    """One page of a browser. errors: what it logged as errors; requests: the addresses that it asked for."""
+    """One page of a browser. errors: what it logged as errors and warnings; requests: the URLs it requested."""
 
     def __init__(self, commands, answers):
         self.commands, self.answers = commands, answers
@@ -29,7 +29,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method, **parameters):
-        """Send a command and return its result; note the events that come before it."""
+        """Send a command and return its result; record the events that arrive before it."""
         self.number += 1
         message = {"id": self.number, "method": method, "params": parameters}
         if self.session:
@@ -63,7 +63,7 @@ class Browser:
                 self.requests.append(parameters["request"]["url"])
 
     def run(self, expression):
-        """Return what an expression of JavaScript gives, once it has settled."""
+        """Evaluate a JavaScript expression, await it if it is a promise, and return its value."""
         result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         if "exceptionDetails" in result:
             raise RuntimeError(result["exceptionDetails"]["exception"].get("description"))
@@ -82,7 +82,7 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
     def open(self, path):
-        """Open a file with nothing noted yet, and wait until the page has shown all that it shows."""
+        """Clear errors and requests, open a file, and wait until its page is fully shown."""
         self.errors, self.requests = [], []
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.wait_for("document.body?.dataset.ready === 'yes'")
@@ -107,8 +107,8 @@ def started(profile) -> Iterator[Browser]:
     os.close(to_read)
     os.close(to_write)
     try:
-        with os.fdopen(commands, "wb") as to, os.fdopen(answers, "rb") as come:
-            opened = Browser(to, come)
+        with os.fdopen(commands, "wb") as command_stream, os.fdopen(answers, "rb") as answer_stream:
+            opened = Browser(command_stream, answer_stream)
             yield opened
             opened.session = None
             opened.call("Browser.close")

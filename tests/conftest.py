@@ -1,4 +1,4 @@
-"""What holds for all tests of the package: one thread, the GPU in turns, Triton's interpreter where there is none."""
+"""Set up all tests: one thread, one test at a time on the GPU, Triton's interpreter if there is no GPU."""
 
 import contextlib
 import fcntl
@@ -22,34 +22,34 @@ from pipeline.worker import client
 
 from .browser import executable, started
 
-# Triton has to be asked for its interpreter before a kernel is imported.
+# Triton's interpreter must be turned on before a kernel is imported.
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"
     from .interpreter import hasten
 
     hasten()
-    # Compile for the CPU without vectors: whether its compiler has them is tried for seconds, and speed shows nothing.
+    # Compile for the CPU without vector instructions: probing for them takes seconds, and no test needs the speed.
     os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
 
-# Compiling imports it, which fails in a process where something else has loaded the standard library's distutils.
+# Compiling imports setuptools, which fails if something else has already loaded the standard library's distutils.
 with contextlib.suppress(ImportError):
     import setuptools  # noqa: F401
 
-# A script's background jobs ignore interrupts, those of nohup hang-ups, and so would all that the tests start.
+# A script's background jobs ignore interrupts, nohup ignores hang-ups, and all that the tests start would inherit it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
-# Those whose tests start many processes.
+# Files whose tests start many processes.
 LONG_FILES = ("test_cli.py", "test_modules.py", "test_starting.py", "test_worker.py")
-# One of its slow tests takes as long as all others together on the other processes: it measures a whole scale.
+# One of its slow tests measures a whole scale, which takes as long as all other tests on the other processes.
 LONGEST_FILE = "test_scales.py"
 
 
 def pytest_collection_modifyitems(items):
-    """Begin with the files that take longest: at the end no process waits long.
+    """Run the longest files first, so that no process idles for long at the end.
 
-    Of those that run Snakemake one comes first: it measures what the others wait for.
+    Of the files that run Snakemake one comes first, because it measures what the others wait for.
     """
     first = next((item.path for item in items if item.get_closest_marker("workflow")), None)
 
@@ -65,13 +65,13 @@ def pytest_collection_modifyitems(items):
 
 @pytest.hookimpl(tryfirst=True)  # before ranks are forked
 def pytest_collection_finish():
-    """Let no collection of garbage look at what was imported, again and again: that takes a quarter of a second."""
+    """Keep garbage collections from walking what was imported, which takes a quarter of a second each time."""
     gc.collect()
     gc.freeze()
 
 
 class _ByWhatIsShared(LoadFileScheduling):
-    """Give one process all files of a folder whose tests share a measured run, so that it is measured once."""
+    """Give all files of a folder whose tests share a measured run to one process, so that it is measured once."""
 
     def _split_scope(self, nodeid):
         return re.match(r"tests/stages/\w+/|[^:]*", nodeid)[0]
@@ -83,7 +83,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_runtest_setup(item):
-    """Skip what is marked `gpu` where there are fewer GPUs than it needs, as `gpu(count=2)` says."""
+    """Skip tests marked `gpu` if there are fewer GPUs than they need, 1 or as in `gpu(count=2)`."""
     mark = item.get_closest_marker("gpu")
     if mark is not None and torch.cuda.device_count() < (needed := mark.kwargs.get("count", 1)):
         pytest.skip(f"needs {needed} CUDA GPU{'s' if needed > 1 else ''}")
@@ -91,38 +91,38 @@ def pytest_runtest_setup(item):
 
 @pytest.fixture(autouse=True, scope="session")
 def own_host(tmp_path_factory):
-    """Let cells of these tests wait neither for those of other processes and checkouts, nor for a machine at rest."""
+    """Keep cells of these tests from waiting for those of other processes and checkouts, or for an idle machine."""
     os.environ["PIPELINE_LOCKS"] = str(tmp_path_factory.getbasetemp() / "locks")
     os.environ["PIPELINE_HOST_CHECK"] = "off"
 
 
 @pytest.fixture(autouse=True, scope="session")
 def fork_server():
-    """Start the fork server of fresh ranks with what each of them would import in its optimizer's first step."""
+    """Start the fork server for new ranks, preloaded with what each would import in its first optimizer step."""
     forkserver.set_forkserver_preload(["__main__", "torch._dynamo"])
     forkserver.ensure_running()
 
 
 @pytest.fixture(scope="module")
 def worker():
-    """Have cells of commands that tests of a module run measured by a worker, as in a run: they import no torch."""
-    kept_open = client.start()
+    """Start a worker for the cells of commands that a module's tests run, as in a run: they need not import torch."""
+    write_end = client.start()
     yield
-    os.close(kept_open)
+    os.close(write_end)
     del os.environ[client.SNAKEMAKE_VARIABLE]
 
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Compute on one thread, whatever the test before asked for.
+    """Compute on one thread, whatever the previous test set.
 
-    Tensors here are small: threads would wait for each other longer than they compute. With more of them oneDNN also
+    Tensors here are small: threads would wait for each other longer than they compute. With more threads oneDNN also
     takes more memory, which some tests count.
     """
     torch.set_num_threads(1)
 
 
-# What a user may have said of TF32 by torch's old API, its new one or both, and whether products on a GPU then use it.
+# Ways to set TF32 by torch's old API, its new one or both, and whether matmuls on a GPU then use it.
 TF32_SWITCHES = {
     "pass": False,
     "torch.set_float32_matmul_precision('highest')": False,
@@ -132,7 +132,7 @@ TF32_SWITCHES = {
     "torch.backends.cuda.matmul.allow_tf32 = True": True,
     "torch.backends.fp32_precision = 'ieee'": False,
     "torch.backends.fp32_precision = 'tf32'": True,
-    "torch.backends.cudnn.fp32_precision = 'tf32'": True,  # which is that of all of CUDA
+    "torch.backends.cudnn.fp32_precision = 'tf32'": True,  # sets it for all of CUDA
     "torch.backends.cuda.matmul.fp32_precision = 'ieee'": False,
     "torch.backends.cuda.matmul.fp32_precision = 'tf32'": True,
     "torch.backends.mkldnn.matmul.fp32_precision = 'bf16'": False,
@@ -145,7 +145,7 @@ TF32_SWITCHES = {
 
 @pytest.fixture(params=TF32_SWITCHES)
 def tf32_switch(request):
-    """Set torch's switch for TF32 from its defaults, anew by `set`; put back the defaults."""
+    """Set torch's switch for TF32, starting from its defaults, again with `set`; restore the defaults at the end."""
 
     def as_it_is_by_default():
         torch.set_float32_matmul_precision("highest")
@@ -164,15 +164,15 @@ def tf32_switch(request):
 
 @pytest.fixture(autouse=True)
 def turn_on_the_gpu(request, tmp_path_factory, worker_id):
-    """Let one test at a time have the GPU, however many processes test: they time it and fill its memory.
+    """Give the GPU to one test at a time, across all processes, because tests time it and fill its memory.
 
-    Tests marked `gpu(shared=True)` do neither, and have it together.
+    Tests marked `gpu(shared=True)` do neither and share it.
     """
     mark = request.node.get_closest_marker("gpu")
-    if mark is None or worker_id == "master":  # there is one process
+    if mark is None or worker_id == "master":  # there is only one process
         yield
         return
-    # The folder above is one for all processes of a run.
+    # The parent folder is common to all processes of a run.
     with (tmp_path_factory.getbasetemp().parent / "gpu.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH if mark.kwargs.get("shared") else fcntl.LOCK_EX)
         yield
@@ -188,14 +188,14 @@ def one_browser(tmp_path_factory):
 
 @pytest.fixture
 def browser(one_browser):
-    """The browser, of the size of a laptop and with a light page."""
+    """The browser, at laptop size and in light mode."""
     one_browser.look()
     return one_browser
 
 
 @dataclass(frozen=True)
 class Disk:
-    """A disk of its own, mounted at a folder."""
+    """A separate disk, mounted at a folder."""
 
     folder: Path
 
@@ -208,7 +208,7 @@ class Disk:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Return what mounts a small disk, in memory, for the length of the test."""
+    """Return a function that mounts a small in-memory disk until the end of the test."""
     folder = tmp_path / "disk"
 
     def mount(size_mib):

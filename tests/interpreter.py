@@ -1,4 +1,4 @@
-"""Triton's interpreter without what it does over and over to no effect: the same results in a third of the time."""
+"""Speed up Triton's interpreter by skipping redundant work: the same results in a third of the time."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,7 +11,7 @@ _patched = set()
 
 
 class _Scope(interpreter._LangPatchScope):
-    """What a launch has replaced in the language, until it ends."""
+    """What a launch has patched in the language, until it ends."""
 
     def restore(self):
         super().restore()
@@ -20,12 +20,12 @@ class _Scope(interpreter._LangPatchScope):
 
 @cache
 def _languages(function):
-    """Return which modules of the language a function sees: `tl`, or as Triton's own functions do `tl.core`."""
+    """Return which modules of the language a function sees: `tl` or, in Triton's own functions, `tl.core`."""
     return frozenset(module.__name__ for module in (tl, tl.core) if module in function.__globals__.values())
 
 
 def _patch_once(function):
-    """Replace the language's functions that one can see, unless this launch has: not for each call of a function."""
+    """Patch the language that a function sees, once per launch instead of at each call of a function."""
     if _languages(function) in _patched:
         return _Scope()
     _patched.add(_languages(function))
@@ -35,6 +35,6 @@ def _patch_once(function):
 def hasten():
     interpreter._LangPatchScope = _Scope
     interpreter._patch_lang = _patch_once
-    # Whether integers overflow is worked out always, and told in debug mode only.
+    # By default integer overflow is always checked but reported only in debug mode: check it only then.
     builder = interpreter.interpreter_builder
     builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)

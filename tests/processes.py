@@ -1,4 +1,4 @@
-"""Whether processes that a test started, or made others start, have ended."""
+"""Check whether processes that a test started, directly or indirectly, have ended."""
 
 import time
 
@@ -8,7 +8,7 @@ PATIENCE_S = 60.0  # for what should happen at once
 
 
 def has_ended(process):
-    """Tell whether a process has ended, whether or not its parent, now the first of all processes, has noted it."""
+    """Tell whether a process has ended, even if its parent (by now perhaps init) has not reaped it."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

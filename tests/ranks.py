@@ -1,11 +1,11 @@
-"""Tests on ranks, quickly: a room's conftest takes this module's fixtures and hooks.
+"""Run tests on several ranks quickly: a folder's conftest imports this module's fixtures and hooks.
 
     @on_ranks(1, 2)
     def test_something(context, other_argument): ...
 
-runs on one rank and on two, in each of these with its own `RankContext`. Ranks of a number are started once and take
-one test after the other; after a failure they are replaced. They descend from a process that was forked before any test
-ran: it has one thread, so that ranks can be forked from it within milliseconds.
+runs on one rank and on two, each rank with its own `RankContext`. Ranks are started once per world size and run one
+test after the other; after a failure they are replaced. They descend from a process that was forked before any test ran
+and has only one thread, so that ranks can be forked from it within milliseconds.
 """
 
 import multiprocessing
@@ -16,7 +16,7 @@ import traceback
 from multiprocessing.connection import wait
 
 import pytest
-import torch._dynamo  # by an optimizer's first step: here, so that not every rank imports it  # noqa: F401
+import torch._dynamo  # an optimizer's first step imports it: here, so that not every rank does  # noqa: F401
 
 from pipeline.parallel.processes import starting
 
@@ -26,7 +26,7 @@ FOREVER_S = 3600
 
 
 def on_ranks(*world_sizes):
-    """Run a test that takes `context` on so many ranks."""
+    """Run a test that takes `context` once for each of these numbers of ranks."""
     return pytest.mark.parametrize("context", world_sizes, indirect=True, ids=lambda size: f"{size} ranks")
 
 
@@ -44,7 +44,7 @@ class World:
             pipe.close()
 
     def run(self, function, arguments, timeout_s):
-        """Run a function on every rank; return what failed, "" if nothing did, and the results."""
+        """Run a function on every rank; return the failures as text, "" if there are none, and the results."""
         for pipe in self._ours:
             pipe.send((function, arguments))
         answers, deadline = {}, time.monotonic() + timeout_s
@@ -64,12 +64,12 @@ class World:
         return "\n".join(failures), [result for _, result in found]
 
     def end(self):
-        self._process.kill()  # with which its ranks die
+        self._process.kill()  # its ranks die with it
         self._process.join()
 
 
 def _take_turns(context, pipes):
-    """Be a rank: run what comes through its pipe."""
+    """Act as a rank: run the functions that arrive through its pipe."""
     pipe = pipes[context.rank]
     while True:
         function, arguments = pipe.recv()
@@ -82,7 +82,7 @@ def _take_turns(context, pipes):
 
 
 class Host:
-    """A forked process with one thread, which forks ranks for this one."""
+    """A forked process with one thread that forks ranks for this process."""
 
     def __init__(self):
         self._requests, theirs = multiprocessing.Pipe()
@@ -98,7 +98,7 @@ class Host:
         return results
 
     def run_ranks(self, function, world_size, **how):
-        """Do as `starting.run_ranks` does, with ranks that are forked."""
+        """Do what `starting.run_ranks` does, but with forked ranks."""
         results, error = self._ask(_run_afresh, (function, world_size, how))
         if error is not None:
             kind, given = error
@@ -115,10 +115,10 @@ class Host:
 
     def _serve(self, requests):
         self._requests.close()
-        # What fails is told through pipes; profilers and crashes have more to say than the terminal need show.
+        # Failures are reported through pipes; what profilers and crashes print would clutter the terminal.
         for stream in (1, 2):
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-        # Tensors here are small, and beside other tests a rank's threads wait for each other.
+        # Tensors here are small, and while other tests run, a rank's threads would wait for each other.
         starting.threads_per_rank = lambda _num_ranks: 1
         worlds = {}
         try:
@@ -152,7 +152,7 @@ HOST = pytest.StashKey[Host]()
 
 
 def pytest_collection_finish(session):
-    """Fork the host: every test module is imported, no test has run."""
+    """Fork the host now: every test module is imported and no test has run."""
     if HOST not in session.config.stash:
         session.config.stash[HOST] = Host()
 
@@ -175,7 +175,7 @@ def pytest_pyfunc_call(pyfuncitem):
 
 @pytest.fixture
 def context(request):
-    """The number of ranks, by `on_ranks`; the test itself gets a `RankContext`."""
+    """The number of ranks, from `on_ranks`; the test itself gets a `RankContext`."""
     return request.param
 
 

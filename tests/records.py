@@ -1,4 +1,4 @@
-"""Sound records, and rows of the timing stage, for tests that say only what they are about."""
+"""Valid records and rows, for tests that specify only what they are about."""
 
 from dataclasses import asdict
 
@@ -24,7 +24,7 @@ CPU = {
 
 
 def timed_row(phase="forward", samples_ms=(1.99, 2.0, 2.01), mode="eager", **columns):
-    """Return a row of the timing stage that has values, as a record holds it."""
+    """Return a row of the timing stage with values, as a record holds it."""
     return {"mode": mode, "phase": phase, "clock": "host", "status": "ok", "samples_ms": list(samples_ms), **columns}
 
 
@@ -42,8 +42,8 @@ def derived(cell, settings, rows, machine=None):
 def rows_read(measure, cell, settings, *arguments):
     """Measure a cell on this machine; return its rows with the columns that are derived when its record is read."""
     gpus = [gpu_facts(gpu) for gpu in visible_gpus()] if torch.cuda.is_available() else []
-    here = CPU | {"kind": gpus[0]["name"], "gpus": gpus} if gpus else CPU
-    return derived(cell, settings, measure(cell, settings, Stopwatch(), *arguments), here)
+    machine = CPU | {"kind": gpus[0]["name"], "gpus": gpus} if gpus else CPU
+    return derived(cell, settings, measure(cell, settings, Stopwatch(), *arguments), machine)
 
 
 def rows_on_gloo(host, measure, cell, settings):
@@ -55,19 +55,19 @@ def rows_on_gloo(host, measure, cell, settings):
 
 
 def attention_row(impl="triton", samples_ms=(1.99, 2.0, 2.01), **columns):
-    """Return a row of the flash stage that has values, as a GPU gives it."""
+    """Return a row of the flash stage with values, as measured on a GPU."""
     named = {"impl": impl, "phase": "forward", "status": "ok", "clock": "device", "first_call_ms": 5.0}
     others = {"measured_peak_tflops_per_s": 2.0, "exposed_samples": 0, "samples_ms": list(samples_ms)}
     return {**named, **others, **columns}
 
 
 def failed_row(status="oom", reason="out of memory", phase="forward"):
-    """Return a row of the timing stage that has none."""
+    """Return a row of the timing stage without values."""
     return {"phase": phase, "clock": "host", "status": status, "reason": reason}
 
 
 def record(**parts):
-    """Return the record of the timing stage's default cell, with these parts in place of its own."""
+    """Return the record of the timing stage's default cell, with these parts replaced."""
     return {
         "schema_version": SCHEMA_VERSION,
         "stage": "timing",

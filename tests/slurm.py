@@ -1,8 +1,8 @@
-"""A Slurm of two nodes on this machine: munged, slurmctld and two slurmd, with a configuration of their own.
+"""Run a Slurm cluster of two nodes on this machine: munged, slurmctld and two slurmd with their own configuration.
 
-Each node says that it has 16 CPUs, 128 GB and one GPU, a file of /dev: the profile in `workflow/profiles/slurm` asks
-for no more, and nothing binds or limits jobs. There is no accounting, so that squeue tells how jobs ended. A node is a
-process namespace, whose end is that of all in it at once, as where a machine loses its power.
+Each node claims to have 16 CPUs, 128 GB and one GPU (a file in /dev): the profile in `workflow/profiles/slurm` requests
+no more, and nothing binds or limits jobs. There is no accounting, so squeue tells how jobs ended. A node is a process
+namespace: killing it ends all processes in it at once, as a power failure would.
 """
 
 import contextlib
@@ -22,9 +22,9 @@ from .processes import wait_until
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 GPUS = {"n1": "/dev/null", "n2": "/dev/zero"}
 NAMESPACES = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
-# No test waits this long on any machine where it passes, however loaded: conditions are polled.
+# A passing test never waits this long, even on a loaded machine, because conditions are polled.
 LIMIT_S = 600.0
-# Which cluster a process belongs to: all that jobs start inherit it.
+# The variable that tells which cluster a process belongs to; everything that jobs start inherits it.
 MARK = "TEST_CLUSTER"
 CONFIG = """\
 ClusterName=test
@@ -60,14 +60,14 @@ class Cluster:
 
     @property
     def environment(self):
-        """The variables that make Slurm's commands speak to this cluster."""
+        """The variables that make Slurm's commands use this cluster."""
         return {"SLURM_CONF": str(self.folder / "slurm.conf"), MARK: str(self.folder)}
 
     def start(self, name, *command):
-        """Start a daemon in namespaces of its own; it ends with this process, and all in them with it.
+        """Start a daemon in its own namespaces; it and everything in them end with this process.
 
-        It and its jobs find the configuration in its default place: a job's own environment does not name it, for the
-        executor plugin takes SLURM_CONF out.
+        The daemon and its jobs find the configuration in its default place, because the executor plugin removes
+        SLURM_CONF from a job's environment.
         """
         here = shlex.quote(str(self.folder))
         shell = f'mount --bind {here} /etc/slurm && exec "$@"'
@@ -88,7 +88,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def without_node(self, name):
-        """End all on a node and tell the controller, which would find out after minutes; bring it back in the end."""
+        """Kill all on a node and tell the controller, which would take minutes to notice; restart it at the end."""
         kill([self.daemons[name]])
         self.run("scontrol", "update", f"NodeName={name}", "State=DOWN", "Reason=lost")
         try:
@@ -104,12 +104,12 @@ class Cluster:
         return ended.stdout
 
     def nodes(self):
-        """Return the state of each node; nothing before the controller answers."""
+        """Return the state of each node; None before the controller answers."""
         with contextlib.suppress(AssertionError):
             return dict(line.split() for line in self.run("sinfo", "-N", "-h", "-o", "%N %t").splitlines())
 
     def jobs(self):
-        """Return the facts of each job that squeue tells of, ended ones too, the newest last."""
+        """Return facts about each job that squeue lists, including ended ones, newest last."""
         names = ("JobID", "State", "NodeList", "tres-per-job", "OverSubscribe", "Comment", "Name")
         form = ",".join(f"{name}:|" for name in names)
         lines = self.run("squeue", "--states=all", "--noheader", f"--Format={form}").splitlines()
@@ -129,7 +129,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def started(folder):
-    """Start a cluster whose files lie in a folder, and end it with all that runs on its nodes."""
+    """Start a cluster with its files in a folder; at the end, kill it and all that runs on its nodes."""
     for name in ("state", "spool-n1", "spool-n2"):
         (folder / name).mkdir()
     host = socket.gethostname().partition(".")[0]
@@ -151,7 +151,7 @@ def start_daemons(cluster):
     key.touch(mode=0o600)
     key.write_bytes(secrets.token_bytes(128))
     files = [f"--{name}={folder}/munge.{name.partition('-')[0]}" for name in ("pid-file", "seed-file", "socket")]
-    # By force, for no other user may enter the folders of tests.
+    # --force, because other users may not enter the folders of tests.
     cluster.start("munged", "munged", "--force", "--foreground", f"--key-file={key}", *files)
     wait_until((folder / "munge.socket").exists, LIMIT_S)
     cluster.start("slurmctld", "slurmctld", "-D")
@@ -161,7 +161,7 @@ def start_daemons(cluster):
 
 
 def kill(processes):
-    """Kill processes, some of which may have ended; return once they have."""
+    """Kill processes, some of which may have ended already; return once all have ended."""
     processes = list(processes)
     for process in processes:
         with contextlib.suppress(psutil.Error):
@@ -176,7 +176,7 @@ def free_ports(count):
 
 
 def why_not():
-    """Say why no cluster can be started here; None where one can."""
+    """Return why no cluster can be started here; None if one can."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing:
         return f"needs {', '.join(missing)}: apt-get install slurm-wlm munge"

@@ -17,14 +17,14 @@ def checked(monkeypatch, words, **found):
     return end.value.code
 
 
-def test_each_has_a_line_and_one_that_is_wrong_fails_the_command(monkeypatch, capsys):
+def test_each_implementation_has_a_line_and_a_wrong_one_fails_the_command(monkeypatch, capsys):
     wrong = Verdict("wrong", "in fp32 output is off by 2")
-    # The words may be copied from behind --config.
+    # The word may be copied from a --config option.
     assert checked(monkeypatch, [f"subjects={BOTH}"], mine=Verdict("ok"), other=wrong) == 1
     assert capsys.readouterr().out == "attention mine: right\nattention other: wrong, in fp32 output is off by 2\n"
 
 
-def test_what_is_right_or_not_written_yet_fails_nothing_unless_nothing_is_right(monkeypatch, capsys):
+def test_without_wrong_ones_the_command_fails_only_if_none_is_right(monkeypatch, capsys):
     limited = Verdict("ok", "in fp32", limits=("bf16: wrong, off by 2", "lengths like 113: skipped, refused"))
     found = {"mine": limited, "other": Verdict("oom", "too much")}
     assert checked(monkeypatch, [BOTH], **found) == 0
@@ -38,13 +38,17 @@ def test_what_is_right_or_not_written_yet_fails_nothing_unless_nothing_is_right(
     assert checked(monkeypatch, [BOTH], **found) == 1
 
 
-def test_of_a_file_of_adapters_it_is_told_which_it_has_and_which_not(monkeypatch, capsys, tmp_path):
+def test_for_an_adapter_file_it_lists_present_and_missing_functions(monkeypatch, capsys, tmp_path):
     file = tmp_path / "adapters.py"
     file.write_text("def get_rmsnorm_autograd_function_triton(): ...\ndef get_ddp_bucketed(module, mb): ...\n")
     assert checked(monkeypatch, [str(file)], my_ddp_bucketed=Verdict("ok")) == 0
     first, *_ = capsys.readouterr().out.splitlines()
-    has, _, lacks = first.partition("; ")
-    assert (has, "get_fsdp" in lacks, "get_ddp_bucketed" in lacks) == (f"{file} has get_ddp_bucketed", True, False)
+    present, _, absent = first.partition("; ")
+    assert (present, "get_fsdp" in absent, "get_ddp_bucketed" in absent) == (
+        f"{file} has get_ddp_bucketed",
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -53,7 +57,7 @@ def test_of_a_file_of_adapters_it_is_told_which_it_has_and_which_not(monkeypatch
         (["{}"], "check: no implementation given"),
         (["{attention: {mine: 'no.py:Right'}}"], "check: attention.mine: there is no file"),
         ([BOTH, "--timeout-s", "0"], "check: --timeout-s must be above 0, got 0"),
-        (["{attention"], "check: no valid YAML"),
+        (["{attention"], "check: not valid YAML"),
         (["my.py:attend"], "check: name the kind, for instance '{attention: {mine: my.py:attend}}'"),
     ],
 )

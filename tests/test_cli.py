@@ -17,10 +17,10 @@ from . import records
 
 CONTRACT = {*records.record(), "host"}
 ADAPTERS = Path(__file__).parent / "subjects/outside/adapters.py"
-# On one thread: other tests run beside this one.
+# One thread, because other tests run at the same time.
 MEASURE = ("measure", "timing", "size=tiny", "context_length=16")
 MEASURE += ("--set=threads=1", "--set=max_steps=10", "--set=compiled=false")
-CALCULATE = ("measure", "accounting", "question=fsdp")  # a cell of formulas, for what holds whatever a cell does
+CALCULATE = ("measure", "accounting", "question=fsdp")  # formulas only, for tests that work with any cell
 
 pytestmark = pytest.mark.usefixtures("worker")
 
@@ -32,7 +32,7 @@ def pipeline(*words, before="", **options):
 
 
 def with_streams(streams, *words):
-    """Run a command with its standard streams as a shell redirects them; return the exit code."""
+    """Run a command with its standard streams redirected by a shell; return the exit code."""
     command = shlex.join([sys.executable, "-m", "pipeline", *map(str, words)])
     return subprocess.run(["sh", "-c", f"{command} {streams}"], timeout=120).returncode
 
@@ -48,8 +48,8 @@ def with_streams(streams, *words):
         ("measure timing --out=", "--out must be a file that ends in .json, got ''"),
         ("measure timing --out /proc/x/y.json", "cannot write /proc/x/y.json: No such file or directory"),
         ("measure timing --out cell.json --files f", "--files must be left out, because timing keeps no files"),
-        ("measure memory --out cell.json --files {tmp}", "where the record goes too: name a folder of its own"),
-        ("measure flash --subjects {{ --out cell.json", "--subjects: no valid YAML: line 1"),
+        ("measure memory --out cell.json --files {tmp}", "--files must not be a folder that holds the record"),
+        ("measure flash --subjects {{ --out cell.json", "--subjects: not valid YAML: line 1"),
         ("measure flash --subjects gone.py --out cell.json", "--subjects: there is no file"),
         (f"measure timing --subjects {ADAPTERS} --out cell.json", "--subjects must have kind model for timing, got "),
         ("measure accounting --out cell.json", "cannot lock /nowhere/locks: No such file or directory; "),
@@ -64,14 +64,14 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, wo
     monkeypatch.setenv("PIPELINE_LOCKS", "/nowhere/locks")
     with pytest.raises(SystemExit) as ended:
         cli.main(words.format(tmp=tmp_path).split())
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     assert ended.value.code == 2
-    assert complaint in told
-    assert told.count("\n") == 1
+    assert complaint in message
+    assert message.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 
-def test_an_unknown_cell_a_full_disk_or_a_deleted_folder_ends_a_cell_before_a_worker_is_asked(tmp_path, monkeypatch):
+def test_bad_cells_full_disks_and_deleted_folders_fail_before_the_worker(tmp_path, monkeypatch):
     monkeypatch.setattr(client, "hand_over", lambda *_: pytest.fail("a worker was asked"))
     for words in ("measure timings", "measure timing --set steps=-3"):
         with pytest.raises(SystemExit, match="2"):
@@ -82,11 +82,11 @@ def test_an_unknown_cell_a_full_disk_or_a_deleted_folder_ends_a_cell_before_a_wo
     assert not list(tmp_path.iterdir())
     deleted = "import os; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone')"
     ended = pipeline(*MEASURE, "--out", tmp_path / "cell.json", before=deleted, cwd=tmp_path)
-    told = "pipeline: the working directory has been deleted: change to one that exists\n"
-    assert (ended.returncode, ended.stderr) == (2, told)
+    message = "pipeline: the working directory has been deleted: change to one that exists\n"
+    assert (ended.returncode, ended.stderr) == (2, message)
 
 
-def test_a_record_is_kept_when_printing_fails_or_streams_are_closed_and_by_force_its_command_says_so(tmp_path):
+def test_a_record_is_kept_if_printing_fails_and_its_command_keeps_force(tmp_path):
     words = (*CALCULATE, "--force", "--out", tmp_path / "cell.json")
     for streams in (">/dev/full", "<&- >&- 2>&-"):
         assert with_streams(streams, *words) == 0
@@ -108,18 +108,18 @@ def test_files_are_kept_beside_their_record_and_no_other_folder_is_touched(tmp_p
 
 
 def test_a_cell_too_large_for_this_machine_is_refused_in_one_line_at_once(tmp_path):
-    # On a CPU every rank has its buffer; on a machine with GPUs gloo's are on the host too.
+    # On a CPU every rank has its own buffer; on a machine with GPUs, gloo's buffers are on the host too.
     words = ("measure", "collectives", "backend=gloo", "world_size=9999", "--set=max_bytes=1000000000000")
     ended = pipeline(*words, "--out", tmp_path / "cell.json")
     assert ended.returncode == 0, ended.stderr
-    (said,) = ended.stdout.splitlines()
-    assert said.startswith("status=skipped reason=takes 9999.0 GB of memory or more, this machine has ")
+    (line,) = ended.stdout.splitlines()
+    assert line.startswith("status=skipped reason=needs at least 9999.0 GB of memory, this machine has ")
     record = json.loads((tmp_path / "cell.json").read_text())
     assert {row["status"] for row in record["rows"]} == {"skipped"}
     assert "--force" not in record["command"]
 
 
-def test_a_command_prints_what_an_ascii_terminal_cannot_show():
+def test_a_command_escapes_what_an_ascii_terminal_cannot_show():
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     ended = pipeline("account", env={**os.environ, **ascii_only}, text=False)
     assert (ended.returncode, ended.stderr) == (0, b"")
@@ -132,9 +132,7 @@ def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback():
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
-def test_a_record_has_every_part_and_its_command_measures_the_same_cell_with_and_without_the_worker(
-    tmp_path, monkeypatch
-):
+def test_a_records_command_repeats_its_cell_with_and_without_the_worker(tmp_path, monkeypatch):
     ended = pipeline(*MEASURE, "--out", tmp_path / "cell.json")
     assert ended.returncode == 0, ended.stderr
     first = json.loads((tmp_path / "cell.json").read_text())
@@ -170,5 +168,5 @@ WRONG = "status=wrong reason=output is off"
         ([SKIPPED], [NO_GPU]),
     ],
 )
-def test_a_cell_prints_a_line_per_row_with_values_and_one_per_reason_with_what_its_rows_share(rows, lines):
+def test_a_cell_prints_a_line_per_row_with_values_and_one_per_reason(rows, lines):
     assert list(_row_lines("flash", rows)) == lines

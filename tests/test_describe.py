@@ -11,12 +11,12 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize("name", stages())
-def test_the_results_folder_explains_every_stage_as_it_is_declared(name):
+def test_the_results_readme_describes_every_stage_as_declared(name):
     text = (ROOT / "results/README.md").read_text()
     assert re.sub("-+", "-", re.sub(" +", " ", described(stage(name)))) in text, "README.md there says what to run"
 
 
-def test_every_column_has_a_meaning_that_no_table_breaks_on():
+def test_every_column_has_a_meaning_that_does_not_break_tables():
     for each in stages().values():
         lines = [line for line in described(each).splitlines() if line.startswith("|")]
         assert all(line.count("|") == 4 for line in lines)
@@ -24,7 +24,7 @@ def test_every_column_has_a_meaning_that_no_table_breaks_on():
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_in_a_terminal_no_table_is_wider_than_it_and_every_column_is_there(width):
+def test_terminal_tables_fit_the_width_and_have_every_column(width):
     for each in stages().values():
         docs = {line for part in described(each).split("\n\n") if "|" not in part for line in part.splitlines()}
         lines = described(each, width).splitlines()

@@ -16,7 +16,7 @@ H200 = [Gpu(id=f"GPU-{index}", index=index, name="NVIDIA H200", memory_bytes=140
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    """Make an empty folder all of PATH, and return a function that puts programs there."""
+    """Set PATH to an empty folder, and return a function that puts programs there."""
     folder = tmp_path / "root" / "bin"
     folder.mkdir(parents=True)
     monkeypatch.setenv("PATH", str(folder))
@@ -50,7 +50,7 @@ def check(name):
     return next(check for check in doctor.findings() if check.name == name)
 
 
-def test_without_a_gpu_nothing_about_gpus_is_to_be_fixed(laptop, capsys):
+def test_without_a_gpu_no_gpu_finding_needs_a_fix(laptop, capsys):
     elsewhere = {"torch.compile", "snakemake"}
     lacking = {check.name: check for check in doctor.findings() if not check.ok and check.name not in elsewhere}
     assert lacking.keys() >= {"GPU timing", "Triton kernels", "nsys captures", "NCCL all-reduce"}
@@ -61,7 +61,7 @@ def test_without_a_gpu_nothing_about_gpus_is_to_be_fixed(laptop, capsys):
     assert capsys.readouterr().out.startswith("What this machine can measure\n")
 
 
-def test_the_worst_gpu_host_fits_one_screen_and_every_lack_comes_with_a_command(gpu_host, path, monkeypatch):
+def test_the_worst_gpu_report_fits_one_screen_and_has_a_remedy_for_every_lack(gpu_host, path, monkeypatch):
     known = {"sm_clock_mhz": 1980, "memory_clock_mhz": 3201, "power_w": 700.4, "memory_free_bytes": 9 * 2**30}
     hot = known | {"temperature_c": 90, "throttle_reasons": ["hw_thermal_slowdown", "sw_power_cap"]}
     cooler = known | {"sm_clock_mhz": 345, "temperature_c": None, "throttle_reasons": None}
@@ -83,9 +83,7 @@ def test_a_broken_torch_is_the_only_finding(monkeypatch):
     assert f"fix: {finding.remedy}" in doctor.report()
 
 
-def test_compiling_for_the_cpu_needs_a_cpp_compiler_the_named_one_and_the_headers_of_python(
-    laptop, path, monkeypatch, tmp_path
-):
+def test_compiling_for_the_cpu_needs_the_cpp_compiler_and_python_headers(laptop, path, monkeypatch, tmp_path):
     assert check("torch.compile").remedy == "apt-get install g++"
     path("dnf")
     assert check("torch.compile").remedy == "dnf install gcc-c++"
@@ -102,7 +100,7 @@ V100 = replace(GPUS["sm_80"], name="Tesla V100", capability=(7, 0))
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "detail_text"),
     [
         (GPUS["sm_90"], "Gluon's kernels where faster, else plain ones, tiles for 227 KB"),
         (GPUS["sm_86"], "the plain kernels (no Hopper GPU), tiles for 99 KB"),
@@ -110,14 +108,14 @@ V100 = replace(GPUS["sm_80"], name="Tesla V100", capability=(7, 0))
         (V100, None),
     ],
 )
-def test_it_says_which_kernels_of_attention_the_gpu_gets_if_any(found, told, gpu_host, path, monkeypatch):
+def test_it_says_which_attention_kernels_the_gpu_gets(found, detail_text, gpu_host, path, monkeypatch):
     assert check("Triton kernels").remedy == "apt-get install gcc"
     path("gcc")
     monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
     for module in (gpu, kernel_sets):
         monkeypatch.setattr(module, "gpu_of", lambda device: found if device.type == "cuda" else None)
-    detail = V100.why_refused if told is None else f"Triton {version('triton')}; attention: {told}"
-    assert (check("Triton kernels").ok, check("Triton kernels").detail) == (told is not None, detail)
+    detail = V100.why_refused if detail_text is None else f"Triton {version('triton')}; attention: {detail_text}"
+    assert (check("Triton kernels").ok, check("Triton kernels").detail) == (detail_text is not None, detail)
 
 
 CAPTURING_NSYS = """#!/bin/sh
@@ -126,17 +124,15 @@ for word; do case "$word" in --output=*) : > "${word#--output=}.nsys-rep" ;; esa
 """
 
 
-def test_an_nsys_off_the_path_is_found_and_passes_if_it_makes_a_capture_and_what_it_lacks_is_told_with_its_package(
-    gpu_host, path, monkeypatch, tmp_path
-):
+def test_nsys_is_found_off_the_path_must_capture_and_missing_libraries_are_named(gpu_host, path, monkeypatch, tmp_path):
     nsys = path("nsys", folder=tmp_path / "opt" / "2025.3" / "bin")
     monkeypatch.setattr(doctor, "_NSYS_HOMES", (str(tmp_path / "opt" / "*" / "bin" / "nsys"),))
     assert check("nsys captures").remedy == f'export PATH="{nsys.parent}:$PATH"'
     path("nsys").write_text(CAPTURING_NSYS)
     assert check("nsys captures") == doctor.Check("nsys captures", True, "NVIDIA Nsight Systems version 2025.3")
     path("nsys", prints="Importer error status: An unknown error occurred.")
-    told = "nsys left no report: Importer error status: An unknown error occurred."
-    assert check("nsys captures") == doctor.Check("nsys captures", False, told)
+    detail = "nsys left no report: Importer error status: An unknown error occurred."
+    assert check("nsys captures") == doctor.Check("nsys captures", False, detail)
     path("ldd", prints="\tlibdw.so.1 => not found\n\tlibm.so.6 => /lib/libm.so.6 (0x7f)\n\tlibelf.so.1 => not found")
     path("QdstrmImporter", folder=tmp_path / "root" / "host-linux-x64")
     captures = check("nsys captures")
@@ -144,7 +140,7 @@ def test_an_nsys_off_the_path_is_found_and_passes_if_it_makes_a_capture_and_what
     assert (captures.ok, captures.remedy) == (False, "apt-get install libdw1 libelf1")
 
 
-def test_a_cpu_build_of_torch_and_a_single_gpu_are_told(gpu_host, monkeypatch):
+def test_a_cpu_build_of_torch_and_a_single_gpu_are_reported(gpu_host, monkeypatch):
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: True, raising=False)
     assert check("NCCL all-reduce").detail.startswith("on 8 GPUs")
     monkeypatch.setattr(torch.distributed, "is_nccl_available", lambda: False)
@@ -160,8 +156,8 @@ def test_snakemakes_own_command_is_named_and_any_other_state_has_a_remedy(path, 
     for script in (environment, other):
         script.write_text("from snakemake.cli import main\n")
     monkeypatch.setattr(doctor, "_snakemake_script", lambda: environment)
-    told = f"Snakemake's own command, {version('snakemake')}: {environment}"
-    assert check("snakemake") == doctor.Check("snakemake", True, told)
+    detail = f"Snakemake's own command, {version('snakemake')}: {environment}"
+    assert check("snakemake") == doctor.Check("snakemake", True, detail)
     with monkeypatch.context() as patch:
         patch.setattr(doctor, "_snakemake_script", lambda: other)
         assert check("snakemake").detail.startswith(f"{environment} belongs to another environment")
@@ -175,7 +171,7 @@ def test_snakemakes_own_command_is_named_and_any_other_state_has_a_remedy(path, 
     assert check("snakemake").remedy.endswith("pip install -e .")
 
 
-def test_what_a_container_allows_is_said(monkeypatch):
+def test_container_limits_are_reported(monkeypatch):
     found = {"cores": 2, "cpu_quota": 0.5, "memory_limit_bytes": 2 * 2**30}
     monkeypatch.setattr(doctor, "allowed", lambda: found)
     facts = dict(doctor._facts())

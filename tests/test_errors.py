@@ -13,6 +13,6 @@ from pipeline.errors import UserError
         ("no UTF-8: \udcff", r"no UTF-8: \udcff"),
     ],
 )
-def test_a_message_is_one_line_that_a_terminal_shows_as_it_is(message, shown):
+def test_a_message_is_one_line_of_printable_text(message, shown):
     assert str(UserError(message)) == shown
     assert str(UserError(str(UserError(message)))) == shown

@@ -9,7 +9,7 @@ from pipeline.errors import Skipped
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Return a function that installs a package of a peer whose module holds this text."""
+    """Return a function that installs a fake package of a peer with a module of the given text."""
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
 
     def install(name, module, text):
@@ -21,7 +21,7 @@ def installed(tmp_path, monkeypatch):
     return install
 
 
-def test_what_is_not_installed_says_the_line_that_installs_it(monkeypatch):
+def test_a_missing_peer_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(peers, "version", Mock(side_effect=peers.PackageNotFoundError))
     for name, package in peers.PEERS.items():
         with pytest.raises(Skipped, match=rf"^{package} is not installed: pip install -e '\.\[peers\]'$"):
@@ -29,7 +29,7 @@ def test_what_is_not_installed_says_the_line_that_installs_it(monkeypatch):
     assert peers.versions(peers.PEERS) == dict.fromkeys(peers.PEERS, "absent")
 
 
-def test_what_is_installed_is_imported_when_it_is_asked_for_or_skipped_with_its_version_and_cause(installed):
+def test_a_peer_is_imported_on_demand_or_skipped_with_version_and_cause(installed):
     installed("liger", "a_peer_that_works", "VALUE = 3")
     assert peers.version_of("liger") == "9.9"
     assert "a_peer_that_works" not in sys.modules
@@ -39,7 +39,7 @@ def test_what_is_installed_is_imported_when_it_is_asked_for_or_skipped_with_its_
         peers.load("torchao", "a_peer_that_fails")
 
 
-def test_doctor_lists_each_with_its_version_and_with_a_gpu_the_line_that_installs_what_is_missing(monkeypatch):
+def test_doctor_lists_peers_with_versions_and_how_to_install_missing_ones(monkeypatch):
     monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "torchao": "0.18", "flash-attn-4": "4"}.get)
     assert doctor.Check("peers", True, "flash-attn-4 4, liger-kernel 9.9, torchao 0.18") in doctor.findings()
     monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "flash-attn-4": "4"}.get)

@@ -24,7 +24,7 @@ def scaled_sum(x):
             return y.sum()
 
 
-def test_a_listener_sees_ranges_nested_as_in_the_code_and_a_former_one_comes_back_even_after_an_exception():
+def test_a_listener_sees_nested_ranges_and_the_previous_one_returns_after_errors():
     recorder, outer, inner = Recorder(), Recorder(), Recorder()
     with listening(recorder):
         scaled_sum(torch.ones(2))
@@ -39,7 +39,7 @@ def test_a_listener_sees_ranges_nested_as_in_the_code_and_a_former_one_comes_bac
     assert span("a") is span("b")
 
 
-def test_ranges_trace_away_and_a_listener_does_not_recompile():
+def test_ranges_vanish_in_compiled_code_and_listeners_do_not_recompile():
     compilations = []
 
     def count_compilations(graph_module, example_inputs):

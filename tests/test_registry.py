@@ -19,24 +19,24 @@ def folder(tmp_path, monkeypatch):
     registry.stages.cache_clear()
 
 
-def test_a_folder_that_is_not_registered_and_a_registered_stage_without_one_are_named(folder):
+def test_unregistered_folders_and_stages_without_a_folder_are_reported(folder):
     assert list(registry.stages()) == ["warmth"]
     registry.stages.cache_clear()
     (folder / "heat").mkdir()
     (folder / "heat/__init__.py").write_text("")
-    told = f"{folder}/heat/ is not registered: add 'heat' to NAMES in {registry.__file__}"
-    assert complaint(registry.stage, "warmth") == told
+    message = f"{folder}/heat/ is not registered: add 'heat' to NAMES in {registry.__file__}"
+    assert complaint(registry.stage, "warmth") == message
     for name in ("heat", "warmth"):
         (folder / name / "__init__.py").unlink()
     assert f"lists 'warmth', but {folder}/warmth/__init__.py does not exist" in complaint(registry.stages)
 
 
-def test_stages_ask_their_questions_where_python_keeps_no_docstrings():
+def test_stages_have_their_questions_when_python_drops_docstrings():
     code = "from pipeline.registry import stages\nprint(*(s.question for s in stages().values()), sep='\\n', end='')"
     assert printed("-OO", "-c", code).splitlines() == [stage.question for stage in registry.stages().values()]
 
 
-def test_rows_and_sections_of_no_stage_load_torch():
+def test_rows_and_sections_do_not_load_torch():
     code = "import sys\nfrom pipeline.registry import stages\nfor name, stage in stages().items():\n"
     code += "    stage.row_types, stage.report(), print('torch' in sys.modules and name)"
     assert set(printed("-c", code).split()) == {"False"}

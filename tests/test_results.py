@@ -30,7 +30,7 @@ def test_a_frame_has_the_types_that_the_stage_declares(results):
     assert pd.isna(rows["n"][1])
 
 
-def test_what_is_not_there_is_one_line(results, tmp_path):
+def test_a_stage_without_records_is_empty_and_a_mistake_is_one_line(results, tmp_path):
     assert load("flash", results).empty
     assert complaint(load, "timign", results).startswith("unknown stage 'timign'")
     assert "holds no records" in complaint(load, "timing", tmp_path / "results/timing/cells")

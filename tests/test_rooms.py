@@ -1,4 +1,4 @@
-"""Who may import whom: every import, dynamic ones included, against the rooms of docs/architecture.md."""
+"""Check every import, including dynamic ones, against the table of rooms in docs/architecture.md."""
 
 import ast
 import re
@@ -16,9 +16,9 @@ PACKAGE = Path(pipeline.__file__).parent
 LEAVES = ("compat", "errors", "formulas", "loaded_modules", "printing", "ranges", "statistics", "syntax")
 GROUND = {"compat", "errors", "formulas", "loaded_modules", "peers", "ranges", "tf32"}
 SUBJECTS = {"attention", "model", "parallel"}
-# Of the user's own implementations, what reads their names and files and imports none of them.
+# The modules that read names and files of the user's implementations without importing them.
 NAMES_OF_SUBJECTS = {"subjects.naming", "subjects.files"}
-# A room is the longest of these that a module's name begins with. Each may import itself and what is listed.
+# A module's room is the longest of these that its name begins with. Each may import itself and the rooms listed.
 ROOMS = {
     **{name: set() for name in LEAVES},
     "peers": {"errors"},
@@ -50,7 +50,7 @@ ROOMS = {
     | {"cells", "describe", "doctor", "errors", "printing", "registry", "report", "snapshots", "worker"},
     "__main__": {"cli"},
 }
-# A worker's child starts as the command line does. A stage's parts are found by the package that the registry gives.
+# A worker's child starts the command line by name. (A stage's parts are imported by the registry's package name.)
 BY_NAME = {("worker.child", "cli")}
 
 
@@ -67,7 +67,7 @@ def room(module: str) -> str:
 
 @cache
 def imports(path: Path) -> list[str]:
-    """Return what a module imports of the package, without `pipeline.`; of a name put together, its beginning."""
+    """Return what a module imports from the package, without `pipeline.`; for a name built at run time, its start."""
     found = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -86,33 +86,33 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "__init__"])
-def test_imports_go_down_only(module):
+def test_modules_import_only_from_allowed_rooms(module):
     allowed = {room(module), *ROOMS[room(module)]}
     crossing = {name: room(name) for name in imports(MODULES[module]) if room(name) not in allowed}
     assert not {name: to for name, to in crossing.items() if (module, to) not in BY_NAME}
 
 
 def imported_modules(module: str) -> set[str]:
-    """Return the modules that one imports anywhere in it: of a name in a module, that module."""
+    """Return the modules that a module imports anywhere; for a name inside a module, that module."""
     parts = (name.split(".") for name in imports(MODULES[module]))
     heads = ([".".join(names[:length]) for length in range(len(names), 0, -1)] for names in parts)
     return {found for names in heads if (found := next((name for name in names if name in MODULES), module)) != module}
 
 
-def test_imports_make_no_circle():
-    # Nor where they stand in functions: who imports back has its things in the wrong place.
+def test_imports_have_no_cycle():
+    # Imports inside functions count too: a module that has to import back has code in the wrong place.
     try:
         TopologicalSorter({module: imported_modules(module) for module in MODULES}).prepare()
     except CycleError as error:
         pytest.fail(f"a circle of imports: {' <- '.join(error.args[1])}")
 
 
-def test_what_is_installed_needs_nothing_of_the_tools():
+def test_the_package_does_not_import_tools():
     assert not [path for path in MODULES.values() if re.search(r"^\s*(from|import) tools\b", path.read_text(), re.M)]
 
 
 @pytest.mark.parametrize("stage", NAMES)
-def test_no_stage_knows_another(stage):
+def test_no_stage_imports_another(stage):
     modules = [name for name in MODULES if name.startswith(f"stages.{stage}.")]
     assert modules
     reached = {name.split(".")[1] for module in modules for name in imports(MODULES[module]) if "stages." in name}
@@ -120,8 +120,8 @@ def test_no_stage_knows_another(stage):
 
 
 @pytest.mark.parametrize("stage", NAMES)
-def test_measuring_reaches_neither_the_report_nor_what_runs_cells(stage):
-    # Else a change to either would have all cells measured again.
+def test_measuring_reaches_neither_the_report_nor_the_code_that_runs_cells(stage):
+    # Otherwise a change to either would make all cells stale.
     reached = {name.removeprefix("pipeline.") for name in reached_modules(f"pipeline.stages.{stage}.measure")}
     assert not {name for name in reached if room(name) in ("report", "stages.*.report")}
     assert not reached & {"cells.run", "cells.freshness", "cells.sources"}

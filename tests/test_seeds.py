@@ -22,9 +22,7 @@ def plan():
 
 
 @pytest.mark.parametrize(("target", "stage", "cells", "part"), LINES)
-def test_each_table_of_the_write_ups_is_a_target_with_its_cells_and_a_part_of_the_course(
-    plan, target, stage, cells, part
-):
+def test_each_table_of_the_write_ups_is_a_target_with_its_cells_and_course_part(plan, target, stage, cells, part):
     planned = PlannedStage(stages()[stage], plan, Path("results"), True)
     assert target in planned.tables()
     value = Path(target).stem
@@ -35,5 +33,5 @@ def test_each_table_of_the_write_ups_is_a_target_with_its_cells_and_a_part_of_th
     assert f"[[{part}]]" in (ROOT / f"src/pipeline/stages/{stage}/course.md").read_text()
 
 
-def test_every_line_of_the_page_is_read():
+def test_every_table_line_of_the_page_is_parsed():
     assert len(LINES) == len([line for line in PAGE if "results/" in line and "|" in line]) > 40

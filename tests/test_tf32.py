@@ -19,7 +19,7 @@ READ = {
 
 
 def settings():
-    """Return what each of torch's names for the switch says, None where it refuses to."""
+    """Return the value of each of torch's names for the switch, None if it cannot be read."""
     values = dict.fromkeys(READ)
     for name, read in READ.items():
         with contextlib.suppress(RuntimeError):
@@ -28,7 +28,7 @@ def settings():
 
 
 def settings_and_what_follows_from_others():
-    """Return the settings, and what becomes of them by changing those from which others follow."""
+    """Return the settings, and again after each change of a setting that others inherit."""
     values = [settings()]
     for backend, setting in itertools.product(["cuda", "mkldnn", "generic"], ["ieee", "tf32", "none"]):
         torch._C._set_fp32_precision_setter(backend, "all", setting)
@@ -36,14 +36,14 @@ def settings_and_what_follows_from_others():
     return values
 
 
-def test_the_switch_is_read_by_whichever_api_it_was_set(tf32_switch):
+def test_the_switch_is_read_whichever_api_set_it(tf32_switch):
     before = settings()
     assert allows_tf32() == tf32_switch.allows_tf32
     assert settings() == before
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_products_are_as_asked_for_by_both_apis_inside_the_context(tf32_switch, tf32):
+def test_inside_the_context_both_apis_show_the_requested_precision(tf32_switch, tf32):
     with float32_products(tf32=tf32):
         assert allows_tf32() == torch.backends.cuda.matmul.allow_tf32 == tf32
         assert torch.get_float32_matmul_precision() == ("high" if tf32 else "highest")
@@ -52,7 +52,7 @@ def test_products_are_as_asked_for_by_both_apis_inside_the_context(tf32_switch, 
 
 
 @pytest.mark.parametrize("tf32", [False, True])
-def test_everything_the_user_set_is_as_it_was_after_the_context(tf32_switch, tf32):
+def test_the_context_restores_everything_the_user_set(tf32_switch, tf32):
     expected = settings_and_what_follows_from_others()
     tf32_switch.set()
     with pytest.raises(KeyError), float32_products(tf32=tf32):

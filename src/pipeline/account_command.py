@@ -17,7 +17,7 @@ from pipeline.stages.accounting.report import table
 
 @dataclass(frozen=True)
 class Subject:
-    """The model and its batch; with `num_heads` it is a transformer, without one the feed-forward blocks alone."""
+    """The model and its batch; a model without `num_heads` is feed-forward blocks only, not a transformer."""
 
     size: str = axis("XXL", allowed=NAMES)
     d_model: int = axis(XXL.d_model, minimum=1)
@@ -28,7 +28,7 @@ class Subject:
     seq_len: int = axis(4096, minimum=1)
 
 
-# What a named size brings along, and an option replaces.
+# Set by a named size, unless an option overrides them.
 OF_SIZE = ("d_model", "d_ff", "num_blocks", "num_heads")
 METAVARS = {str: "NAME", int: "N", float: "X"}
 HELP = {
@@ -56,8 +56,10 @@ HELP = {
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the questions, and an option for each field of Subject and Settings, with its unit in its name."""
-    parser.add_argument("questions", nargs="*", metavar="QUESTION", help=f"of {', '.join(QUESTIONS)} (default: all)")
+    """Add the questions, and an option for each field of Subject and Settings."""
+    parser.add_argument(
+        "questions", nargs="*", metavar="QUESTION", help=f"any of {', '.join(QUESTIONS)} (default: all)"
+    )
     for title, declared in {"model": fields(Subject), "machine": fields(Settings)}.items():
         group = parser.add_argument_group(title)
         for field in declared:
@@ -67,32 +69,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def account(arguments: argparse.Namespace) -> str:
-    """Answer the questions of the command line as Markdown; UserError also for numbers too large for a float."""
+    """Answer the command line's questions as Markdown; raises UserError, also if a result overflows a float."""
     given = {name: value for name in HELP if (value := getattr(arguments, name)) is not None}
     try:
         return answers(arguments.questions, given)
     except (ZeroDivisionError, OverflowError):
-        # Every option has a lower limit well above zero, so that the largest value is to blame.
+        # Every option's minimum is well above zero, so the largest value is to blame.
         name = max((name for name in given if name != "size"), key=lambda name: float(given[name]))
-        raise UserError(f"account: {name} must be smaller, got {given[name]}: a result does not fit a float") from None
+        raise UserError(f"account: {name} must be smaller, got {given[name]}: a result overflows a float") from None
 
 
-def answers(asked: list[str], given: dict[str, str]) -> str:
-    """Answer questions, or all that the model admits; raises UserError, one line, for one that it does not admit."""
-    for question in asked:
+def answers(questions: list[str], given: dict[str, str]) -> str:
+    """Answer the questions, or all that fit the model if none is asked; raises UserError for one that does not fit."""
+    for question in questions:
         if question not in QUESTIONS:
             raise UserError(f"account: unknown question '{question}': must be one of {', '.join(QUESTIONS)}")
     names = {field.name for field in fields(Subject)}
     subject = build(Subject, {name: value for name, value in given.items() if name in names}, "account")
     settings = build(Settings, {name: value for name, value in given.items() if name not in names}, "account")
     model = _model(subject, set(given), settings.vocab_size)
-    chosen = asked or [question for question in QUESTIONS if not lacking(question, model)]
+    chosen = questions or [question for question in QUESTIONS if not lacking(question, model)]
     about = Asked(model, settings, subject.batch_size, (subject.seq_len,))
     return "\n\n".join([_describe(model, subject), *(_answer(question, subject.size, about) for question in chosen)])
 
 
 def _model(subject: Subject, given: set[str], vocab_size: int) -> Model:
-    """Return the named model, with the numbers that were given in place of its own."""
+    """Return the named model, its numbers overridden by those given."""
     replaced = {name: getattr(subject, name) for name in OF_SIZE if name in given}
     named = model_named(subject.size, vocab_size)
     numbers = {**named.numbers, **replaced}

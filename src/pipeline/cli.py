@@ -1,4 +1,4 @@
-"""The command line: each command reads its words and calls the function that does the work."""
+"""The command line: parse each command's arguments and call the function that does the work."""
 
 import argparse
 import signal
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pipeline.cells.disk import DISK_FULL, DiskFull, write_text
-from pipeline.check_command import check_right
+from pipeline.check_command import check_subjects
 from pipeline.errors import UserError
 from pipeline.measure_command import check, failed, measure
 from pipeline.printing import escape_what_streams_cannot_write, print_lines
@@ -15,7 +15,7 @@ from pipeline.registry import stage, stages
 from pipeline.worker import client
 
 BAD_INPUT = 2
-# What `compare --fail-if-slower` ends with: Python itself ends with 1 where it fails.
+# Exit code of `compare --fail-if-slower`. Not 1, with which Python itself exits after an exception.
 SLOWER = 4
 
 
@@ -58,14 +58,14 @@ def _report_error(error: UserError) -> int:
 
 
 def _print(text: str) -> None:
-    """Print a command's result; end by SIGPIPE, as other programs do, where its reader has gone, as `head` does."""
+    """Print a command's result; if its reader (say `head`) has closed the pipe, end by SIGPIPE as other programs do."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
         client.end_by(signal.SIGPIPE)
 
 
-# Each command imports what it needs itself: `doctor` must start where torch does not.
+# Each command imports what it needs, because `doctor` must run even if torch cannot be imported.
 
 
 def _tabulate(arguments: argparse.Namespace) -> None:
@@ -76,10 +76,10 @@ def _tabulate(arguments: argparse.Namespace) -> None:
 
 
 def _pages(arguments: argparse.Namespace) -> None:
-    from pipeline.report.asked import read_asked
+    from pipeline.report.page_request import read_page_request
     from pipeline.report.pages import write_pages
 
-    write_pages(read_asked(arguments.asked), stages(), arguments.out)
+    write_pages(read_page_request(arguments.asked), stages(), arguments.out)
 
 
 def _publish(arguments: argparse.Namespace) -> None:
@@ -116,8 +116,8 @@ def _describe(arguments: argparse.Namespace) -> None:
     from pipeline.describe import described
 
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    told = [stage(arguments.stage)] if arguments.stage else stages().values()
-    _print("\n\n".join(described(each, width) for each in told))
+    chosen = [stage(arguments.stage)] if arguments.stage else stages().values()
+    _print("\n\n".join(described(each, width) for each in chosen))
 
 
 def _doctor(_arguments: argparse.Namespace) -> None:
@@ -127,9 +127,9 @@ def _doctor(_arguments: argparse.Namespace) -> None:
 
 
 def _add_cell(command: argparse.ArgumentParser, needs_out: bool) -> None:
-    """Add the words that name a cell, what it is measured with, and where its record goes.
+    """Add the arguments that name a cell, what it is measured with, and where its record goes.
 
-    needs_out: refuse to go on without; else the command says so, once the cell's own words are right.
+    needs_out: have the parser require --out; otherwise the command reports it missing after checking the cell.
     """
     command.add_argument("stage")
     command.add_argument("cell", nargs="*", metavar="AXIS=VALUE", help="axes left out take their default")
@@ -140,13 +140,13 @@ def _add_cell(command: argparse.ArgumentParser, needs_out: bool) -> None:
         help="your implementations: '{kind: {name: module:attribute}}', or a file of adapters",
     )
     command.add_argument("--gpus", type=int, help="GPUs the cell may use (default: as many as it needs)")
-    command.add_argument("--force", action="store_true", help="measure even if the cell should not fit into memory")
-    command.add_argument("--out", required=needs_out, metavar="RECORD.json", help="where to write the record; needed")
+    command.add_argument("--force", action="store_true", help="measure even if the cell is too large for memory")
+    command.add_argument("--out", required=needs_out, metavar="RECORD.json", help="the record to write (required)")
     command.add_argument("--files", metavar="FOLDER", help="where to keep captures (default: RECORD.files)")
 
 
 def _parsed(words: Sequence[str]) -> argparse.Namespace:
-    """Parse the words of a command; of `run`, those that it does not know are Snakemake's."""
+    """Parse a command's arguments; those that `run` does not know are for Snakemake."""
     parser = _parser(words)
     if words[:1] != ["run"]:
         return parser.parse_args(words)
@@ -158,11 +158,13 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m pipeline", description=sys.modules["pipeline"].__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    told = "All other arguments go to Snakemake."
-    runs = "measure this machine and write the report into this folder, by Snakemake"
-    whole = commands.add_parser("run", help=runs, epilog=told, allow_abbrev=False)
-    whole.add_argument("--scale", default="", metavar="SCALE", help="which cells (default: the scale in config.yaml)")
-    whole.set_defaults(run=_run)
+    epilog = "All other arguments go to Snakemake."
+    summary = "measure this machine with Snakemake and write the report into this folder"
+    workflow = commands.add_parser("run", help=summary, epilog=epilog, allow_abbrev=False)
+    workflow.add_argument(
+        "--scale", default="", metavar="SCALE", help="which cells (default: the scale in config.yaml)"
+    )
+    workflow.set_defaults(run=_run)
 
     describe = commands.add_parser("describe", help="print the axes, settings and columns of a stage, or of all")
     describe.add_argument("stage", nargs="?", metavar="STAGE")
@@ -171,17 +173,21 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     hint = "`python -m pipeline describe STAGE` prints a stage's axes, settings and columns"
     one_cell = commands.add_parser("measure", help="measure one cell and write its record", epilog=hint)
     one_cell.set_defaults(run=measure)
-    of_failed = commands.add_parser("failed", help="write the record of a cell after `measure` failed", epilog=hint)
-    of_failed.add_argument("code", type=int, help="exit code of `measure`")
-    of_failed.add_argument("--log", type=Path, required=True, metavar="LOG", help="output of `measure`")
-    of_failed.set_defaults(run=failed)
+    failed_cell = commands.add_parser("failed", help="write the record of a cell after `measure` failed", epilog=hint)
+    failed_cell.add_argument("code", type=int, help="exit code of `measure`")
+    failed_cell.add_argument("--log", type=Path, required=True, metavar="LOG", help="output of `measure`")
+    failed_cell.set_defaults(run=failed)
     _add_cell(one_cell, needs_out=False)
-    _add_cell(of_failed, needs_out=True)
+    _add_cell(failed_cell, needs_out=True)
 
-    right = commands.add_parser("check", help="check your own implementations without measuring them")
-    right.add_argument("subjects", metavar="YAML", help="'{kind: {name: module:attribute}}', or a file of adapters")
-    right.add_argument("--timeout-s", type=float, default=300.0, help="seconds per implementation (default: 300)")
-    right.set_defaults(run=check_right)
+    check_parser = commands.add_parser("check", help="check your own implementations without measuring them")
+    check_parser.add_argument(
+        "subjects", metavar="YAML", help="'{kind: {name: module:attribute}}', or a file of adapters"
+    )
+    check_parser.add_argument(
+        "--timeout-s", type=float, default=300.0, help="seconds per implementation (default: 300)"
+    )
+    check_parser.set_defaults(run=check_subjects)
 
     tabulate = commands.add_parser("tabulate", help="make a CSV table of rows or cells from records")
     tabulate.add_argument("kind", choices=["rows", "cells"])
@@ -213,15 +219,15 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "--tolerance-pct",
         type=float,
         default=5.0,
-        help="slowdown from which on --fail-if-slower fails, memory difference to list (default: 5)",
+        help="slowdown above which --fail-if-slower fails, memory difference to list (default: 5)",
     )
     compare.add_argument("--html", type=Path, metavar="PAGE.html", help="also write an interactive page")
     compare.add_argument("--all", action="store_true", help="list every time, not only those that differ")
-    values = "add values that others and the course published"
+    values = "add values published by the course and by write-ups"
     compare.add_argument("--published", action="store_true", help=values)
-    row = "follow one row over the runs, in the order measured, and name those at which its time changed"
+    row = "follow one row over the runs in the order measured, and mark the runs at which its time changed"
     compare.add_argument("--history", nargs="+", metavar=("STAGE", "AXIS=VALUE"), help=row)
-    failing = f"exit with code {SLOWER} if B is slower beyond the tolerance, lost a result, or shares no time with A"
+    failing = f"exit with code {SLOWER} if B is slower beyond the tolerance, lost a result, or shares no timing with A"
     compare.add_argument("--fail-if-slower", action="store_true", help=failing)
     compare.set_defaults(run=_compare)
 

@@ -14,13 +14,13 @@ from pipeline.report.table import Table
 
 
 def compare(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Write the page that is asked for; return what to print, and why --fail-if-slower fails, empty if it does not.
+    """Write the page if one is asked for; return the text to print, and why --fail-if-slower fails, "" if it does not.
 
-    Raises UserError, one line, for options that do not go together, and for what is no run.
+    Raises UserError, one line, for options that cannot be combined, or a path that is not a run.
     """
     _check(arguments)
-    found = load_runs(arguments.runs, stages())
-    return _one_row(arguments, found) if arguments.history else _side_by_side(arguments, found)
+    runs = load_runs(arguments.runs, stages())
+    return _one_row(arguments, runs) if arguments.history else _side_by_side(arguments, runs)
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -32,30 +32,32 @@ def _check(arguments: argparse.Namespace) -> None:
         raise UserError("compare: --history can be combined only with --html")
 
 
-def _one_row(arguments: argparse.Namespace, found: Sequence[Run]) -> tuple[str, str]:
+def _one_row(arguments: argparse.Namespace, runs: Sequence[Run]) -> tuple[str, str]:
     name, *given = " ".join(arguments.history).split()
-    parts = page.one_row(history.history(found, stage(name), given))
-    _write_page(arguments.html, found, parts)
+    parts = page.one_row(history.history(runs, stage(name), given))
+    _write_page(arguments.html, runs, parts)
     return page.markdown(parts), ""
 
 
-def _side_by_side(arguments: argparse.Namespace, found: Sequence[Run]) -> tuple[str, str]:
-    prices = machines.prices(arguments.price, found)
-    two = pair.compare(found[0], found[1], arguments.tolerance_pct / 100) if len(found) == 2 else None
-    beside = published.beside(found) if arguments.published else None
-    parts, shown = (page.comparison(found, prices, two, beside, every) for every in (False, arguments.all))
-    _write_page(arguments.html, found, parts, two, beside)
-    return page.markdown(shown), two.failure if two and arguments.fail_if_slower else ""
+def _side_by_side(arguments: argparse.Namespace, runs: Sequence[Run]) -> tuple[str, str]:
+    prices = machines.prices(arguments.price, runs)
+    two_runs = pair.compare(runs[0], runs[1], arguments.tolerance_pct / 100) if len(runs) == 2 else None
+    published_table = published.comparison_table(runs) if arguments.published else None
+    parts, shown = (
+        page.comparison(runs, prices, two_runs, published_table, show_all) for show_all in (False, arguments.all)
+    )
+    _write_page(arguments.html, runs, parts, two_runs, published_table)
+    return page.markdown(shown), two_runs.failure if two_runs and arguments.fail_if_slower else ""
 
 
 def _write_page(
     path: Path | None,
-    found: Sequence[Run],
+    runs: Sequence[Run],
     parts: page.Parts,
-    two: pair.Pair | None = None,
-    beside: Table | None = None,
+    two_runs: pair.Pair | None = None,
+    published_table: Table | None = None,
 ) -> None:
     """Write the page, if one is asked for."""
     if path is not None:
-        write_text(path, page.html(found, parts, page.explored(two, beside)))
+        write_text(path, page.html(runs, parts, page.filterable_tables(two_runs, published_table)))
         print(f"wrote {path}", file=sys.stderr)

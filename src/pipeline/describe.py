@@ -10,11 +10,11 @@ from pipeline.cells.fields import text
 from pipeline.cells.rows import Row, columns
 from pipeline.cells.stage import SETTING, Stage
 
-LEAST_WIDTH = 40  # of the second and third column together
+LEAST_WIDTH = 40  # characters, of the second and third columns together
 
 
 def described(stage: Stage, width: int | None = None) -> str:
-    """Return a stage's declarations as Markdown, or with tables for people where `width` (characters) is given."""
+    """Return a stage's declarations as Markdown; if `width` (characters) is given, with plain tables that fit it."""
     axes = _table(["axis", "allowed", "default"], map(_field_line, fields(stage.cell_type)), width)
     settings = _table(["setting", "allowed", "default"], map(_field_line, fields(stage.settings_type)), width)
     types = stage.row_types.types
@@ -35,8 +35,8 @@ def _columns_part(title: str, row_type: type[Row], width: int | None) -> str:
         for item in columns(row_type).values()
     ]
     table = _table(["column", "meaning", "allowed"], lines, width)
-    of = f" of {title}" if title else ""
-    return f"### Rows{of}\n\n{inspect.getdoc(row_type)}\n\n{table}"
+    suffix = f" of {title}" if title else ""
+    return f"### Rows{suffix}\n\n{inspect.getdoc(row_type)}\n\n{table}"
 
 
 def _field_line(item: Field) -> list[str]:
@@ -53,8 +53,8 @@ def _table(head: list[str], lines: Iterable[list[str]], width: int | None) -> st
     if width is None:
         escaped = [[f"`{first}`", *rest] for first, *rest in lines]
         return tabulate(escaped, head, tablefmt="pipe", disable_numparse=True)
-    every = list(lines)
-    longest = max((len(first) for first, *_ in every), default=0)
-    left = max(width - longest - 4, LEAST_WIDTH)  # but for two spaces between columns
-    widths = [None, left * 3 // 5, left * 2 // 5]
-    return tabulate(every, head, tablefmt="simple", disable_numparse=True, maxcolwidths=widths)
+    rows = list(lines)
+    longest = max((len(first) for first, *_ in rows), default=0)
+    available = max(width - longest - 4, LEAST_WIDTH)  # minus two spaces between columns
+    widths = [None, available * 3 // 5, available * 2 // 5]
+    return tabulate(rows, head, tablefmt="simple", disable_numparse=True, maxcolwidths=widths)

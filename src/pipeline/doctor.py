@@ -38,7 +38,7 @@ _LIBRARY_PACKAGES = {"libdw.so.1": ("libdw1", "elfutils-libs"), "libelf.so.1": (
 
 @dataclass(frozen=True)
 class Check:
-    """Whether this machine can make one kind of measurement; `remedy` is a command, empty where none would help."""
+    """Whether this machine can make one kind of measurement; `remedy` is a command, or "" if none would help."""
 
     name: str
     ok: bool
@@ -80,11 +80,11 @@ def findings() -> list[Check]:
 
 
 def _check_peers(gpus: list[Gpu]) -> Check:
-    """Check that all peers, which need a GPU, are installed; without one the machine measures all else."""
-    found = {package: version_of(name) for name, package in PEERS.items()}
-    listed = ", ".join(f"{package} {installed or 'not installed'}" for package, installed in found.items())
-    is_whole = all(found.values())
-    return Check("peers", is_whole, listed, "" if is_whole or not gpus else f"{_PIP} install {EXTRA}")
+    """Check that all peers are installed; without a GPU, which they need, suggest no fix."""
+    installed_versions = {package: version_of(name) for name, package in PEERS.items()}
+    listed = ", ".join(f"{package} {installed or 'not installed'}" for package, installed in installed_versions.items())
+    has_all = all(installed_versions.values())
+    return Check("peers", has_all, listed, "" if has_all or not gpus else f"{_PIP} install {EXTRA}")
 
 
 def _check_gpu_timing(gpus: list[Gpu]) -> Check:
@@ -113,13 +113,13 @@ def _check_kernels(gpus: list[Gpu]) -> Check:
     check = _check_triton("Triton kernels", gpus)
     if not (check.ok and torch.cuda.is_available()):
         return check
-    from pipeline.attention.triton import gpu, kernel_sets, tile_tables  # which need Triton
+    from pipeline.attention.triton import gpu, kernel_sets, tile_tables  # these need Triton
 
-    first = torch.device("cuda", 0)
-    found = gpu.gpu_of(first)
+    device = torch.device("cuda", 0)
+    found = gpu.gpu_of(device)
     if found.why_refused:
         return replace(check, ok=False, detail=found.why_refused)
-    why_not = kernel_sets.why_not_on(first)
+    why_not = kernel_sets.why_not_on(device)
     kernels = f"the plain kernels ({why_not})" if why_not else "Gluon's kernels where faster, else plain ones"
     budget = f"tiles for {tile_tables.tables_for(found).shared_bytes // gpu.KIB} KB"
     return replace(check, detail=f"{check.detail}; attention: {kernels}, {budget}")
@@ -138,7 +138,7 @@ def _check_triton(name: str, gpus: list[Gpu]) -> Check:
 def _check_compiler(
     name: str, detail: str, variable: str, compilers: tuple[str, ...], packages: tuple[str, str]
 ) -> Check:
-    """Check what compiling a Python extension needs: a compiler, which a variable may name, and Python's headers."""
+    """Check for a compiler, which an environment variable may name, and Python's headers."""
     candidates = (os.environ[variable],) if variable in os.environ else compilers
     if not any(map(shutil.which, candidates)):
         return Check(name, False, f"no compiler found: {' or '.join(candidates)}", _install_command(*packages))
@@ -196,17 +196,17 @@ def _check_all_reduce(backend: str, where: str) -> Check:
 
 def _check_snakemake() -> Check:
     """Check that `snakemake` is this environment's own and finds this project's logger plugin."""
-    name, on_path, own = "snakemake", shutil.which("snakemake"), _snakemake_script()
+    name, on_path, own_script = "snakemake", shutil.which("snakemake"), _snakemake_script()
     reinstall = f"{_PIP} install --force-reinstall --no-deps snakemake"
     if not any(module.name == _PLUGIN for module in pkgutil.iter_modules()):
         return Check(name, False, f"{_PLUGIN}, part of this project, is not installed", f"{_PIP} install -e .")
-    if own is None or not own.exists():
+    if own_script is None or not own_script.exists():
         return Check(name, False, "this environment has no such command; `python -m snakemake` works", reinstall)
-    if "snakemake.cli" not in own.read_text(encoding="utf-8", errors="replace"):
-        return Check(name, False, f"{own} is not Snakemake's own; `python -m snakemake` works", reinstall)
-    if on_path is None or not own.samefile(on_path):
+    if "snakemake.cli" not in own_script.read_text(encoding="utf-8", errors="replace"):
+        return Check(name, False, f"{own_script} is not Snakemake's own; `python -m snakemake` works", reinstall)
+    if on_path is None or not own_script.samefile(on_path):
         detail = f"{on_path} belongs to another environment" if on_path else "not on PATH"
-        return Check(name, False, f"{detail}; `python -m snakemake` works", f'export PATH="{own.parent}:$PATH"')
+        return Check(name, False, f"{detail}; `python -m snakemake` works", f'export PATH="{own_script.parent}:$PATH"')
     return Check(name, True, f"Snakemake's own command, {version(name)}: {on_path}")
 
 
@@ -245,7 +245,7 @@ def _cores() -> str:
 
 
 def _state_facts(state: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """Summarise all GPUs: eight take no more lines than one."""
+    """Summarise all GPUs in the same few lines, however many there are."""
     if not state:
         yield "GPU state", "n/a"
         return

@@ -30,18 +30,18 @@ def or_exit(function: Callable[..., Any], *arguments: Any) -> Any:
         sys.exit(1)
 
 
-def ending_the_run(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Have an error of an input function end the run: Snakemake itself would take what is there for up to date."""
+def exit_on_error(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Make an error in an input function end the run; Snakemake itself would treat existing outputs as up to date."""
 
     @functools.wraps(function)
-    def called(*arguments: Any) -> Any:
+    def wrapper(*arguments: Any) -> Any:
         try:
             return or_exit(function, *arguments)
         except Exception:
             traceback.print_exc()
             sys.exit(1)
 
-    return called
+    return wrapper
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Printing that fails without harm."""
+"""Print without failing: to a full disk, a closed pipe or a stream that cannot encode the text."""
 
 import io
 import os
@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def escape_what_streams_cannot_write() -> None:
-    """Have standard output and error write \\xd7 where their encoding has no ×, as under an ASCII locale."""
+    """Make stdout and stderr escape characters that their encoding lacks: × becomes \\xd7 under an ASCII locale."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

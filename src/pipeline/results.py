@@ -11,15 +11,15 @@ from pipeline.cells.tabulate import stage_rows
 from pipeline.registry import stage, stages
 from pipeline.snapshots.records import load_records
 
-# The nullable types of pandas, which keep a whole number whole where another row has none.
+# Pandas' nullable types, in which integers stay integers although some rows have no value.
 DTYPES: dict[type, str] = {str: "string", bool: "boolean", int: "Int64", float: "Float64"}
 
 
 def load(name: str, source: str | Path = "results") -> pd.DataFrame:
-    """Return the rows of a stage as a frame: axes, columns of `pipeline describe STAGE` that any row has, settings.
+    """Return a stage's rows as a data frame: axes, the columns of `pipeline describe STAGE` that any row has, settings.
 
     source: a results folder, or a published snapshot. Types are pandas' nullable ones; lists (raw samples) are objects.
-    Raises UserError, one line, for an unknown stage, or where there is no record or one is damaged.
+    Raises UserError, one line, for an unknown stage, if there is no record, or if one is damaged.
     """
     chosen = stage(name)
     records = [record for record in load_records(Path(source), stages()) if record["stage"] == name]
@@ -29,7 +29,7 @@ def load(name: str, source: str | Path = "results") -> pd.DataFrame:
 
 
 def _dtypes(chosen: Stage) -> dict[str, str]:
-    """Return the types of the columns that the stage declares; machine and software, which it does not, are text."""
+    """Return the dtypes of the columns that the stage declares; the others, machine and software, are text."""
     settings = {SETTING + name: value for name, value in asdict(chosen.settings_type()).items()}
     dtypes = {name: DTYPES[type(value)] for name, value in (asdict(chosen.cell_type()) | settings).items()}
     for row_type in chosen.row_types.types.values():

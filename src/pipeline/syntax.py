@@ -1,4 +1,4 @@
-"""The code of a Python file without its comments, docstrings and layout, as a digest; and what code reaches."""
+"""Digests of Python code that ignore comments, docstrings and layout; and a graph traversal for imports."""
 
 import ast
 import hashlib
@@ -12,7 +12,7 @@ DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 def reached(first: Iterable[T], following: Callable[[T], Iterable[T]]) -> Iterator[T]:
-    """Yield these, what follows each of them, and so on, each once."""
+    """Yield the first items and all that are reachable from them by `following`, each once."""
     seen: set[T] = set()
     waiting = list(first)
     while waiting:
@@ -36,9 +36,9 @@ def digest_and_nodes(tree: ast.Module) -> tuple[str, Nodes]:
 
 
 def _write(node: object, text: list[str], nodes: Nodes) -> None:
-    """Write a syntax tree as words that are the same under every Python that knows its nodes.
+    """Write a syntax tree as words that are the same in every Python version that has its nodes.
 
-    Not with `ast.dump`, which also writes empty fields: later versions have some that earlier ones lack.
+    `ast.dump` would not do: it also writes empty fields, and later versions add some.
     """
     if isinstance(node, ast.AST):
         nodes[type(node)].append(node)

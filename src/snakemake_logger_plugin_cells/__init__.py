@@ -1,6 +1,6 @@
 """A Snakemake logger plugin (`--logger cells`): one line per job with cells done, time left, and disturbances.
 
-It stands in place of Snakemake's own output, all of which is in its log file and shown by `--verbose`.
+It replaces Snakemake's own output, which is still in the log file and shown by `--verbose`.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ from snakemake_logger_plugin_cells.progress import Progress, RunPlan, is_cell
 
 REMIND_S = 60.0
 # Events that the lines of jobs already cover.
-LEFT_OUT = {
+SILENT_EVENTS = {
     LogEvent.WORKFLOW_STARTED,
     LogEvent.RESOURCES_INFO,
     LogEvent.JOB_STARTED,
     LogEvent.JOB_FINISHED,
     LogEvent.PROGRESS,
 }
-# Beginnings of messages without an event about Snakemake's own work.
+# Beginnings of messages about Snakemake's own work, which have no event.
 CHATTER = (
     "Config file ",
     "Assuming unrestricted shared filesystem",
@@ -35,9 +35,9 @@ CHATTER = (
     "Using shell:",
     "Select jobs to execute",
 )
-# How Snakemake begins its answer to Ctrl-C. What it then says of each job that this ends is no error.
+# How Snakemake's reply to Ctrl-C begins. What it then says about each job that this ends is not an error.
 INTERRUPTED = "Terminating processes on user request"
-# A message about Snakemake's own metadata, which decides nothing here.
+# Part of a message about Snakemake's own metadata, which has no effect here.
 ABOUT_METADATA = "provenance/metadata so that it in part"
 
 # At import, because Snakemake imports its plugins before it parses the command line.
@@ -45,7 +45,7 @@ put_targets_last()
 
 
 class LogHandler(LogHandlerBase):
-    """Write to the terminal instead of Snakemake, which provides the filter and the format of its own handler."""
+    """Write to the terminal in Snakemake's place; Snakemake provides the filter and format of its own handler."""
 
     writes_to_stream = True  # Snakemake leaves the terminal to this handler
     writes_to_file = False  # and writes the log file itself
@@ -55,7 +55,7 @@ class LogHandler(LogHandlerBase):
     def __post_init__(self) -> None:
         self.plan = RunPlan()
         self.progress = Progress(self.plan)
-        # Here, because every Snakemake of the environment imports this module, whatever it runs.
+        # Imported here, because every Snakemake in this environment imports this module, whatever it runs.
         from snakemake_logger_plugin_cells.outcomes import Outcomes
 
         self.outcomes = Outcomes()
@@ -82,7 +82,7 @@ class LogHandler(LogHandlerBase):
             self.handleError(record)
 
     def close(self) -> None:
-        """End a dry run with the table of its cells and times, any other with what came of them."""
+        """End a dry run with a table of its cells and times, any other run with the outcomes of its cells."""
         self._stop_reminder()
         if not self.common_settings.quiet:
             for line in (
@@ -126,8 +126,8 @@ class LogHandler(LogHandlerBase):
             return self.format(record)
         if event == LogEvent.JOB_FINISHED and (info := self.infos.get(record.job_id)) and is_cell(info.rule_name):
             return "\n".join(self.outcomes.add(info.output)) or None
-        said = "" if event else str(record.msg)
-        if event in LEFT_OUT or said.startswith(CHATTER) or ABOUT_METADATA in said:
+        message = "" if event else str(record.msg)
+        if event in SILENT_EVENTS or message.startswith(CHATTER) or ABOUT_METADATA in message:
             return None
         if self.interrupted and event in (LogEvent.ERROR, LogEvent.JOB_ERROR):
             return None
@@ -137,7 +137,7 @@ class LogHandler(LogHandlerBase):
             self._start_reminder()
             if not record.output:  # the rule `all`
                 return None
-            return f"{messages.state(self.progress, now)} {_what(record)}{_why(record, self.plan)}"
+            return f"{messages.state(self.progress, now)} {_job_name(record)}{_stale_reason(record, self.plan)}"
         return self.format(record)
 
     def _start_reminder(self) -> None:
@@ -155,8 +155,8 @@ class LogHandler(LogHandlerBase):
         with self.lock:  # type: ignore[union-attr]  # logging makes one
             now = time.monotonic()
             for number, job in self.progress.running.items():
-                taken = messages.span(now - job.began_at)
-                self._write(f"{messages.state(self.progress, now)} {_what(self.infos[number])}, for {taken} now")
+                duration = messages.span(now - job.began_at)
+                self._write(f"{messages.state(self.progress, now)} {_job_name(self.infos[number])}, for {duration} now")
             if self.progress.running:
                 self._start_reminder()
 
@@ -165,10 +165,10 @@ class LogHandler(LogHandlerBase):
             print(text, file=sys.stdout if self.common_settings.stdout else sys.stderr, flush=True)
 
 
-def _what(record: Any) -> str:
+def _job_name(record: Any) -> str:
     return record.rule_msg or record.rule_name
 
 
-def _why(record: Any, plan: RunPlan) -> str:
+def _stale_reason(record: Any, plan: RunPlan) -> str:
     """Return, in brackets, why a cell is measured again although its record exists."""
     return "".join(f" ({plan.why_stale[path]})" for path in record.output if path in plan.why_stale)

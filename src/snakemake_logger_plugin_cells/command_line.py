@@ -16,14 +16,14 @@ NAME_VALUE = re.compile(r"[\w-]+=")
 
 
 def put_targets_last() -> None:
-    """Move the targets to the end of this process's command line, if it is of Snakemake's own command."""
+    """Move the targets to the end of this process's command line, if it is Snakemake's own."""
     program = Path(sys.argv[0])
     if program.stem == "snakemake" or program.parts[-2:] == ("snakemake", "__main__.py"):
         sys.argv[1:] = with_targets_last(sys.argv[1:])
 
 
 def with_targets_last(words: list[str]) -> list[str]:
-    """Move words after such an option that are not NAME=VALUE to the end, after `--`."""
+    """Move words after one of OPTIONS that are not NAME=VALUE to the end, after `--`."""
     end = words.index("--") if "--" in words else len(words)
     kept, targets, inside = [], [], False
     for word in words[:end]:
@@ -37,7 +37,7 @@ def with_targets_last(words: list[str]) -> list[str]:
 
 
 def executor(name: str) -> str:
-    """Return an executor's name for a profile; exit with one line, not with all of Snakemake's options, without it."""
+    """Return an executor's name for a profile; if it is not installed, exit with one line instead of a usage text."""
     registry = ExecutorPluginRegistry()
     if not registry.is_installed(name):
         package = registry.get_plugin_package_name(name)

@@ -1,4 +1,4 @@
-"""The messages of a run: progress, what is to be made, and what is wrong with a target."""
+"""The messages of a run: progress, what it will make, and what is wrong with a target."""
 
 import difflib
 import re
@@ -10,9 +10,9 @@ from snakemake_logger_plugin_cells.progress import CELL_RULE_PREFIX, Job, Progre
 # What a rule makes, by the beginning of its name.
 PRODUCTS = {CELL_RULE_PREFIX: "cell", "tabulate_": "table", "writeup": "write-up"}
 UNKNOWN_TARGET = re.compile(r"No rule to produce (.+?) \(if you use input functions")
-OPEN = re.compile(r"\{\w+\}")
-# How much alike two names are of which one may be meant by the other: flahs and flash, but not bf16.csv and fp32.csv.
-LIKE = 0.76
+WILDCARD = re.compile(r"\{\w+\}")
+# How similar a name must be to be suggested for another: flash for flahs, but not bf16.csv for fp32.csv.
+MIN_SIMILARITY = 0.76
 USER_ERROR = re.compile(r"\bUserError: (.+)")
 
 
@@ -25,10 +25,10 @@ def span(seconds: float) -> str:
 
 def state(progress: Progress, now: float) -> str:
     """Say how many cells are done, the time so far and the time left; count jobs in a run without cells."""
-    unit, counted = ("cells", is_cell) if _count(progress.totals, is_cell) else ("jobs", lambda _rule: True)
-    failed = _jobs(progress.failed, counted)
+    unit, is_counted = ("cells", is_cell) if _count(progress.totals, is_cell) else ("jobs", lambda _rule: True)
+    failed = _jobs(progress.failed, is_counted)
     return (
-        f"[{_jobs(progress.done, counted)} of {_count(progress.totals, counted)} {unit} done"
+        f"[{_jobs(progress.done, is_counted)} of {_count(progress.totals, is_counted)} {unit} done"
         f"{f', {failed} failed' if failed else ''}, {span(progress.elapsed_s(now))} so far"
         f", about {span(progress.left_s(now))} left]"
     )
@@ -42,10 +42,10 @@ def to_do(progress: Progress, now: float) -> str:
 
 
 def left_over(progress: Progress) -> list[str]:
-    """Say how many cells a run that has ended, by itself or by Ctrl-C, leaves to the next one; nothing where none."""
+    """Say how many cells a run that finished or was interrupted leaves to the next one; empty if none."""
     planned = _count(progress.totals, is_cell)
     left = planned - _jobs(progress.done, is_cell)
-    return [f"not measured: {left} of {planned} cells; the same command goes on with them"] if left > 0 else []
+    return [f"not measured: {left} of {planned} cells; run the same command to continue"] if left > 0 else []
 
 
 def table(progress: Progress, now: float) -> str:
@@ -67,34 +67,34 @@ def complaint(message: str, targets: Sequence[str], scale: str = "") -> str | No
     return None
 
 
-def unknown_target(asked: str, targets: Sequence[str], scale: str = "") -> str:
-    """Name what may stand in place of the first part of a path that no target has: folders/, a star for any text."""
+def unknown_target(requested: str, targets: Sequence[str], scale: str = "") -> str:
+    """List what may replace the first unknown part of a target's path; folders end in /, a star is any text."""
     known = [PurePosixPath(target).parts for target in targets]
-    parts = PurePosixPath(asked).parts
-    depth = next((depth for depth in range(len(parts)) if not _below(known, parts[: depth + 1])), len(parts))
-    paths = [path for path in _below(known, parts[:depth]) if len(path) > depth]
-    allowed = sorted({OPEN.sub("*", path[depth]) + "/" * (len(path) > depth + 1) for path in paths})
+    parts = PurePosixPath(requested).parts
+    depth = next((depth for depth in range(len(parts)) if not _with_prefix(known, parts[: depth + 1])), len(parts))
+    paths = [path for path in _with_prefix(known, parts[:depth]) if len(path) > depth]
+    allowed = sorted({WILDCARD.sub("*", path[depth]) + "/" * (len(path) > depth + 1) for path in paths})
     folder = f" in {'/'.join(parts[:depth])}/" if depth else ""
-    what = f"no target '{asked}'{f' at scale {scale}' if scale else ''}{_meant(parts, depth, allowed, known)}"
+    what = f"no target '{requested}'{f' at scale {scale}' if scale else ''}{_suggestion(parts, depth, allowed, known)}"
     return f"{what}: targets{folder} are {', '.join(allowed) or 'none'}"
 
 
-def _meant(parts: Sequence[str], depth: int, allowed: Sequence[str], known: Sequence[tuple[str, ...]]) -> str:
-    """Ask for what a path was most likely to be; nothing where nothing is like it."""
+def _suggestion(parts: Sequence[str], depth: int, allowed: Sequence[str], known: Sequence[tuple[str, ...]]) -> str:
+    """Suggest what a path was meant to be; empty if nothing is similar."""
     if len(parts) == 1 and any(path[:2] == ("results", parts[0]) for path in known):
         return f" (one stage and its report: --config 'only=[{parts[0]}]')"
-    wrong = parts[depth] if depth < len(parts) else ""
-    near = difflib.get_close_matches(wrong, [name.rstrip("/") for name in allowed], 1, LIKE)
-    return f" (did you mean {'/'.join([*parts[:depth], *near, *parts[depth + 1 :]])}?)" if near else ""
+    unknown = parts[depth] if depth < len(parts) else ""
+    matches = difflib.get_close_matches(unknown, [name.rstrip("/") for name in allowed], 1, MIN_SIMILARITY)
+    return f" (did you mean {'/'.join([*parts[:depth], *matches, *parts[depth + 1 :]])}?)" if matches else ""
 
 
-def _below(paths: Sequence[tuple[str, ...]], start: tuple[str, ...]) -> list[tuple[str, ...]]:
+def _with_prefix(paths: Sequence[tuple[str, ...]], start: tuple[str, ...]) -> list[tuple[str, ...]]:
     return [path for path in paths if path[: len(start)] == start]
 
 
-def _count(totals: Mapping[str, int], counted: Callable[[str], bool]) -> int:
-    return sum(count for rule, count in totals.items() if counted(rule))
+def _count(totals: Mapping[str, int], is_counted: Callable[[str], bool]) -> int:
+    return sum(count for rule, count in totals.items() if is_counted(rule))
 
 
-def _jobs(jobs: Mapping[int, Job], counted: Callable[[str], bool]) -> int:
-    return sum(counted(job.rule) for job in jobs.values())
+def _jobs(jobs: Mapping[int, Job], is_counted: Callable[[str], bool]) -> int:
+    return sum(is_counted(job.rule) for job in jobs.values())

@@ -1,4 +1,4 @@
-"""What came of the cells that a run measured: what to know of one at once, and of all in the end."""
+"""The outcomes of the cells that a run measured: problems as they appear, and a summary at the end."""
 
 import contextlib
 from collections import Counter
@@ -17,7 +17,7 @@ MOST_REASONS = 5
 
 
 class Outcomes:
-    """Counts of the cells that were measured, by outcome, by reason, and of the user's own by name."""
+    """Counts of measured cells by outcome and by reason, and of the user's own implementations by name."""
 
     def __init__(self) -> None:
         self._cells: Counter[str] = Counter()
@@ -27,7 +27,7 @@ class Outcomes:
         self._on_busy_host = 0
 
     def add(self, output: Sequence[str]) -> list[str]:
-        """Count the cell whose record is among these files, and return what to tell of it now."""
+        """Count the cell whose record is among these files, and return the lines to print about it now."""
         for path in output:
             with contextlib.suppress(UserError):  # not a record, such as the folder of its files
                 record = read_record(Path(path), stages())
@@ -35,20 +35,20 @@ class Outcomes:
         return []
 
     def summary(self) -> list[str]:
-        """Return how many cells came to what, why some have no values, and which of the user's own are wrong."""
+        """Return how many cells have which outcome, why some have no values, and which of the user's own are wrong."""
         if not self._cells:
             return []
         counts = [f"{self._cells[status]} {status}" for status in STATUSES if self._cells[status]]
         reasons = [f"{_cells(count)} {why}" for why, count in self._without_values.most_common(MOST_REASONS)]
         if (more := len(self._without_values) - MOST_REASONS) > 0:
-            reasons.append(f"{more} more {'reasons' if more > 1 else 'reason'}: results/<stage>/cells.csv")
+            reasons.append(f"{more} more {'reasons' if more > 1 else 'reason'}: see results/<stage>/cells.csv")
         wrong = [f"your {name} is wrong in {count} of {_cells(self._own[name])}" for name, count in self._wrong.items()]
-        busy = f"{_cells(self._on_busy_host)} measured on a busy host: host_busy in results/<stage>/cells.csv"
-        told = [f"measured {_cells(self._cells.total())}: {', '.join(counts)}", *reasons, *wrong]
-        return [*told, *([busy] if self._on_busy_host else [])]
+        busy = f"{_cells(self._on_busy_host)} measured on a busy host: see host_busy in results/<stage>/cells.csv"
+        lines = [f"measured {_cells(self._cells.total())}: {', '.join(counts)}", *reasons, *wrong]
+        return [*lines, *([busy] if self._on_busy_host else [])]
 
     def _disturbances_of(self, record: Mapping[str, Any]) -> Iterator[str]:
-        """Count a cell beside which other processes were busy, and say how busy at the first."""
+        """Count a cell that was measured on a busy host; say how busy for the first one only."""
         host = record.get("host", {})
         if not host.get("busy"):
             return
@@ -58,7 +58,7 @@ class Outcomes:
             yield f"[measured on a busy host: {used}]"
 
     def _outcome_of(self, record: Mapping[str, Any]) -> Iterator[str]:
-        """Count a cell, and say why it has no values, if no other had none for that reason."""
+        """Count a cell, and say why it has no values: each time if it failed, else once per reason."""
         found = outcome(record["rows"], stages()[record["stage"]].row_types)
         self._cells[found["status"]] += 1
         if found["status"] in WITH_VALUES:
@@ -72,7 +72,7 @@ class Outcomes:
         self._without_values[why] += 1
 
     def _wrong_of(self, record: Mapping[str, Any]) -> Iterator[str]:
-        """Count those of the user's own in a cell, and say what is wrong with one that was not wrong before."""
+        """Count the user's own implementations in a cell; the first time one is wrong, say why."""
         for name in (subject["name"] for subject in record.get("subjects", ())):
             self._own[name] += 1
             rows = [row for row in record["rows"] if row["status"] == "wrong" and row.get("impl") == name]

@@ -43,7 +43,7 @@ class Progress:
         self.failed: dict[int, Job] = {}
         self._waiting: Counter[str] = Counter()
         self._cells_s = plan.cells_s
-        self._open_s = {rule: dict(cells) for rule, cells in plan.cells_s.items()}
+        self._unstarted_s = {rule: dict(cells) for rule, cells in plan.cells_s.items()}
         self._began_at = 0.0
 
     def begin(self, totals: Mapping[str, int], now: float) -> None:
@@ -56,7 +56,7 @@ class Progress:
         before = self.failed.pop(number, None)
         if before is None:
             self._waiting[rule] -= 1
-        self.running[number] = Job(rule, before.expected_s if before else self._take_s(rule, outputs), now)
+        self.running[number] = Job(rule, before.expected_s if before else self._pop_expected_s(rule, outputs), now)
 
     def finish(self, number: int, now: float) -> None:
         """Note that a job is done."""
@@ -84,20 +84,20 @@ class Progress:
 
     def expected_s(self, rule: str) -> float:
         """Return the expected seconds of a waiting job: the mean over the stage's cells that have not started."""
-        cells = self._open_s.get(rule) or self._cells_s.get(rule)
+        cells = self._unstarted_s.get(rule) or self._cells_s.get(rule)
         return fmean(cells.values()) if cells else OTHER_JOBS_S.get(_kind(rule), UNKNOWN_JOB_S)
 
-    def _take_s(self, rule: str, outputs: Sequence[str]) -> float:
+    def _pop_expected_s(self, rule: str, outputs: Sequence[str]) -> float:
         """Return the expected seconds of a job that starts, and remove its cell from those to come."""
-        cells = self._open_s.get(rule, {})
+        cells = self._unstarted_s.get(rule, {})
         record = next((path for path in outputs if path in cells), None)
         return self.expected_s(rule) if record is None else cells.pop(record)
 
     def _factor(self, rule: str) -> float:
         """Return actual over expected time of a rule's jobs: the pace of its kind, with the overall pace as prior."""
         overall = _pace(self.done.values(), 1.0, PRIOR_S)
-        alike = [job for job in self.done.values() if _kind(job.rule) == _kind(rule)]
-        return _pace(alike, overall, self.expected_s(rule) or 1.0)
+        same_kind = [job for job in self.done.values() if _kind(job.rule) == _kind(rule)]
+        return _pace(same_kind, overall, self.expected_s(rule) or 1.0)
 
 
 def _pace(jobs: Iterable[Job], prior: float, weight_s: float) -> float:

@@ -9,7 +9,7 @@ from pipeline.cells.disk import write_text
 
 @pytest.fixture
 def own_locks(monkeypatch, tmp_path):
-    """Give the test a folder of locks of its own, in a process that holds none; return that folder."""
+    """Give the test its own lock folder and no held locks; return the folder."""
     monkeypatch.setattr(locks, "_held", {})
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(tmp_path / "locks"))
     return tmp_path / "locks"
@@ -17,7 +17,7 @@ def own_locks(monkeypatch, tmp_path):
 
 @pytest.fixture
 def write(tmp_path, monkeypatch):
-    """Return what writes modules by their paths into the package that is read."""
+    """Return a function that writes modules, by path, into a temporary package that `sources` reads."""
 
     def write_modules(modules):
         for path, text in modules.items():
@@ -31,7 +31,7 @@ def write(tmp_path, monkeypatch):
 
 @pytest.fixture
 def start_python():
-    """Return what starts Python code in a process, with words; kill what is left of the processes at the end."""
+    """Return a function that starts Python code in a process with arguments; kill the processes at the end."""
     started = []
 
     def start(code, *words):

@@ -26,30 +26,30 @@ def timing(**words):
     return {"overrides": {"timing": words}}
 
 
-def test_the_automatic_scale_follows_the_machine_and_every_scale_gives_cells():
+def test_scale_auto_depends_on_gpus_and_every_scale_has_cells():
     assert (plan(True, scale="auto").scale, plan(False, scale="auto").scale) == ("paper", "laptop")
     assert all(plan(scale=path.stem).stages["levers"].cells for path in SCALES.glob("*.yaml"))
-    # One with a sibling for CPUs is that without a GPU.
+    # Without a GPU, a scale that has a variant for CPUs means that variant.
     assert (plan(True, scale="quick").scale, plan(False, scale="quick").scale) == ("quick", "quick-cpu")
 
 
 @pytest.mark.parametrize(("has_gpu", "precision"), [(True, "bf16"), (False, "fp32")])
-def test_levers_train_in_bf16_on_gpus_and_on_a_cpu_in_fp32(has_gpu, precision):
+def test_levers_train_in_bf16_on_gpus_and_in_fp32_on_cpus(has_gpu, precision):
     for scale in ("auto", "quick", "seeds" if has_gpu else "smoke"):
         assert {cell.precision for cell in plan(has_gpu, scale=scale).stages["levers"].cells} == {precision}
 
 
-def test_the_words_of_a_configuration_ask_for_the_same_cells():
+def test_config_words_request_the_same_cells():
     config = {"scale": "auto", "only": "timing", "sizes": {"mine": NUMBERS}, "subjects": {}}
     config |= timing(grids=[{"size": ["mine"]}])
-    asked = plan(**config)
-    words = config_words(config, asked)
+    requested = plan(**config)
+    words = config_words(config, requested)
     assert [word.partition("=")[0] for word in words] == ["scale", "only", "sizes", "overrides"]
     again = {key: yaml_value(value, key) for key, _, value in (word.partition("=") for word in words)}
-    assert plan(has_gpu=True, **again) == asked
-    # Snakemake hands on numbers inside of a command's values as text.
-    told = {**config, "sizes": {"mine": {key: str(number) for key, number in NUMBERS.items()}}}
-    assert config_words(told, plan(**told)) == words
+    assert plan(has_gpu=True, **again) == requested
+    # Snakemake passes numbers inside a --config value as text.
+    as_text = {**config, "sizes": {"mine": {key: str(number) for key, number in NUMBERS.items()}}}
+    assert config_words(as_text, plan(**as_text)) == words
 
 
 def test_an_override_replaces_grids_and_merges_settings():
@@ -59,7 +59,7 @@ def test_an_override_replaces_grids_and_merges_settings():
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"scale": "papre"}, "config: scale must be one of auto, laptop, paper, quick, quick-cpu, seeds, smoke"),
         ({"sclae": "paper"}, "config: unknown key 'sclae': must be one of scale, measure, overrides"),
@@ -76,34 +76,34 @@ def test_an_override_replaces_grids_and_merges_settings():
         ({"subjects": 3}, "config: subjects must be a mapping of kinds (attention, "),
         ({"subjects": {"attention": {"mine": 3}}}, "config: subjects.attention.mine"),
         ({"subjects": {"attention": {"tiled": "a:b"}}}, "subjects: attention.tiled: the pipeline's own has this name"),
-        ({"only": ["timign"]}, "config: only has 'timign', known stages are ceilings, "),
+        ({"only": ["timign"]}, "config: only: unknown stage 'timign': must be one of ceilings, "),
         ({"only": 3}, "config: only must be a stage or a list of stages; empty for all, got 3"),
     ],
 )
-def test_bad_configuration_is_one_line_that_says_what_is_allowed(changes, said):
-    assert complaint(plan, **changes).startswith(said)
+def test_a_config_error_is_one_line_that_says_what_is_allowed(changes, message):
+    assert complaint(plan, **changes).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
-        ("stages: {timing: [", "no valid YAML: line"),
-        ("stages:\n\ttiming: {}", "no valid YAML: line 2, column 1"),
+        ("stages: {timing: [", "not valid YAML: line"),
+        ("stages:\n\ttiming: {}", "not valid YAML: line 2, column 1"),
         ("stages: {timing: {grids: [{size: []}]}}", "stages.timing.grids.0.size"),
         ("stages: {timing: {grid: []}}", "unknown key 'grid' under stages.timing: must be one of settings, grids"),
         ("stage: {}", "unknown key 'stage': must be one of stages"),
-        ("", "the whole must be an object, got null"),
-        ("stages:\n  timing: {}\n# \a", "no valid YAML: line 3: character #x0007"),
-        ("stages: 2026-99-99", "no valid YAML: month must be in 1..12"),
-        ("stages: " + "[" * 1000, "no valid YAML: its keys and lists are nested too deep"),
-        ("stages: {a: {b: [{c: 1, c: 2}]}}", "no valid YAML: line 1, column 25: 'c' is given twice, first in line 1"),
+        ("", "it must be an object, got null"),
+        ("stages:\n  timing: {}\n# \a", "not valid YAML: line 3: character #x0007"),
+        ("stages: 2026-99-99", "not valid YAML: month must be in 1..12"),
+        ("stages: " + "[" * 1000, "not valid YAML: its keys and lists are nested too deeply"),
+        ("stages: {a: {b: [{c: 1, c: 2}]}}", "not valid YAML: line 1, column 25: 'c' is given twice, first in line 1"),
         (
             "stages: [timing\nscale: auto\n",
-            "no valid YAML: line 2, column 6: expected ',' or ']', but got ':', "
+            "not valid YAML: line 2, column 6: expected ',' or ']', but got ':', "
             "while parsing a flow sequence that begins in line 1",
         ),
-        ("stages: &a {timing: *a}", "no valid YAML: line 1, column 9: "),
-        (b"scale: auto\n# caf\xe9\n", "line 2 is no UTF-8: byte 0xe9"),
+        ("stages: &a {timing: *a}", "not valid YAML: line 1, column 9: "),
+        (b"scale: auto\n# caf\xe9\n", "line 2 is not UTF-8: byte 0xe9"),
         ("stages: {timming: {grids: []}}", "unknown stage 'timming': must be one of"),
         (
             "stages: {timing: {settings: {steps: 99}, grids: []}}",
@@ -111,11 +111,11 @@ def test_bad_configuration_is_one_line_that_says_what_is_allowed(changes, said):
         ),
     ],
 )
-def test_a_bad_scale_file_is_named_with_the_place_also_where_something_is_overridden(tmp_path, text, said):
+def test_a_scale_file_error_names_file_and_place_even_with_overrides(tmp_path, text, message):
     path = tmp_path / "mine.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     found = complaint(plan, scales=tmp_path, scale="mine", overrides={"flash": {"grids": [{}]}})
-    assert found.startswith(f"{path}: {said}")
+    assert found.startswith(f"{path}: {message}")
 
 
 @pytest.mark.parametrize(
@@ -128,21 +128,21 @@ def test_a_bad_scale_file_is_named_with_the_place_also_where_something_is_overri
     ],
     ids=["pipe", "device", "large", "missing"],
 )
-def test_what_would_be_waited_for_or_fill_the_memory_is_not_read(tmp_path, put, why):
+def test_pipes_devices_and_large_or_missing_files_are_refused(tmp_path, put, why):
     put(tmp_path / "mine.yaml")
     assert complaint(read_yaml, tmp_path / "mine.yaml") == f"cannot read {tmp_path}/mine.yaml: {why}"
 
 
-def test_a_run_that_would_write_up_nothing_says_what_to_do(tmp_path):
+def test_a_run_with_nothing_to_write_up_says_what_to_do(tmp_path):
     check_something_to_write(plan(), tmp_path)
     (tmp_path / "mine.yaml").write_text("stages: {}")
     empty = complaint(check_something_to_write, plan(scales=tmp_path, scale="mine"), tmp_path)
-    assert empty.startswith("scale 'mine' with its overrides asks for no cell: give a stage `grids`")
+    assert empty.startswith("scale 'mine' with its overrides has no cells: give a stage `grids`")
     unmeasured = complaint(check_something_to_write, plan(measure=False), tmp_path)
     assert "holds no records to render: measure with" in unmeasured
 
 
-def test_the_users_own_reach_the_stage_that_measures_their_kind_and_the_configurations_replace_the_scales(tmp_path):
+def test_subjects_reach_the_stage_of_their_kind_and_config_overrides_scale(tmp_path):
     planned = plan(subjects=MINE)
     assert [subject.name for subject in planned.stages["flash"].subjects] == ["mine"]
     assert not any(stage.subjects for name, stage in planned.stages.items() if name != "flash")
@@ -156,25 +156,25 @@ def test_the_users_own_reach_the_stage_that_measures_their_kind_and_the_configur
 
 
 @pytest.mark.parametrize(
-    ("changes", "idle"),
+    ("changes", "remark"),
     [
-        ({"overrides": {"flash": {"settings": {"max_samples": 50}}}}, "overrides: flash is not measured, for scale"),
+        ({"overrides": {"flash": {"settings": {"max_samples": 50}}}}, "overrides: flash is not measured: scale"),
         ({"overrides": {"flash": {"settings": {"max_samples": 50}, "grids": [{}]}}}, None),
-        ({"overrides": {"flash": {"grids": []}}}, None),  # asked for: this stage is to be left out
+        ({"overrides": {"flash": {"grids": []}}}, None),  # intended: the stage is left out
         ({"overrides": {"flash": {"grids": [{}]}}, "subjects": MINE}, None),
-        ({"subjects": MINE}, "subjects: attention.mine is not measured, for this run has no cell of a stage that"),
+        ({"subjects": MINE}, "subjects: attention.mine is not measured: this run has no cell that measures its kind"),
         ({"measure": False, "subjects": MINE}, None),
-        ({"only": ["timing"]}, "only: pages show these stages alone"),
+        ({"only": ["timing"]}, "only: pages show only these stages"),
     ],
 )
-def test_what_is_asked_for_and_does_nothing_is_told(tmp_path, changes, idle):
+def test_requests_without_effect_are_reported(tmp_path, changes, remark):
     (tmp_path / "mine.yaml").write_text("stages: {timing: {grids: [{}]}}")
-    asked = plan(scales=tmp_path, scale="mine", **changes)
-    lines = remarks({"overrides": {}, **changes}, asked)
-    assert [line[: len(idle or "")] for line in lines] == ([idle] if idle else [])
+    requested = plan(scales=tmp_path, scale="mine", **changes)
+    lines = remarks({"overrides": {}, **changes}, requested)
+    assert [line[: len(remark or "")] for line in lines] == ([remark] if remark else [])
 
 
-def test_sizes_of_the_users_own_stand_in_grids_by_the_names_that_say_them():
+def test_user_sizes_in_grids_become_names_that_spell_out_their_numbers():
     grids = {"timing": {"grids": [{"size": ["tiny", "mine"]}]}, "ddp": {"grids": [{"size": "mine"}]}}
     planned = plan(sizes={"mine": NUMBERS}, overrides=grids)
     name = "mine-d64-f96-l2-h2-kv2-v0"

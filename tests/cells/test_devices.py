@@ -23,10 +23,10 @@ print(os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, own_locks):
-    """Let each test begin as a process does that holds nothing, outside a scheduler, with CUDA not started."""
+    """Start each test without locks, outside a scheduler and before CUDA has started."""
     monkeypatch.setattr(devices, "visible_devices_variable", lambda: "CUDA_VISIBLE_DEVICES")
     monkeypatch.setitem(sys.modules, "torch", None)
-    for name in ("SLURM_JOB_ID", *devices.GRANTED):
+    for name in ("SLURM_JOB_ID", *devices.ALLOCATION_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "before")
     return own_locks
@@ -40,7 +40,7 @@ def claim(count, pool=FOUR):
 
 @pytest.fixture
 def start(start_python):
-    """Start a process that claims GPUs and goes on as told; return it and these."""
+    """Return a function that starts a process that claims GPUs, then runs `then`; it returns process and GPUs."""
 
     def start_one(count, then="time.sleep(60)"):
         process = start_python(HOLDER.format(then=then), count, ",".join(FOUR))
@@ -49,14 +49,14 @@ def start(start_python):
     return start_one
 
 
-def test_a_gpu_in_use_is_passed_over_and_cuda_sees_the_claimed_ones_alone(start):
+def test_a_gpu_in_use_is_skipped_and_cuda_sees_only_claimed_gpus(start):
     start(1)
     assert claim(2).device_ids == claim(2).device_ids == ("GPU-b", "GPU-c")  # not locked out by itself
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b,GPU-c"
-    assert claim(1, ["MIG-GPU-c/1/0"]).device_ids == ("MIG-GPU-c/1/0",)  # a slice
+    assert claim(1, ["MIG-GPU-c/1/0"]).device_ids == ("MIG-GPU-c/1/0",)  # a MIG slice
 
 
-def test_a_killed_holders_lock_is_freed_though_a_program_that_it_started_lives_on(start):
+def test_killing_a_holder_frees_its_locks_even_if_its_child_lives_on(start):
     child = "import subprocess; print(subprocess.Popen(['sleep', '60'], close_fds=False).pid, flush=True)"
     holder, _ = start(4, then=f"{child}\ntime.sleep(60)")
     child_pid = int(holder.stdout.readline())
@@ -68,23 +68,23 @@ def test_a_killed_holders_lock_is_freed_though_a_program_that_it_started_lives_o
         os.kill(child_pid, signal.SIGKILL)
 
 
-def test_whoever_waits_for_many_keeps_none_meanwhile(start):
+def test_a_process_waiting_for_many_gpus_holds_none_meanwhile(start):
     start(1)
     assert devices._try_locks(FOUR, 4, []) is None
     assert start(3)[1] == ("GPU-b", "GPU-c", "GPU-d")
 
 
-def test_a_long_wait_is_announced_once_with_who_has_what_it_waits_for(start, monkeypatch, capsys):
-    monkeypatch.setattr(locks, "QUIET_S", 0.1)
+def test_a_long_wait_is_announced_once_and_names_the_holder(start, monkeypatch, capsys):
+    monkeypatch.setattr(locks, "ANNOUNCE_AFTER_S", 0.1)
     holder, _ = start(3)
     polls = iter([0.1] * 5)  # and then the holder dies
     monkeypatch.setattr(random, "uniform", lambda *_: next(polls, None) or holder.kill() or 0.1)
     assert claim(2).waited_s > 0.1
-    told = f"waiting for 2 of 4 GPUs to be free: in use by process {holder.pid} (measure flash)"
-    assert capsys.readouterr().err.splitlines() == [told]
+    message = f"waiting for 2 of 4 GPUs to be free: in use by process {holder.pid} (measure flash)"
+    assert capsys.readouterr().err.splitlines() == [message]
 
 
-def test_more_gpus_than_present_or_a_claim_after_cuda_has_started_is_refused(monkeypatch):
+def test_claiming_too_many_gpus_or_after_cuda_has_started_is_refused(monkeypatch):
     with pytest.raises(TooFewGPUs, match=r"^needs 4 GPUs, 1 present$"):
         claim(4, ["GPU-a"])
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True)))
@@ -94,14 +94,14 @@ def test_more_gpus_than_present_or_a_claim_after_cuda_has_started_is_refused(mon
 
 
 @pytest.mark.parametrize(("count", "pool"), [(0, FOUR), (4, [])])
-def test_a_claim_of_none_hides_every_gpu_and_locks_nothing(folder, count, pool):
+def test_an_empty_claim_hides_every_gpu_and_locks_nothing(folder, count, pool):
     assert claim(count, pool).device_ids == ()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
     assert not folder.exists()
 
 
 @pytest.mark.parametrize("granted", ["SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE"])
-def test_a_scheduler_s_allocation_is_taken_as_it_is_and_one_that_cells_share_is_locked(granted, start, monkeypatch):
+def test_a_full_slurm_allocation_needs_no_locks_but_a_shared_one_does(granted, start, monkeypatch):
     start(2)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert claim(2).device_ids == ("GPU-c", "GPU-d")  # no GPUs were granted to the job

@@ -19,7 +19,7 @@ class Point:
     subject: str = axis("plain")
 
 
-def test_words_are_read_back_as_the_same_cell_and_say_what_yaml_says():
+def test_words_parse_back_to_the_same_cell_and_mean_the_same_as_yaml():
     point = Point(dtype="bf16", seq_len=4096, dropout=0.1, causal=False)
     assert fields.parse_words(Point, fields.words(point), "point") == point
     from_yaml = fields.build(Point, {"seq_len": 1, "causal": False, "dropout": 1}, "point")
@@ -27,7 +27,7 @@ def test_words_are_read_back_as_the_same_cell_and_say_what_yaml_says():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["size=xl"], "point: unknown key 'size': must be one of dtype, seq_len, dropout, causal, subject"),
         (["dtype=fp8"], "point: dtype must be one of fp32, bf16, got 'fp8'"),
@@ -39,38 +39,38 @@ def test_words_are_read_back_as_the_same_cell_and_say_what_yaml_says():
         (["seq_len=1", "seq_len=2"], "point: 'seq_len' is given twice"),
     ],
 )
-def test_bad_words_are_named_with_what_is_allowed(words, said):
-    assert complaint(fields.parse_words, Point, words, "point") == said
+def test_an_error_in_words_says_what_is_allowed(words, message):
+    assert complaint(fields.parse_words, Point, words, "point") == message
 
 
 @pytest.mark.parametrize("name", ["seq_len", "dropout"])
 @pytest.mark.parametrize(
     "value", [True, None, [1], "many", float("nan"), 10**400, -(10**400), "1" + "0" * 400, "9" * 5000], ids=range(9)
 )
-def test_yaml_values_of_another_type_or_beyond_all_floats_are_refused_in_one_short_line(name, value):
-    said = complaint(fields.build, Point, {name: value}, "point")
-    assert said.startswith(f"point: {name} must be ")
-    assert len(said) < 200
+def test_yaml_values_of_wrong_type_or_range_are_refused_in_one_short_line(name, value):
+    message = complaint(fields.build, Point, {name: value}, "point")
+    assert message.startswith(f"point: {name} must be ")
+    assert len(message) < 200
 
 
 @pytest.mark.parametrize(
     ("name", "takes", "refuses"),
     [("dtype", ["fp32", "bf16"], ["fp16", "fp32.csv", "*"]), ("seq_len", ["1", "128"], ["0", "-1", "064", "1.5", ""])],
 )
-def test_a_pattern_matches_what_a_field_says_in_a_path(name, takes, refuses):
+def test_value_patterns_match_exactly_a_fields_values_in_paths(name, takes, refuses):
     pattern = "|".join(fields.value_patterns(Point, name).values())
     assert [word for word in takes + refuses if re.fullmatch(pattern, word)] == takes
 
 
-def test_a_text_of_any_value_is_a_name_that_means_nothing_in_a_path_or_a_shell():
+def test_free_text_must_be_harmless_in_paths_and_shells():
     for text in ("package.module:function", "2.7B", "a-b_c+d"):
         assert fields.build(Point, {"subject": text}, "cell") == Point(subject=text)
     for text in ("$(touch x)", "`x`", "a b", "a/b", "..", "a=b", "'a'", "a\n", "a;b", "*", "-a", "{size}", "", "é"):
-        refused = complaint(fields.build, Point, {"subject": text}, "cell")
-        assert refused.startswith("cell: subject must be letters and digits,")
+        message = complaint(fields.build, Point, {"subject": text}, "cell")
+        assert message.startswith("cell: subject must be letters, digits and ._:+-,")
 
 
-def test_grids_are_products_of_their_axes_and_defaults_and_a_cell_of_two_of_them_is_one():
+def test_grids_expand_to_products_of_axes_without_duplicate_cells():
     cells = fields.expand(Cell, [{"size": ["small", "xl"], "precision": ["fp32", "bf16"]}], "grid")
     assert cells == [Cell(size=size, precision=each) for size in ("small", "xl") for each in ("fp32", "bf16")]
     grids = [{"size": ["small"]}, {"size": "small", "warmup_steps": [0, 5]}]

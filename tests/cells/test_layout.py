@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.cells import fields, layout
-from pipeline.cells.disk import WholeFile, write_text
+from pipeline.cells.disk import AtomicFile, write_text
 from pipeline.cells.record import write_record
 from pipeline.registry import stages
 from pipeline.stages.timing.cell import Cell
@@ -20,22 +20,22 @@ REST = "context_length=512/batch_size=4/warmup_steps=5/repeat=1"
 SIZE = f"size=tiny/{REST}"
 
 
-def leave(results, at=CELL, **parts):
+def write_timing_record(results, at=CELL, **parts):
     path = layout.record_path(results, "timing", at)
-    write_record(WholeFile(path), record(**{"cell": asdict(at), **parts}))
+    write_record(AtomicFile(path), record(**{"cell": asdict(at), **parts}))
     return path
 
 
 @pytest.mark.parametrize("stage", stages())
-def test_the_pattern_of_a_stage_filled_with_a_cell_is_its_path(stage):
+def test_a_stages_pattern_filled_with_a_cell_is_the_cells_path(stage):
     cell = stages()[stage].cell_type()
     filled = layout.cell_pattern(type(cell)).format(**fields.texts(cell))
     assert layout.record_path(Path("results"), stage, cell) == Path(f"results/{stage}/cells/{filled}.json")
 
 
 def test_records_at_the_paths_of_their_cells_are_found(tmp_path):
-    left = {leave(tmp_path, cell): cell for cell in (CELL, Cell())}
-    assert layout.recorded_cells(tmp_path, stages()["timing"]) == left
+    cells_by_path = {write_timing_record(tmp_path, cell): cell for cell in (CELL, Cell())}
+    assert layout.recorded_cells(tmp_path, stages()["timing"]) == cells_by_path
     assert layout.recorded_cells(tmp_path, stages()["flash"]) == {}
 
 
@@ -52,59 +52,62 @@ def test_records_at_the_paths_of_their_cells_are_found(tmp_path):
         *(f"precision=bf16/{SIZE}".replace("512", number) for number in ("0512", " 512", "٥١٢")),
     ],
 )
-def test_a_path_that_is_no_cells_is_named_in_one_line(tmp_path, place):
+def test_a_path_that_names_no_cell_is_reported_in_one_line(tmp_path, place):
     path = tmp_path / f"timing/cells/{place}.json"
     write_text(path, "{}")
-    told = complaint(layout.recorded_cells, tmp_path, stages()["timing"])
-    assert told.startswith(f"{tmp_path}/timing/cells/")
-    assert told.endswith("move it out of the results")
+    message = complaint(layout.recorded_cells, tmp_path, stages()["timing"])
+    assert message.startswith(f"{tmp_path}/timing/cells/")
+    assert message.endswith("move it out of the results")
 
 
 @pytest.mark.parametrize(
-    ("parts", "said"),
+    ("parts", "message"),
     [
         ({"cell": asdict(CELL) | {"size": "xl"}}, " holds the record of another cell, timing precision=bf16 size=xl "),
-        ({"cell": {"context_length": "$(touch PWNED)\n"}}, " is no record: its cell: context_length must be "),
-        ({"cell": {"context_length": [[1]]}}, " is no record: cell.context_length must be text or a number or true"),
-        ({"cell": {"seq_len": 1}}, " is no record: its cell: unknown key 'seq_len'"),
-        ({"stage": "flash"}, ' is no record: stage must be one of timing, got "flash"'),
+        ({"cell": {"context_length": "$(touch PWNED)\n"}}, " is not a valid record: its cell: context_length must be "),
+        (
+            {"cell": {"context_length": [[1]]}},
+            " is not a valid record: cell.context_length must be text or a number or true",
+        ),
+        ({"cell": {"seq_len": 1}}, " is not a valid record: its cell: unknown key 'seq_len'"),
+        ({"stage": "flash"}, ' is not a valid record: stage must be one of timing, got "flash"'),
     ],
 )
-def test_a_record_of_something_else_is_named_in_one_line(tmp_path, parts, said):
-    path = leave(tmp_path, **parts)
-    assert complaint(layout.recorded_cells, tmp_path, stages()["timing"]).startswith(f"{path}{said}")
+def test_a_record_that_does_not_fit_its_path_is_reported_in_one_line(tmp_path, parts, message):
+    path = write_timing_record(tmp_path, **parts)
+    assert complaint(layout.recorded_cells, tmp_path, stages()["timing"]).startswith(f"{path}{message}")
 
 
 def check(results):
     layout.check_results(results, "NVIDIA H200", stages())
 
 
-def test_a_folder_of_this_machine_or_an_absent_one_may_be_measured_into_where_each_record_has_its_place(tmp_path):
+def test_a_new_folder_or_one_of_this_machine_passes_if_records_fit_their_paths(tmp_path):
     check(tmp_path / "results")
     here = CPU | {"kind": "NVIDIA H200"}
-    path = leave(tmp_path / "results", machine=here)
+    path = write_timing_record(tmp_path / "results", machine=here)
     check(tmp_path / "results")
     path.with_name("emptied.json").touch()
     path.rename(path.with_name("of_an_earlier_version.json"))
     check(tmp_path / "results")
-    leave(tmp_path / "results", cell=asdict(Cell()), machine=here)
+    write_timing_record(tmp_path / "results", cell=asdict(Cell()), machine=here)
     assert "repeat=1.json holds the record of another cell" in complaint(check, tmp_path / "results")
 
 
-def test_one_record_of_another_machine_or_a_full_disk_stops_the_run_before_it_measures(tmp_path, monkeypatch):
+def test_a_record_of_another_machine_or_a_full_disk_stops_the_run(tmp_path, monkeypatch):
     for length, machine in enumerate(["NVIDIA H200", "NVIDIA L4", "NVIDIA H200"], start=1):
-        leave(tmp_path, Cell(context_length=length), machine=CPU | {"kind": machine})
+        write_timing_record(tmp_path, Cell(context_length=length), machine=CPU | {"kind": machine})
     assert "another machine (NVIDIA L4; this is NVIDIA H200)" in complaint(check, tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * 2**20))
     assert "full disk: 5 MiB free, 100 MiB needed" in complaint(check, tmp_path / "results")
 
 
-def test_a_folder_that_is_there_or_can_be_made_passes_and_one_that_cannot_is_named(tmp_path, monkeypatch):
+def test_a_folder_must_be_writable_or_possible_to_create(tmp_path, monkeypatch):
     assert layout.check_writable(tmp_path) == layout.check_writable(tmp_path / "reports/sections") == tmp_path
     assert not (tmp_path / "reports").exists()
     for refused in (os.W_OK, os.X_OK):
         monkeypatch.setattr("os.access", lambda _path, mode, no=refused: not mode & no)  # root may write anywhere
-        told = complaint(layout.check_writable, tmp_path / "reports")
-        assert told == f"{tmp_path}/reports/ cannot be written: {tmp_path} is read-only for this user"
+        message = complaint(layout.check_writable, tmp_path / "reports")
+        assert message == f"{tmp_path}/reports/ cannot be written: {tmp_path} is read-only for this user"
     (tmp_path / "reports").write_text("")
-    assert "reports is no folder" in complaint(layout.check_writable, tmp_path / "reports/sections")
+    assert "reports is not a folder" in complaint(layout.check_writable, tmp_path / "reports/sections")

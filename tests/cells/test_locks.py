@@ -33,7 +33,7 @@ def start(start_python):
     return partial(start_python, HOLDER)
 
 
-def test_a_lock_is_one_process_s_alone_says_whose_and_goes_to_the_next_when_that_is_killed(start):
+def test_a_lock_is_exclusive_names_its_holder_and_is_freed_by_its_death(start):
     holder = start()
     assert holder.stdout.readline() == "held\n"
     assert not locks.try_lock("host")
@@ -46,7 +46,7 @@ def test_a_lock_is_one_process_s_alone_says_whose_and_goes_to_the_next_when_that
     assert locks.try_lock("host", shared=True)
 
 
-def test_a_process_has_what_it_holds_until_it_gives_it_back_and_a_child_that_outlives_it_keeps_none(start):
+def test_a_lock_is_held_until_released_and_not_kept_by_forked_children(start):
     assert locks.try_lock("host")
     assert locks.try_lock("host")
     child = os.fork()
@@ -57,12 +57,12 @@ def test_a_process_has_what_it_holds_until_it_gives_it_back_and_a_child_that_out
     locks.release("host")
     assert other.stdout.readline() == "held\n"
     assert not locks.try_lock("host")
-    assert os.waitpid(child, os.WNOHANG) == (0, 0)  # it lives on
+    assert os.waitpid(child, os.WNOHANG) == (0, 0)  # still alive
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
 
-def test_folder_and_files_are_every_user_s_whatever_the_umask_and_the_folder_the_machine_s(folder, monkeypatch):
+def test_lock_files_are_open_to_all_users_whatever_umask_and_tmpdir_are(folder, monkeypatch):
     umask = os.umask(0o077)
     try:
         locks.try_lock("host")
@@ -75,7 +75,7 @@ def test_folder_and_files_are_every_user_s_whatever_the_umask_and_the_folder_the
     assert locks.check_folder() == Path("/tmp/llm-systems-pipeline-locks")
 
 
-def test_a_file_taken_away_while_it_is_locked_does_not_count(folder, monkeypatch):
+def test_a_lock_file_deleted_while_being_locked_does_not_count(folder, monkeypatch):
     flock = locks.fcntl.flock
 
     def flock_and_lose(descriptor, operation):
@@ -89,20 +89,20 @@ def test_a_file_taken_away_while_it_is_locked_does_not_count(folder, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("put", "why"),
+    ("create", "why"),
     [
         (lambda path, elsewhere: path.symlink_to(elsewhere), "it is a symbolic link"),
         (lambda path, _: path.mkdir(), "Is a directory"),
-        (lambda path, _: os.mkfifo(path), "it must be a plain file with one name"),
-        (lambda path, elsewhere: path.hardlink_to(elsewhere), "it must be a plain file with one name"),
+        (lambda path, _: os.mkfifo(path), "it must be a plain file without hard links"),
+        (lambda path, elsewhere: path.hardlink_to(elsewhere), "it must be a plain file without hard links"),
     ],
 )
-def test_what_is_no_file_in_a_lock_s_place_is_one_line_and_left_alone(folder, tmp_path, put, why):
+def test_anything_but_a_plain_file_as_a_lock_is_refused_and_left_alone(folder, tmp_path, create, why):
     def all_files():
         return sorted((path.name, path.lstat().st_size) for path in tmp_path.rglob("*"))
 
     (tmp_path / "elsewhere").write_text("of somebody")
-    put(locks.check_folder() / "host.lock", tmp_path / "elsewhere")
+    create(locks.check_folder() / "host.lock", tmp_path / "elsewhere")
     before = all_files()
     for function in (locks.try_lock, locks.holder):
         assert complaint(function, "host").startswith(f"cannot lock {folder}/host.lock: {why}; ")
@@ -114,7 +114,7 @@ def folder_of_mode(mode):
 
 
 @pytest.mark.parametrize(
-    ("put", "why"),
+    ("create", "why"),
     [
         (folder_of_mode(0o777), "its mode must be 1777, got 777"),
         (folder_of_mode(0o1755), "its mode must be 1777, got 1755"),
@@ -123,22 +123,22 @@ def folder_of_mode(mode):
         (lambda path: path.parent.rmdir(), "No such file or directory"),
     ],
 )
-def test_a_folder_that_users_cannot_share_safely_is_one_line(monkeypatch, tmp_path, put, why):
+def test_a_folder_that_users_cannot_share_safely_is_refused(monkeypatch, tmp_path, create, why):
     place = tmp_path / "parent/locks"
     place.parent.mkdir()
-    put(place)
+    create(place)
     monkeypatch.setenv(locks.FOLDER_VARIABLE, str(place))
-    said = f"cannot lock {place}: {why}; put that right, or set PIPELINE_LOCKS to another folder"
-    assert complaint(locks.check_folder) == complaint(locks.try_lock, "host") == said
+    message = f"cannot lock {place}: {why}; fix that, or set PIPELINE_LOCKS to another folder"
+    assert complaint(locks.check_folder) == complaint(locks.try_lock, "host") == message
 
 
-@pytest.mark.parametrize("asked", ["", "./locks"])
-def test_a_folder_that_depends_on_the_working_directory_is_refused(monkeypatch, asked):
-    monkeypatch.setenv(locks.FOLDER_VARIABLE, asked)
-    assert complaint(locks.check_folder) == f"PIPELINE_LOCKS must be an absolute path, got '{asked}'"
+@pytest.mark.parametrize("folder_name", ["", "./locks"])
+def test_a_relative_folder_is_refused(monkeypatch, folder_name):
+    monkeypatch.setenv(locks.FOLDER_VARIABLE, folder_name)
+    assert complaint(locks.check_folder) == f"PIPELINE_LOCKS must be an absolute path, got '{folder_name}'"
 
 
-def test_what_another_user_wrote_into_a_lock_cannot_steer_the_terminal(folder):
+def test_what_another_user_wrote_into_a_lock_cannot_control_the_terminal(folder):
     locks.check_folder()
     (folder / "host.lock").write_bytes(b"\x1b[2Jcleared\n\xff" + b"x" * 5000)
     assert locks.holder("host").startswith("[2Jcleared�xxx")
@@ -146,7 +146,7 @@ def test_what_another_user_wrote_into_a_lock_cannot_steer_the_terminal(folder):
 
 
 @pytest.mark.parametrize(("seconds", "announced"), [(0, 0), (2, 0), (9, 1)])
-def test_only_a_long_wait_is_announced_and_once(monkeypatch, capsys, seconds, announced):
+def test_only_a_long_wait_is_announced_and_only_once(monkeypatch, capsys, seconds, announced):
     slept = []  # a second each
     monkeypatch.setattr(locks, "time", SimpleNamespace(monotonic=lambda: 100.0 + len(slept), sleep=slept.append))
     attempts = iter([None] * seconds + ["taken"])

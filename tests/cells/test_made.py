@@ -6,7 +6,7 @@ def recipe(*data, code="pipeline.errors", inputs="ab", word="--scale"):
     return made.recipe({})
 
 
-def test_a_recipe_changes_with_code_data_inputs_and_words_but_not_with_their_place_or_order(tmp_path):
+def test_a_recipe_depends_on_code_data_inputs_and_words_not_on_place_or_order(tmp_path):
     here, other, there = tmp_path / "page.j2", tmp_path / "other.j2", tmp_path / "moved/page.j2"
     there.parent.mkdir()
     for path in (here, other, there):

@@ -30,19 +30,19 @@ def config_json(folder, **changes):
     return str(path)
 
 
-def test_numbers_a_config_json_and_a_yaml_file_give_sizes(tmp_path):
+def test_sizes_come_from_numbers_a_config_json_or_a_yaml_file(tmp_path):
     (tmp_path / "sizes.yaml").write_text(f"mine: {json.dumps(NUMBERS)}\nllama: {config_json(tmp_path)}\n")
     sizes = read_sizes(str(tmp_path / "sizes.yaml"), "sizes")
-    words = {key: str(number) for key, number in NUMBERS.items()}  # as Snakemake's --config has them
+    words = {key: str(number) for key, number in NUMBERS.items()}  # as Snakemake's --config passes them
     assert read_sizes({"mine": words}, "sizes")["mine"] == sizes["mine"]
     assert SIZES[sizes["mine"]] == OwnSize(64, 96, 2, 8, num_kv_heads=8, vocab_size=0)
     more = {"vocab_size": 128256, "without": ("rope_scaling",)}
     assert SIZES[sizes["llama"]] == OwnSize(2048, 8192, 16, 32, num_kv_heads=8, **more)
 
 
-# num_parameters() of transformers 5.24's AutoModelForCausalLM.from_config of these, the published config.json of each:
-# model_type, hidden_size, intermediate_size, layers, heads, heads of keys, vocab_size, and what else counts.
-COUNTED = {
+# num_parameters() of AutoModelForCausalLM.from_config in transformers 5.24 for each published config.json, and its
+# model_type, hidden_size, intermediate_size, layers, heads, key-value heads, vocab_size and other keys that count.
+TRANSFORMERS_COUNTS = {
     "Llama-3.2-1B": (1_235_814_400, "llama", 2048, 8192, 16, 32, 8, 128_256, {"head_dim": 64}),
     "SmolLM2-135M": (134_515_008, "llama", 576, 1536, 30, 9, 3, 49_152, {}),
     "Mistral-7B-v0.1": (7_241_732_096, "mistral", 4096, 14_336, 32, 32, 8, 32_000, {"tie_word_embeddings": False}),
@@ -55,9 +55,9 @@ COUNTED = {
 }
 
 
-@pytest.mark.parametrize("name", COUNTED)
-def test_parameters_and_those_that_are_told_to_be_left_out_are_as_many_as_transformers_counts(tmp_path, name):
-    count, *numbers, more = COUNTED[name]
+@pytest.mark.parametrize("name", TRANSFORMERS_COUNTS)
+def test_modelled_plus_left_out_parameters_match_transformers_count(tmp_path, name):
+    count, *numbers, more = TRANSFORMERS_COUNTS[name]
     keys = ["model_type", *list(LLAMA)[2:7], "vocab_size"]
     of_file = dict(zip(keys, numbers, strict=True)) | {"tie_word_embeddings": True, "head_dim": None} | more
     size = SIZES[read_sizes({"mine": config_json(tmp_path, **of_file)}, "sizes")["mine"]]
@@ -80,16 +80,16 @@ def test_parameters_and_those_that_are_told_to_be_left_out_are_as_many_as_transf
         ({"model_type": "qwen3"}, ("qk_norm",)),
     ],
 )
-def test_what_of_a_model_is_left_out_is_in_the_name_and_told(tmp_path, changes, words):
+def test_features_left_out_of_a_model_are_in_its_name_and_reported(tmp_path, changes, words):
     name = read_sizes({"mine": config_json(tmp_path, **{"rope_scaling": None, **changes})}, "sizes")["mine"]
     assert SIZES[name].without == words
-    told = unmodelled([name, "small", "XXL"])  # the last is no size, but a model of accounting
-    assert len(told) == bool(words)
-    assert all(name in line for line in told)
+    remarks = unmodelled([name, "small", "XXL"])  # the last is not a size but a model of the accounting stage
+    assert len(remarks) == bool(words)
+    assert all(name in line for line in remarks)
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({**NUMBERS, "depth": 3}, "sizes: mine: unknown key 'depth': must be one of d_model, d_ff, num_layers"),
         ({"d_model": 64, "num_layer": 2}, "sizes: mine: unknown key 'num_layer'"),
@@ -103,21 +103,21 @@ def test_what_of_a_model_is_left_out_is_in_the_name_and_told(tmp_path, changes, 
         ("gone.json", "cannot read gone.json: No such file or directory"),
         ({"model_type": "mixtral"}, "got 'mixtral', which has a mixture of experts"),
         ({"model_type": "bert"}, "model_type must be one of llama, mistral, qwen2, qwen3, phi3, gemma, got 'bert'"),
-        ({"num_local_experts": 8}, "num_local_experts must be absent, for experts are not modelled, got 8"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, for all of a head is rotated, got 0.5"),
-        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1, for all of a head is"),
+        ({"num_local_experts": 8}, "num_local_experts must be absent, because experts are not modelled, got 8"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, because whole heads are rotated, got 0.5"),
+        ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1, because whole heads are"),
         ({"head_dim": 127, "model_type": "llama"}, "head_dim must be even for rotary positions, got 127"),
         ({"hidden_size": None}, "config.json has no hidden_size (d_model)"),
         ({"tie_word_embeddings": "often"}, "tie_embeddings must be a value of type bool, got 'often'"),
     ],
 )
-def test_a_mistake_in_numbers_or_a_config_json_is_one_line(tmp_path, given, said):
+def test_a_mistake_in_numbers_or_a_config_json_is_reported_in_one_line(tmp_path, given, message):
     if isinstance(given, dict) and not given.keys() & NUMBERS.keys():
         given = config_json(tmp_path, **given)
-    assert said in complaint(read_sizes, {"mine": given}, "sizes")
+    assert message in complaint(read_sizes, {"mine": given}, "sizes")
 
 
-def test_a_name_that_cannot_be_is_refused():
-    assert "the pipeline has a size of this name" in complaint(read_sizes, {"small": NUMBERS}, "sizes")
+def test_taken_and_invalid_names_are_refused():
+    assert "this name is taken" in complaint(read_sizes, {"small": NUMBERS}, "sizes")
     for name in ("my-model", "a" * 25, ""):
         assert "a name must be at most 24" in complaint(read_sizes, {name: NUMBERS}, "sizes")

@@ -21,13 +21,13 @@ from ..records import record
 ROOT = Path(__file__).parents[2]
 GB = 10**9
 SETTINGS = Settings(budget_s=3.0)
-TOLD_S = needs.expected_s(Cell(), SETTINGS, on_gpu=False)
+ESTIMATE_S = needs.expected_s(Cell(), SETTINGS, on_gpu=False)
 
 
 def planned_stage(stage, results, settings=None, grids=(), on_gpu=False, measure=True):
     declared = stages()[stage]
-    asked = StagePlan(stage, (declared.cell_type(),), settings or declared.settings_type(), grids=grids)
-    return PlannedStage(declared, Plan("mine", measure, {stage: asked}), results, on_gpu)
+    stage_plan = StagePlan(stage, (declared.cell_type(),), settings or declared.settings_type(), grids=grids)
+    return PlannedStage(declared, Plan("mine", measure, {stage: stage_plan}), results, on_gpu)
 
 
 def expected_s(results, settings=SETTINGS, on_gpu=False):
@@ -35,34 +35,34 @@ def expected_s(results, settings=SETTINGS, on_gpu=False):
     return seconds
 
 
-def leave(results, content):
+def write_first_record(results, content):
     (path,) = planned_stage("timing", results).records()
     write_text(Path(path), content)
 
 
-def taking(seconds, **parts):
+def record_with(seconds, **parts):
     return json.dumps(record(settings=asdict(SETTINGS), seconds=seconds, **parts))
 
 
-def test_a_cell_takes_what_it_took_before_with_the_same_settings_unless_it_failed(tmp_path):
-    assert expected_s(tmp_path) == TOLD_S
-    leave(tmp_path, taking({"start_up": 1.5, "set_up": 0.5, "measuring": 40.0, "cpu_stolen": 3.0}))
+def test_a_cell_is_expected_to_take_as_long_as_before_unless_it_failed(tmp_path):
+    assert expected_s(tmp_path) == ESTIMATE_S
+    write_first_record(tmp_path, record_with({"start_up": 1.5, "set_up": 0.5, "measuring": 40.0, "cpu_stolen": 3.0}))
     assert expected_s(tmp_path) == 42.0
-    others = Settings(budget_s=1.0)  # with other settings it takes another time
+    others = Settings(budget_s=1.0)  # the recorded time is for other settings
     assert expected_s(tmp_path, others) == needs.expected_s(Cell(), others, on_gpu=False)
-    failure = taking({"start_up": 1, "set_up": 1, "measuring": 1}, log="a.log")
-    # Of a failure, of a record that does not tell and of a damaged one.
-    for content in (failure, taking({}), taking({"start_up": "x", "measuring": 1}), "{", "[]", ""):
-        leave(tmp_path, content)
-        assert expected_s(tmp_path) == TOLD_S, content
+    failure = record_with({"start_up": 1, "set_up": 1, "measuring": 1}, log="a.log")
+    # A failure, a record without times, and damaged ones.
+    for content in (failure, record_with({}), record_with({"start_up": "x", "measuring": 1}), "{", "[]", ""):
+        write_first_record(tmp_path, content)
+        assert expected_s(tmp_path) == ESTIMATE_S, content
 
 
-def test_a_cell_is_missing_until_it_has_a_record_though_no_other_of_its_stage_has_one(tmp_path):
+def test_a_cell_without_a_record_is_missing_unless_the_run_measures(tmp_path):
     assert planned_stage("timing", tmp_path, measure=False).missing() == [{"stage": "timing", "cell": asdict(Cell())}]
-    assert planned_stage("timing", tmp_path).missing() == []  # for it will be measured
+    assert planned_stage("timing", tmp_path).missing() == []  # it will be measured
 
 
-def test_a_cell_that_does_not_fit_into_memory_takes_no_time(tmp_path, monkeypatch):
+def test_a_cell_that_does_not_fit_into_memory_is_expected_to_be_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(planned, "memory_limit_bytes", lambda: 1000)
     assert expected_s(tmp_path) == planned.SKIPPED_S
     assert expected_s(tmp_path, on_gpu=True) > planned.SKIPPED_S
@@ -72,10 +72,10 @@ def test_a_cell_that_does_not_fit_into_memory_takes_no_time(tmp_path, monkeypatc
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_every_stage_says_how_long_its_default_cell_takes(stage, on_gpu, tmp_path):
     (seconds,) = planned_stage(stage, tmp_path, on_gpu=on_gpu).expected_s().values()
-    assert 0 < seconds < (600 if on_gpu else 1e9)  # a CPU would take weeks for one of an 8B model
+    assert 0 < seconds < (600 if on_gpu else 1e9)  # a CPU would take weeks for an 8B model
 
 
-def test_a_value_that_no_grid_has_is_measured_on_the_quickest_that_takes_it(tmp_path):
+def test_a_value_outside_all_grids_uses_the_quickest_grid_that_accepts_it(tmp_path):
     grids = [
         {"seq_len": 4096, "dtype": "bf16"},
         {"seq_len": [128, 256], "dtype": ["fp32", "bf16"]},
@@ -108,7 +108,7 @@ OVER_TWO = {"nodes": 2, "mpi": "srun", "tasks": 2, "tasks_per_gpu": 0}
         ({"gpus": 0, "nodes": 2}, {"gpu": 0, "gres": None, **OVER_TWO}),
     ],
 )
-def test_a_cell_asks_for_gpus_and_nodes_and_over_nodes_for_a_task_on_each(tmp_path, monkeypatch, cell, expected):
+def test_a_cell_requests_gpus_and_over_several_nodes_a_task_on_each(tmp_path, monkeypatch, cell, expected):
     stage = planned_stage("collectives" if "nodes" in cell else "timing", tmp_path)
     monkeypatch.setattr(stage, "cell", lambda _wildcards: SimpleNamespace(**cell))
     assert stage.resources({}) == expected
@@ -121,7 +121,7 @@ def needed_bytes(stage, settings=None, **axes):
 
 
 @pytest.mark.parametrize("scale", ["laptop", "smoke"])
-def test_every_cell_of_the_scales_for_a_cpu_fits_into_four_gigabytes(scale):
+def test_every_cell_of_the_cpu_scales_fits_into_four_gigabytes(scale):
     config = {"scale": scale, "measure": True, "overrides": {}}
     plan = load_plan(config, ROOT / "config/scales", ROOT / "workflow/schemas", stages(), False)
     for name, asked in plan.stages.items():
@@ -129,7 +129,7 @@ def test_every_cell_of_the_scales_for_a_cpu_fits_into_four_gigabytes(scale):
 
 
 @pytest.mark.parametrize("stage", ["timing", "profile", "memory", "ddp", "sharding", "fsdp"])
-def test_training_takes_sixteen_bytes_a_parameter_and_what_the_forward_pass_keeps(stage):
+def test_training_needs_16_bytes_per_parameter_plus_activations(stage):
     ranks = 2 if stage in ("ddp", "sharding", "fsdp") else 1
     state = 16 * parameter_count(SIZES["xl"], vocab_size=10_000) * ranks
     assert state < needed_bytes(stage, size="xl") < 2 * state
@@ -138,7 +138,7 @@ def test_training_takes_sixteen_bytes_a_parameter_and_what_the_forward_pass_keep
         assert longer > 1.3 * needed_bytes(stage, size="xl", context_length=256)
 
 
-def test_attention_takes_three_score_matrices_and_an_all_reduce_by_gloo_a_buffer_a_rank():
+def test_attention_needs_three_score_matrices_and_gloo_a_buffer_per_rank():
     assert needed_bytes("attention", seq_len=65536) == pytest.approx(3 * 8 * 65536**2 * 4, rel=0.01)
     for dtype, size_bytes in (("fp32", 4), ("bf16", 2)):
         assert needed_bytes("flash", seq_len=65536, dtype=dtype) == pytest.approx(3 * 65536**2 * size_bytes, rel=0.01)

@@ -36,14 +36,14 @@ def began(process):
     return tuple(map(float, process.stdout.readline().split()[1:]))
 
 
-def test_cells_share_the_host_beside_none_that_is_alone_which_says_once_for_whom_it_waits_and_has_its_turn(start):
+def test_a_lone_cell_waits_for_sharers_says_so_once_and_goes_before_later_ones(start):
     sharers = [start(f"sharer{number}", "shared") for number in range(2)]
     assert all(began(sharer) for sharer in sharers)
     lone = start("lone", "alone")
-    assert lone.stderr.readline().startswith("waiting for the host, last taken by process ")
-    # One that comes later stands behind it: else cells that share could keep it waiting for ever.
+    assert lone.stderr.readline().startswith("waiting for other cells on this host; last started: process ")
+    # A later cell queues behind it; otherwise cells that share the host could keep it waiting forever.
     late = start("late", "shared")
-    assert "waiting for the host" in late.stderr.readline()
+    assert "waiting for other cells" in late.stderr.readline()
     for sharer in sharers:
         sharer.kill()
     killed_at_s = time.monotonic()
@@ -57,16 +57,16 @@ def test_cells_share_the_host_beside_none_that_is_alone_which_says_once_for_whom
 
 @pytest.fixture
 def others(monkeypatch):
-    """Have other processes use so many of four cores in each sample, the last for good; count the seconds slept."""
+    """Return a function that fakes how many of 4 cores others use per sample (the last repeats), returning a clock."""
     monkeypatch.delenv(quiet_host.CHECK_VARIABLE)
     clock = {"s": 1000.0, "all_s": 0.0}
 
     def play(*cores):
-        coming = list(cores)
+        remaining = list(cores)
 
         def sleep(seconds):
             clock["s"] += seconds
-            clock["all_s"] += seconds * (coming.pop(0) if len(coming) > 1 else coming[0])
+            clock["all_s"] += seconds * (remaining.pop(0) if len(remaining) > 1 else remaining[0])
 
         def use(core_ids):
             assert core_ids == os.sched_getaffinity(0)
@@ -80,15 +80,15 @@ def others(monkeypatch):
     return play
 
 
-def settled(alone=True):
+def settled_host(alone=True):
     host = Host(alone, "measure something")
     host.settle()
     return host
 
 
-def test_a_quiet_host_costs_one_sample_less_what_set_up_took_and_no_word(others, capsys):
+def test_a_quiet_host_costs_at_most_one_sample_and_prints_nothing(others, capsys):
     clock = others(2.0)
-    host = settled()
+    host = settled_host()
     assert clock["s"] - 1000 == quiet_host.SAMPLE_S
     assert (host.others_cores, host.is_busy, host.waited_s) == (2.0, False, 0)
     host = Host(True, "measure something")
@@ -98,34 +98,34 @@ def test_a_quiet_host_costs_one_sample_less_what_set_up_took_and_no_word(others,
     assert capsys.readouterr().err == ""
 
 
-def test_a_busy_host_is_waited_for_until_it_is_quiet(others, capsys):
+def test_a_cell_waits_until_a_busy_host_is_quiet(others, capsys):
     others(3.0, 2.5, 4.0, 0.5)
-    host = settled()
+    host = settled_host()
     assert (host.others_cores, host.is_busy, host.waited_s) == (0.5, False, 3 * quiet_host.SAMPLE_S)
-    assert capsys.readouterr().err == "other processes use 3.0 of 4 cores: waiting up to 60 s, once a run\n"
+    assert capsys.readouterr().err == "other processes use 3.0 of 4 cores: waiting up to 60 s, once per run\n"
 
 
-def test_a_host_that_stays_busy_is_measured_on_after_a_minute_and_told(others, capsys):
+def test_a_host_that_stays_busy_is_used_after_a_minute_and_reported(others, capsys):
     others(2.1)
-    host = settled()
+    host = settled_host()
     assert host.waited_s == pytest.approx(60, abs=1)
     facts = host.facts()
     assert (facts["cores"], facts["others_cores"], facts["busy"]) == (4, pytest.approx(2.1), True)
-    told = "measured on a busy host: other processes use 2.1 of 4 cores"
-    assert capsys.readouterr().err.splitlines()[1:] == [told]
+    message = "measured on a busy host: other processes use 2.1 of 4 cores"
+    assert capsys.readouterr().err.splitlines()[1:] == [message]
 
 
-def test_a_run_waits_once(others, monkeypatch, tmp_path):
+def test_a_run_waits_only_once(others, monkeypatch, tmp_path):
     others(3.0)
-    # In a folder that is gone nothing can be noted.
+    # If the folder is missing, the wait cannot be recorded, so no cell waits.
     for run, waits in (("run1", True), ("run1", False), ("run2", True), ("gone/run3", False)):
         monkeypatch.setenv(quiet_host.RUN_VARIABLE, str(tmp_path / run))
-        host = settled()
+        host = settled_host()
         assert (host.waited_s > 0, host.is_busy) == (waits, True)
 
 
 @pytest.mark.parametrize("why", ["shared", "turned off", "no counters"])
-def test_where_nothing_can_or_need_be_told_no_sample_is_taken(others, monkeypatch, why):
+def test_a_host_that_is_shared_unchecked_or_without_counters_is_not_sampled(others, monkeypatch, why):
     clock = others(3.0)
     if why == "turned off":
         monkeypatch.setenv(quiet_host.CHECK_VARIABLE, "off")
@@ -133,12 +133,12 @@ def test_where_nothing_can_or_need_be_told_no_sample_is_taken(others, monkeypatc
         monkeypatch.setattr(quiet_host, "cpu_use", lambda _core_ids: None)
     loads = iter([(0.5, 9, 9), (1.5, 9, 9)])
     monkeypatch.setattr(os, "getloadavg", lambda: next(loads))
-    facts = settled(alone=why != "shared").facts()
+    facts = settled_host(alone=why != "shared").facts()
     assert clock["s"] == 1000
     assert (facts["others_cores"], facts["busy"]) == (None, False)
     assert (facts["load_before"], facts["load_after"]) == (0.5, 1.5)
 
 
-def test_another_wish_for_the_check_is_refused(monkeypatch):
+def test_an_unknown_value_of_the_check_variable_is_refused(monkeypatch):
     monkeypatch.setenv(quiet_host.CHECK_VARIABLE, "no")
-    assert complaint(settled) == "PIPELINE_HOST_CHECK must be off or left unset, got 'no'"
+    assert complaint(settled_host) == "PIPELINE_HOST_CHECK must be off or unset, got 'no'"

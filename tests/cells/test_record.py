@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from pipeline.cells.disk import WholeFile
+from pipeline.cells.disk import AtomicFile
 from pipeline.cells.record import (
     MOST_RECORD_BYTES,
     parse_complete,
@@ -28,13 +28,13 @@ CODE = RECORD["code"]
 def test_a_record_is_read_back_as_written(tmp_path, others_cores):
     host = {"cores": 2.0, "others_cores": others_cores, "busy": False, "load_before": 0.25, "load_after": 1}
     written = RECORD | {"host": host}
-    write_record(WholeFile(tmp_path / "deep/cell.json"), written)
+    write_record(AtomicFile(tmp_path / "deep/cell.json"), written)
     assert read_record(tmp_path / "deep/cell.json", stages()) == with_derived(written, stages())
 
 
-def test_a_value_that_is_no_number_is_refused(tmp_path):
+def test_writing_nan_is_refused(tmp_path):
     with pytest.raises(ValueError, match="JSON compliant"):
-        write_record(WholeFile(tmp_path / "cell.json"), {**RECORD, "rows": [{"median_ms": float("nan")}]})
+        write_record(AtomicFile(tmp_path / "cell.json"), {**RECORD, "rows": [{"median_ms": float("nan")}]})
     assert not (tmp_path / "cell.json").exists()
 
 
@@ -43,14 +43,14 @@ def complaint_about(changed, parse=parse_record):
 
 
 @pytest.mark.parametrize("part", [*RECORD, "machine.kind", "machine.software", "machine.software.cuda", "code.digest"])
-def test_a_part_that_a_record_lacks_is_named_with_file_and_remedy(part):
+def test_a_missing_part_is_reported_with_file_and_remedy(part):
     changed, (*parents, name) = copy.deepcopy(RECORD), part.split(".")
     del functools.reduce(dict.__getitem__, parents, changed)[name]
     remedy = ": measure it again (delete the file and repeat the command)" if part != "schema_version" else ""
-    assert complaint_about(changed) == f"cell.json is no record: it has no {part}{remedy}"
+    assert complaint_about(changed) == f"cell.json is not a valid record: it has no {part}{remedy}"
 
 
-# What tables, pages and `compare` rely on, each with a value that is none.
+# Parts that tables, pages and `compare` rely on, each with an invalid value.
 @pytest.mark.parametrize(
     ("part", "value"),
     [
@@ -70,54 +70,57 @@ def test_a_part_that_a_record_lacks_is_named_with_file_and_remedy(part):
         *((name, None) for name in RECORD if name != "schema_version"),
     ],
 )
-def test_a_part_that_tables_cannot_rely_on_is_named_by_its_place(part, value):
-    said = complaint_about({**RECORD, part: value})
-    assert said.startswith("cell.json is no record: ")
-    assert part in said
+def test_an_invalid_part_is_reported_by_its_place(part, value):
+    message = complaint_about({**RECORD, part: value})
+    assert message.startswith("cell.json is not a valid record: ")
+    assert part in message
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "message"),
     [
         ([], "rows: [] should be non-empty"),
         (["ok"], 'rows.0 must be an object, got "ok"'),
         ([timed_row(), {"phase": "backward"}], f"row 2: status must be one of {', '.join(RECORDED_STATUSES)}"),
         ([timed_row(peak_bytes=-1)], "row 1: peak_bytes must be a whole number, at least 0, got -1"),
         ([timed_row(median_ms=1.0)], "row 1: unknown column 'median_ms': must be one of "),
-        ([timed_row(samples_ms=[0.0] * 3)], "row 1: its derived columns cannot be made of it"),
+        ([timed_row(samples_ms=[0.0] * 3)], "row 1: its derived columns cannot be computed"),
         ([timed_row(size="../..")], "row 1: unknown column 'size': must be one of "),
-        ([timed_row(), timed_row()], "row 2 is of the same as row 1: mode=eager phase=forward clock=host"),
+        ([timed_row(), timed_row()], "row 2 has the same keys as row 1: mode=eager phase=forward clock=host"),
     ],
 )
-def test_a_row_that_no_table_can_hold_is_named_by_its_number(rows, said):
-    assert f"cell.json is no record: {said}" in complaint_about({**RECORD, "rows": rows}, parse_complete)
+def test_an_invalid_row_is_reported_by_its_number(rows, message):
+    assert f"cell.json is not a valid record: {message}" in complaint_about({**RECORD, "rows": rows}, parse_complete)
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
-        (b"[" * 200_000, "is no record: maximum recursion depth exceeded"),
-        (json.dumps(RECORD | {"settings": {"a": 10**400}}).encode(), "is no record: 10000000000000000000 is no finite"),
-        (b'{"a": ' + b"9" * 5000 + b"}", "is no record: 99999999999999999999 is no finite number"),
-        (b'{"a": 99999999999999999999}', "is no record: 99999999999999999999 is no number of 64 bits"),
-        (b'{"a": -1e400}', "is no record: -1e400 is no finite number"),
-        (b'{"a": NaN}', "is no record: NaN is no finite number"),
-        (b"null", "is no record: it has no schema_version"),
-        (b"[]", "is no record: it has no schema_version"),
+        (b"[" * 200_000, "is not a valid record: maximum recursion depth exceeded"),
+        (
+            json.dumps(RECORD | {"settings": {"a": 10**400}}).encode(),
+            "is not a valid record: 10000000000000000000 is not a finite",
+        ),
+        (b'{"a": ' + b"9" * 5000 + b"}", "is not a valid record: 99999999999999999999 is not a finite number"),
+        (b'{"a": 99999999999999999999}', "is not a valid record: 99999999999999999999 does not fit into 64 bits"),
+        (b'{"a": -1e400}', "is not a valid record: -1e400 is not a finite number"),
+        (b'{"a": NaN}', "is not a valid record: NaN is not a finite number"),
+        (b"null", "is not a valid record: it has no schema_version"),
+        (b"[]", "is not a valid record: it has no schema_version"),
         (b'{"schema_version": 99}', "has schema_version 99"),
-        (b'{"schema_version": 3, "ro', "is no record: "),
-        ("{}".encode("utf-16"), "is no record: 'utf-8' codec can't decode byte 0xff in position 0"),
+        (b'{"schema_version": 3, "ro', "is not a valid record: "),
+        ("{}".encode("utf-16"), "is not a valid record: 'utf-8' codec can't decode byte 0xff in position 0"),
     ],
     ids=range(11),
 )
-def test_a_file_that_no_cell_leaves_is_named_in_one_line(tmp_path, content, said):
+def test_a_file_that_is_not_a_record_is_reported_in_one_line(tmp_path, content, message):
     path = tmp_path / "cell.json"
     path.write_bytes(content)
-    assert complaint(read_record, path, stages()).startswith(f"{path} {said}")
+    assert complaint(read_record, path, stages()).startswith(f"{path} {message}")
 
 
-def test_what_is_no_file_is_not_waited_for(tmp_path):
+def test_pipes_and_too_large_records_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     assert complaint(read_record, tmp_path / "pipe.json", stages()).endswith("it must be a plain file")
     too_large = complaint(parse_record, b"x" * (MOST_RECORD_BYTES + 1), "cell.json", stages())
-    assert too_large == "cell.json is no record: it is larger than 16 MiB"
+    assert too_large == "cell.json is not a valid record: it is larger than 16 MiB"

@@ -25,7 +25,7 @@ class Peak(Row):
 TIME = {"phase": "forward", "status": "ok", "time_ms": 2}
 
 
-def test_a_row_as_declared_is_sound():
+def test_a_row_as_declared_is_valid():
     more = {"calls": 3, "samples_ms": [1, 2.5], "on_gpu": False, "reason": "a word"}
     without_values = {"phase": "forward", "status": "oom"}, {"status": "skipped"}
     for row in (TIME, TIME | more, TIME | {"calls": None}, *without_values):
@@ -49,12 +49,12 @@ def test_a_row_as_declared_is_sound():
         ({"time_s": 2}, "unknown column 'time_s': must be one of phase, status, "),
     ],
 )
-def test_a_value_that_is_not_allowed_is_named_with_its_row_column_and_what_is(changes, complaint):
+def test_an_invalid_value_is_reported_with_row_column_and_what_is_allowed(changes, complaint):
     with pytest.raises(ValueError, match=f"^row 2: {re.escape(complaint)}"):
         RowTypes.one(Time).check({}, [{**TIME, "phase": "backward"}, {**TIME, **changes}])
 
 
-def test_a_column_may_hold_a_name_of_the_users_own_if_it_is_one():
+def test_a_column_for_subjects_accepts_only_valid_names():
     @dataclass(frozen=True, kw_only=True)
     class Race(Row):
         KEYS = ("impl",)
@@ -67,25 +67,25 @@ def test_a_column_may_hold_a_name_of_the_users_own_if_it_is_one():
             RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"}])
 
 
-def test_two_rows_of_the_same_are_refused():
-    with pytest.raises(ValueError, match=r"^row 3 is of the same as row 1: phase=forward$"):
+def test_rows_with_the_same_keys_are_refused():
+    with pytest.raises(ValueError, match=r"^row 3 .* row 1: phase=forward$"):
         RowTypes.one(Time).check({}, [TIME, {**TIME, "phase": "backward"}, TIME])
-    with pytest.raises(ValueError, match=r"^row 2 is of the same as row 1: Peak has no KEYS to tell rows apart$"):
+    with pytest.raises(ValueError, match=r"^row 2 .* row 1: Peak has no KEYS"):
         RowTypes.one(Peak).check({}, [{"status": "ok", "peak_bytes": 1}] * 2)
 
 
-@pytest.mark.parametrize("told_by_axis", [True, False])
-def test_an_axis_or_a_column_tells_which_kind_a_row_is_of(told_by_axis):
+@pytest.mark.parametrize("kind_is_axis", [True, False])
+def test_an_axis_or_a_column_selects_a_rows_type(kind_is_axis):
     types = RowTypes({"time": Time, "peak": Peak}, kind_column="kind")
-    if told_by_axis:
+    if kind_is_axis:
         types.check({"kind": "peak"}, [{"status": "ok", "peak_bytes": 1}])
         with pytest.raises(ValueError, match="unknown column 'phase'"):
             types.check({"kind": "peak"}, [TIME])
     with pytest.raises(ValueError, match="row 1: kind must be one of time, peak, got 'size'"):
-        types.check({"kind": "size"} if told_by_axis else {}, [{"kind": "size", "status": "ok"}])
+        types.check({"kind": "size"} if kind_is_axis else {}, [{"kind": "size", "status": "ok"}])
 
 
-def test_columns_stand_as_keys_outcome_values_lists_and_what_a_row_is_of_is_a_key_where_it_is_a_column():
+def test_columns_have_keys_first_and_lists_last_and_a_kind_column_is_a_key():
     @dataclass(frozen=True, kw_only=True)
     class Named(Time):
         kind: str = column("what", allowed=("a", "b"))
@@ -97,7 +97,7 @@ def test_columns_stand_as_keys_outcome_values_lists_and_what_a_row_is_of_is_a_ke
     assert RowTypes({"a": Named, "b": Peak}, kind_column="kind").key_columns() == ("kind", "phase")
 
 
-def test_a_row_is_of_a_reference_where_it_has_all_the_values_that_its_kind_names():
+def test_a_row_is_a_reference_only_with_all_reference_values():
     @dataclass(frozen=True, kw_only=True)
     class Timed(Time):
         REFERENCE: ClassVar = {"phase": "forward", "on_gpu": True}
@@ -120,7 +120,7 @@ class Answer(Row):
 
 
 @pytest.mark.parametrize("answers", [1, 3])
-def test_a_recorded_row_may_stand_for_all_that_follows_by_formula_each_as_declared(answers):
+def test_a_recorded_row_may_expand_to_several_derived_rows_each_checked(answers):
     rows = RowTypes.one(Answer).complete(Time(), {"answers": answers}, {}, [{"status": "ok"}])
     assert rows == [{"status": "ok", "number": number} for number in range(1, answers + 1)]
     with pytest.raises(ValueError, match="row 1: number must be a whole number, at least 1, got 0"):

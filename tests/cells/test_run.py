@@ -44,7 +44,7 @@ def stage(measure):
 
 @pytest.fixture(autouse=True)
 def same_process_afterwards(monkeypatch, own_locks):
-    """Cells pin threads and take devices and the host for the life of their process, here that of all tests."""
+    """Undo what a cell changes for the life of its process (cores, threads, environment), which all tests share."""
     affinity, threads, environment = os.sched_getaffinity(0), torch.get_num_threads(), dict(os.environ)
     monkeypatch.setattr(run.freshness, "code_facts", lambda *_, **__: {"digest": "digest", "modules": {}})
     yield
@@ -56,9 +56,9 @@ def same_process_afterwards(monkeypatch, own_locks):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    def present(count, *taken):
+    def present(count, *claimed):
         monkeypatch.setattr(run.identity, "gpu_count", lambda: count)
-        monkeypatch.setattr(run, "claim_gpus", lambda asked, _command: Claim(taken or ("0",) * asked))
+        monkeypatch.setattr(run, "claim_gpus", lambda count_wanted, _command: Claim(claimed or ("0",) * count_wanted))
 
     return present
 
@@ -75,7 +75,7 @@ def record_of(measure, cell=Cell(), settings=Settings(), granted=None, start=STA
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "oom", "DefaultCPUAllocator"),
     ],
 )
-def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(error, status, reason):
+def test_a_skip_or_out_of_memory_fills_every_row_of_the_cell(error, status, reason):
     rows = record_of(Mock(side_effect=error))["rows"]
     assert [(row["phase"], row["status"]) for row in rows] == [("forward", status), ("backward", status)]
     assert all(row["reason"].startswith(reason) and "\n" not in row["reason"] for row in rows)
@@ -84,12 +84,12 @@ def test_an_outcome_becomes_a_row_for_each_of_the_cells_rows(error, status, reas
 @pytest.mark.parametrize(
     ("needed_gb", "refused", "warned"),
     [
-        (33.6, "takes 33.6 GB of memory or more, this machine has 16.0 GB; `measure --force` tries it", ""),
-        (12, "None", "takes 12.0 GB of memory or more, of which 9.0 GB are free: it may be killed\n"),
+        (33.6, "needs at least 33.6 GB of memory, this machine has 16.0 GB; `measure --force` runs it anyway", ""),
+        (12, "None", "needs at least 12.0 GB of memory, 9.0 GB are free: it may be killed\n"),
         *((needed_gb, "None", "") for needed_gb in (8, 0)),
     ],
 )
-def test_what_this_machine_cannot_hold_is_refused_and_what_is_not_free_now_measured_with_a_warning(
+def test_a_cell_over_the_memory_limit_is_refused_and_low_free_memory_warns(
     monkeypatch, capsys, needed_gb, refused, warned
 ):
     monkeypatch.setattr(run, "memory_limit_bytes", lambda: 16e9)
@@ -99,20 +99,18 @@ def test_what_this_machine_cannot_hold_is_refused_and_what_is_not_free_now_measu
 
 
 @pytest.mark.parametrize(("count", "force", "measures"), [(0, False, False), (0, True, True), (1, False, True)])
-def test_a_cell_that_the_host_s_memory_cannot_hold_is_skipped_unless_by_force_or_on_a_gpu(
-    monkeypatch, gpus, count, force, measures
-):
+def test_a_cell_too_large_for_memory_is_skipped_unless_forced_or_on_a_gpu(monkeypatch, gpus, count, force, measures):
     gpus(count)
     monkeypatch.setattr(run, "too_large", lambda *_: Skipped("takes 34 GB, this machine has 16 GB"))
     monkeypatch.setattr(run.freshness, "code_facts", lambda *_, measured: {"modules": {}, "measured": measured})
     measured = record_of(lambda *_: [ROW], force=force)
-    # The code that told its memory counts only where nothing was measured.
+    # The code that computes the needed memory counts only if nothing was measured.
     assert measured["code"]["measured"] == measures
     reasons = {each.get("reason") for each in measured["rows"]}
     assert reasons == ({None} if measures else {"takes 34 GB, this machine has 16 GB"})
 
 
-def test_a_bug_is_no_outcome_nor_are_rows_that_are_not_as_their_stage_declares_them():
+def test_bugs_and_rows_that_violate_their_declaration_raise():
     for error in (RuntimeError("shapes differ"), KeyError("size")):
         with pytest.raises(type(error)):
             record_of(Mock(side_effect=error))
@@ -120,7 +118,7 @@ def test_a_bug_is_no_outcome_nor_are_rows_that_are_not_as_their_stage_declares_t
         record_of(lambda *_: [{**ROW, "median_ms": 1.0}])
 
 
-def test_a_record_says_how_and_when_its_process_was_started_in_which_job_and_how_busy_the_host_was(gpus, monkeypatch):
+def test_a_record_describes_process_start_job_and_host_load(gpus, monkeypatch):
     gpus(0)
     monkeypatch.setattr(run, "slurm_job", lambda: SlurmJob("7", "n[1-2]", 2))
     record = record_of(lambda *_: [ROW], cell=Cell(gpus=4), granted=0)
@@ -131,38 +129,38 @@ def test_a_record_says_how_and_when_its_process_was_started_in_which_job_and_how
     assert {"waiting", "set_up", "measuring"} < set(record["seconds"])
     assert set(record["host"]) == {"cores", "others_cores", "busy", "load_before", "load_after"}
     assert (record["host"]["cores"], record["host"]["busy"]) == (len(os.sched_getaffinity(0)), False)
-    # A clock that is set back gives no negative time.
+    # No time is negative, even if the clock is set back.
     later = run.ProcessStart("ordinary", time.time() + 3600, START.command)
     assert min(record_of(lambda *_: [], start=later)["seconds"].values()) >= 0
 
 
-def test_a_variable_that_a_package_sets_as_it_is_imported_does_not_stand_in_the_record(monkeypatch):
-    # As scikit-learn does, which Transformers imports: such a record would be stale for ever.
+def test_variables_that_a_package_sets_on_import_are_not_recorded(monkeypatch):
+    # As scikit-learn does, which Transformers imports: such a record would be stale forever.
     monkeypatch.setattr(run.freshness, "code_facts", lambda _package, _at, environment, **_: dict(environment))
     monkeypatch.setenv("KMP_BLOCKTIME", "200")
-    told = record_of(lambda *_: os.environ.update(KMP_INIT_AT_FORK="FALSE") or [ROW])["code"]
-    assert "KMP_INIT_AT_FORK" not in told
-    assert told["KMP_BLOCKTIME"] == "200"
+    code = record_of(lambda *_: os.environ.update(KMP_INIT_AT_FORK="FALSE") or [ROW])["code"]
+    assert "KMP_INIT_AT_FORK" not in code
+    assert code["KMP_BLOCKTIME"] == "200"
 
 
-@pytest.mark.parametrize("asked", [0, 1])
-def test_a_cell_has_the_threads_that_its_settings_name_or_all_whatever_snakemakes_variables_say(monkeypatch, asked):
+@pytest.mark.parametrize("num_threads", [0, 1])
+def test_threads_come_from_settings_not_from_snakemakes_variables(monkeypatch, num_threads):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    seen, cores = [], asked or len(os.sched_getaffinity(0))
+    seen, cores = [], num_threads or len(os.sched_getaffinity(0))
     measure = lambda *_: seen.append((torch.get_num_threads(), len(os.sched_getaffinity(0)))) or []  # noqa: E731
-    record = record_of(measure, settings=Settings(threads=asked))
+    record = record_of(measure, settings=Settings(threads=num_threads))
     assert seen == [(cores, cores)]
     assert record["machine"]["threads"] == cores
     assert os.environ["OMP_NUM_THREADS"] == str(cores)
 
 
-def test_a_cell_that_shares_the_host_runs_on_the_cores_of_its_gpu_with_as_many_threads(gpus, monkeypatch):
+def test_a_cell_sharing_the_host_uses_its_gpus_cores_with_a_thread_each(gpus, monkeypatch):
     gpus(2, "GPU-1")
     cores = sorted(os.sched_getaffinity(0))
     on_host = [Gpu(id=f"GPU-{index}", index=index, name="H100", memory_bytes=None) for index in range(2)]
     monkeypatch.setattr(run.own_cores, "gpus_on_host", lambda: on_host)
     monkeypatch.setattr(run.own_cores, "MIN_CORES_PER_GPU", len(cores) // 2)
-    monkeypatch.setattr(run.own_cores, "by_physical_core", lambda given, *_: sorted(given))
+    monkeypatch.setattr(run.own_cores, "sort_by_physical_core", lambda given, *_: sorted(given))
     seen = []
     record = record_of(lambda *_: seen.append((os.sched_getaffinity(0), torch.get_num_threads())) or [])
     half = len(cores) // 2
@@ -170,7 +168,7 @@ def test_a_cell_that_shares_the_host_runs_on_the_cores_of_its_gpu_with_as_many_t
     assert (record["host"]["cores"], record["machine"]["cores"]) == (half, len(cores))
 
 
-def test_the_time_waited_for_the_host_for_gpus_and_for_the_worker_is_neither_start_up_nor_measuring(monkeypatch):
+def test_waiting_time_is_neither_start_up_nor_measuring(monkeypatch):
     monkeypatch.setattr(quiet_host.locks, "wait_for", lambda attempt, _announcement: (attempt(), 1e9))
     monkeypatch.setattr(run, "claim_gpus", lambda *_: Claim((), waited_s=5e8))
     start = run.ProcessStart("ordinary", time.time() - 1.65e9, START.command, waited_s=5e7)
@@ -180,39 +178,39 @@ def test_the_time_waited_for_the_host_for_gpus_and_for_the_worker_is_neither_sta
     assert seconds["set_up"] + seconds["measuring"] < 1e3
 
 
-def cell_that(says, gpus=1):
-    """Return a cell of another kind, which says one more thing of itself."""
-    return type("CellThatSays", (Cell,), says)(gpus)
+def cell_with(attributes, gpus=1):
+    """Return a cell whose class declares these attributes too."""
+    return type("CellThatSays", (Cell,), attributes)(gpus)
 
 
 @pytest.mark.parametrize(
-    ("cell", "present", "granted", "alone", "taken"),
+    ("cell", "present", "granted", "alone", "num_taken"),
     [
         (Cell(), 0, None, True, 0),
         (Cell(), 1, None, False, 1),
-        *((cell_that({"shares_host": False}), count, None, True, count) for count in (0, 1)),
-        (cell_that({"takes_fewer_gpus": True}, gpus=8), 8, 2, False, 2),
+        *((cell_with({"shares_host": False}), count, None, True, count) for count in (0, 1)),
+        (cell_with({"takes_fewer_gpus": True}, gpus=8), 8, 2, False, 2),
         (Cell(gpus=4), 2, None, False, None),  # is skipped
         (Cell(gpus=4), 8, 2, False, None),
     ],
 )
-def test_a_cell_is_alone_unless_it_may_share_the_host_or_has_too_few_gpus_which_is_told(
-    monkeypatch, gpus, cell, present, granted, alone, taken
+def test_a_cell_is_alone_unless_it_may_share_the_host_or_lacks_gpus(
+    monkeypatch, gpus, cell, present, granted, alone, num_taken
 ):
     gpus(present)
     host = Mock(return_value=quiet_host.Host(False, START.command))
     monkeypatch.setattr(run, "Host", host)
-    monkeypatch.setattr(run.own_cores, "each_gpu_has_its_own", lambda: True)
-    monkeypatch.setattr(run.own_cores, "per_gpu", lambda: 1)
-    monkeypatch.setattr(run.own_cores, "keep_to_those_of", lambda _ids, at_most: {0})
+    monkeypatch.setattr(run.own_cores, "each_gpu_has_own_cores", lambda: True)
+    monkeypatch.setattr(run.own_cores, "cores_per_gpu", lambda: 1)
+    monkeypatch.setattr(run.own_cores, "pin_to_cores_of", lambda _ids, at_most: {0})
     record = record_of(lambda *_: [], cell=cell, granted=granted)
     host.assert_called_once_with(alone=alone, command=START.command)
-    lacking = {(row["status"], row["reason"]) for row in record["rows"]}
-    assert lacking == ({("skipped", "needs 4 GPUs, 2 present")} if taken is None else set())
-    assert len(record["machine"]["gpus_taken"]) == (taken or 0)
+    skipped = {(row["status"], row["reason"]) for row in record["rows"]}
+    assert skipped == ({("skipped", "needs 4 GPUs, 2 present")} if num_taken is None else set())
+    assert len(record["machine"]["gpus_taken"]) == (num_taken or 0)
 
 
-def test_the_host_is_taken_before_anything_is_imported_or_claimed_and_what_may_fail_comes_before_measuring(monkeypatch):
+def test_a_cell_takes_the_host_before_imports_and_gpus_and_measures_last(monkeypatch):
     order = []
     monkeypatch.setattr(quiet_host.Host, "settle", lambda _host: order.append("settle"))
     monkeypatch.setattr(quiet_host.locks, "sign", lambda *_: order.append("take"))

@@ -10,7 +10,7 @@ def outside_of_a_job(monkeypatch):
         monkeypatch.delenv(f"SLURM_JOB_{name}", raising=False)
 
 
-def test_a_job_names_its_nodes_and_outside_of_one_there_is_none(monkeypatch):
+def test_slurm_job_reads_the_variables_and_is_none_outside_a_job(monkeypatch):
     assert slurm_job() is None
     for name, value in {"ID": "7", "NODELIST": "n[1-2]", "NUM_NODES": "2"}.items():
         monkeypatch.setenv(f"SLURM_JOB_{name}", value)
@@ -18,9 +18,7 @@ def test_a_job_names_its_nodes_and_outside_of_one_there_is_none(monkeypatch):
 
 
 @pytest.mark.parametrize("squeue", ["echo 'gpu-a[3,5] 2'", None, "exit 1", "echo", "exec /bin/sleep 60"])
-def test_a_job_that_knows_only_its_number_asks_slurm_and_is_a_job_where_that_does_not_tell(
-    monkeypatch, tmp_path, squeue
-):
+def test_a_job_with_only_a_number_asks_squeue_or_else_assumes_one_node(monkeypatch, tmp_path, squeue):
     if squeue is not None:
         (tmp_path / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
         (tmp_path / "squeue").chmod(0o755)

@@ -33,12 +33,10 @@ def digest_of_measure():
         (MODEL, "return x + 1", "return x + 1  # one", False),
         *((MODEL, f'"""{old}."""', f'"""{old} one."""', False) for old in ("Add", "About it", "Hold")),
         (MODEL, "return x + 1", "return (x\n            + 1)", False),
-        ("section.py", "'a'", "'b'", False),  # which is not reached
+        ("section.py", "'a'", "'b'", False),  # not reached
     ],
 )
-def test_what_reached_code_does_changes_the_digest_and_comments_docstrings_and_layout_do_not(
-    write, path, old, new, counts
-):
+def test_the_digest_ignores_comments_docstrings_layout_and_unreached_code(write, path, old, new, counts):
     before = digest_of_measure()
     assert old in PACKAGE[path]
     write({path: PACKAGE[path].replace(old, new)})
@@ -47,14 +45,14 @@ def test_what_reached_code_does_changes_the_digest_and_comments_docstrings_and_l
 
 @pytest.mark.parametrize("around", ["__init__.py", "subject/__init__.py"])
 @pytest.mark.parametrize("how", ["import pipeline.subject.model as model", "from pipeline.subject import model"])
-def test_the_packages_around_a_reached_module_count(write, how, around):
+def test_parent_packages_of_a_reached_module_count(write, how, around):
     write({"measure.py": f"{how}\n"})
     before = digest_of_measure()
     write({around: "import torch\n"})
     assert digest_of_measure() != before
 
 
-def test_modules_that_import_each_other_and_inside_of_functions_are_reached_and_one_that_is_not_there_has_no_digest(
+def test_circular_and_late_imports_are_reached_and_missing_modules_lack_a_digest(
     write,
 ):
     section = "from pipeline import measure\n\ndef late():\n    from pipeline import other\n"
@@ -65,7 +63,7 @@ def test_modules_that_import_each_other_and_inside_of_functions_are_reached_and_
     assert sources.module_digest("pipeline.gone") is sources.module_digest("pipeline.subject.model.f") is None
 
 
-def test_the_files_of_a_module_are_those_beside_it_that_it_names_or_that_have_its_name(write):
+def test_data_files_are_those_that_a_module_names_or_that_share_its_name(write):
     write(dict.fromkeys(("page.css", "section.md", "sections.md"), ""))
     write({"section.py": "STYLE, NONE, TEXT = 'page.css', 'missing.css', 'words'\n"})
     assert [path.name for path in sources.data_files(["pipeline.section"])] == ["page.css", "section.md"]

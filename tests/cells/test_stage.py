@@ -66,7 +66,7 @@ def test_a_stage_with_all_its_parts_is_complete(warmth):
 
 
 @pytest.mark.parametrize("stage", stages().values(), ids=stages())
-def test_every_stage_is_complete_and_a_cell_that_could_not_be_measured_leaves_sound_rows(stage):
+def test_every_stage_is_complete_and_its_rows_without_values_are_valid(stage):
     stage.check(stages())
     cell = stage.cell_type()
     stage.row_types.check(asdict(cell), outcome_rows(cell, "skipped", "no GPU"))
@@ -74,28 +74,28 @@ def test_every_stage_is_complete_and_a_cell_that_could_not_be_measured_leaves_so
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_a_stage_lacks_is_named(warmth, name):
+def test_a_missing_file_of_a_stage_is_reported(warmth, name):
     (warmth.folder / name).unlink()
-    assert complaint_of(warmth) == f" has no {name}, which every stage has"
+    assert complaint_of(warmth) == f" has no {name}, which every stage needs"
 
 
 @pytest.mark.parametrize(
     ("file", "old", "new", "expected"),
     [
         ("cell", "SPLIT_AXIS", "SPLIT", " has no SPLIT_AXIS"),
-        ("cell", '"""How warm does it get?"""', "", " has no docstring that asks its question"),
-        ("cell", "gpus = 1", "gpu = 1", ": Cell has no gpus, how many GPUs a cell uses where there are any"),
+        ("cell", '"""How warm does it get?"""', "", " needs a docstring: its first line is the stage's question"),
+        ("cell", "gpus = 1", "gpu = 1", ": Cell has no gpus, how many GPUs a cell uses, if there are any"),
         ("cell", "row_keys", "keys", ": Cell has no row_keys, the keys of the rows of a cell that could not be meas"),
         ("cell", 'AXIS = "size"', 'AXIS = "precision"', ": SPLIT_AXIS must be one of size"),
-        ("cell", "SPLIT", 'READS = ("heat",)\nSPLIT', ": READS has 'heat', known stages are warmth"),
+        ("cell", "SPLIT", 'READS = ("heat",)\nSPLIT', ": READS has unknown stage 'heat': must be one of warmth"),
         ("cell", "    gpus", '    place: str = axis("a")\n    gpus', ": two columns of its tables are called 'place'"),
         ("cell", "    gpus", '    torch: str = axis("a")\n    gpus', ": two columns of its tables are called 'torch'"),
-        ("rows", '("place",)', '("town",)', ": Warmth: KEYS has 'town', which is no column of it"),
-        ("rows", 'column("how warm")', "0.0", ": Warmth: warmth_c is no column: declare"),
+        ("rows", '("place",)', '("town",)', ": Warmth: KEYS has 'town', which it does not declare"),
+        ("rows", 'column("how warm")', "0.0", ": Warmth: warmth_c is not a column: declare"),
         ("rows", "ROW_TYPES =", "ROWS =", " has no ROW_TYPES"),
     ],
 )
-def test_what_a_stage_does_not_declare_as_it_should_is_named(warmth, file, old, new, expected):
+def test_a_wrong_declaration_of_a_stage_is_reported(warmth, file, old, new, expected):
     path = warmth.folder / f"{file}.py"
     path.write_text(path.read_text().replace(old, new))
     assert complaint_of(warmth).removeprefix(path.name).startswith(expected)

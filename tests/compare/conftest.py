@@ -12,14 +12,14 @@ from ..report.runs import levers_record, step
 
 
 def run(name, times_ms, **parts):
-    """Return a run of one cell: its combinations of levers with their medians, repeats where several are given."""
+    """Return a run of one cell with these medians by combination of levers; several medians make repeats."""
     count = max(len(medians) for medians in times_ms.values())
     records = []
     for repeat in range(count):
         rows = [step(levers, medians[repeat]) for levers, medians in times_ms.items()]
-        made = levers_record(*rows, **parts)
-        made["cell"]["repeat"] = repeat + 1
-        records.append(with_derived(made, stages()))
+        new_record = levers_record(*rows, **parts)
+        new_record["cell"]["repeat"] = repeat + 1
+        records.append(with_derived(new_record, stages()))
     return Run(name, Path(name), records, stages())
 
 

@@ -15,17 +15,17 @@ LEVERS = stages()["levers"]
 
 @pytest.fixture
 def runs(make_run):
-    """Six runs, three repeats each, handed over in another order than that of their time."""
+    """Six runs of three repeats each, not in order of time."""
 
-    def made(day, factor):
+    def run_of_day(day, factor):
         medians = {"eager": [100.0] * 3, "sdpa": [factor * each for each in (50.0, 50.1, 49.9)]}
         parts = {"started_at": f"2026-01-0{day}T00:00:00Z", "code": {"digest": "a", "commit": f"c{day}"}}
         return make_run(f"day{day}", medians, **parts)
 
-    return [made(day, 1.0 if day < 4 else 1.1) for day in (5, 1, 6, 3, 2, 4)]
+    return [run_of_day(day, 1.0 if day < 4 else 1.1) for day in (5, 1, 6, 3, 2, 4)]
 
 
-def test_a_row_is_followed_in_the_order_of_time_and_its_step_named_at_its_run(runs):
+def test_a_history_is_in_order_of_time_and_names_the_step_at_its_run(runs):
     rows = history(runs, LEVERS, ["size=medium", "levers=sdpa"])
     assert list(rows["run"]) == [f"day{day}" for day in range(1, 7)]
     assert list(rows["step"].notna()) == [False] * 3 + [True] + [False] * 2
@@ -35,7 +35,7 @@ def test_a_row_is_followed_in_the_order_of_time_and_its_step_named_at_its_run(ru
     assert list(chart(rows).rows["since"].unique()) == ["since day1", "since day4"]
 
 
-def test_text_and_page_show_it_without_runs_that_lack_the_row(runs, make_run):
+def test_text_and_page_show_a_history_without_runs_that_lack_the_row(runs, make_run):
     parts = page.one_row(history([*runs, make_run("other", {"eager": [1.0]})], LEVERS, ["levers=sdpa"]))
     text, html = page.markdown(parts), page.html(runs, parts, {})
     assert ["levers size=medium" in text, "| day4 |" in text, "other" in text] == [True, True, False]
@@ -43,7 +43,7 @@ def test_text_and_page_show_it_without_runs_that_lack_the_row(runs, make_run):
     assert "](figures" not in text
 
 
-def test_a_record_from_before_an_axis_was_there_has_its_default():
+def test_a_record_older_than_an_axis_has_its_default():
     runs = load_runs([ROOT / "docs/earlier-h200", ROOT / "docs/alone-h200"], stages())
     given = ["precision=bf16", "size=small", "context_length=256", "mode=eager", "phase=train_step", "clock=host"]
     rows = history(runs, stages()["timing"], given)
@@ -54,11 +54,11 @@ def test_a_record_from_before_an_axis_was_there_has_its_default():
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        (["lever=sdpa"], "lever must be one of .*size, .*levers"),
+        (["lever=sdpa"], "unknown key 'lever': must be one of .*size, .*levers"),
         (["size=medium"], r"names several rows; they differ in levers=eager\|sdpa"),
         (["levers=mine"], "has a time in 0 of 6 runs: a history needs two"),
     ],
 )
-def test_words_that_name_no_row_or_several_are_one_line(runs, given, complaint):
+def test_words_that_name_no_row_or_several_give_a_one_line_error(runs, given, complaint):
     with pytest.raises(UserError, match=complaint):
         history(runs, LEVERS, given)

@@ -22,12 +22,12 @@ def both(make_run):
 
 
 def cells(table):
-    """Return what a table writes, by its first two columns and the header of each other."""
+    """Return the cells of a table as written, by the first two columns of their line and their header."""
     lines = [line.strip("| ").split(" | ") for line in table.markdown().splitlines() if line.startswith("|")]
     return {(*line[:2], head): cell for line in lines[2:] for head, cell in zip(lines[0][2:], line[2:], strict=True)}
 
 
-def test_each_model_stands_once_a_way_with_the_values_of_every_run(both, make_run):
+def test_each_model_and_way_has_one_line_with_the_values_of_every_run(both, make_run):
     found = cells(models([*both, make_run("third", FAST, size="xl")], {}))
     ways = [(size, way) for size in ("medium", "xl") for way in ("as written", "tuned")]
     assert [key[:2] for key in found][:: len(found) // 4] == ways
@@ -41,7 +41,7 @@ def test_runs_that_trained_no_model_have_no_table():
     assert models(empty, {"a": 1.0, "b": 2.0}).is_empty
 
 
-def test_steps_in_another_precision_are_others(both, make_run):
+def test_steps_in_different_precisions_have_separate_lines(both, make_run):
     fp32 = make_run("fp32", SLOW)
     for record in fp32.records:
         record["cell"]["precision"] = "fp32"
@@ -53,7 +53,7 @@ def test_steps_in_another_precision_are_others(both, make_run):
     assert len(table.markdown().split("\n| medium")) == 1 + 2 * 2
 
 
-def test_a_price_makes_a_cost_per_token_and_picks_the_cheapest_of_those_that_have_one(both, make_run):
+def test_prices_give_a_cost_per_token_and_the_cheapest_of_the_priced_runs(both, make_run):
     table = models([*both, make_run("third", FAST, size="xl")], {"h200": 3.6, "h100": 1.2, "third": 1.0})
     step = table.rows.set_index(["way", "model", "run"]).loc[("tuned", "medium", "h200")]
     assert step["usd"] == pytest.approx(3.6 / 3600 / step["tokens_per_s"] * 1e6)
@@ -70,19 +70,19 @@ def test_a_price_makes_a_cost_per_token_and_picks_the_cheapest_of_those_that_hav
 
 
 @pytest.mark.parametrize("word", ["h300=1", "h200=", "h200=0", "h200=nan", "1"])
-def test_a_price_of_no_run_or_that_is_none_is_one_line(both, word):
+def test_an_invalid_price_or_an_unknown_run_gives_a_one_line_error(both, word):
     with pytest.raises(UserError, match="--price"):
         prices([word], both)
 
 
-def test_what_runs_were_made_with_is_told_where_it_differs(both, make_run):
+def test_differences_list_only_facts_that_differ(both, make_run):
     found = cells(differences(both))
     assert [found["–", "machine", run] for run in ("h200", "h100")] == ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]
     assert ("–", "torch", "h200") not in found
     assert differences([make_run("a", FAST), make_run("b", FAST)]).is_empty
 
 
-def test_text_and_page_hold_models_and_times_and_tables_are_tables(both, make_run):
+def test_text_and_page_have_models_and_times_in_well_formed_tables(both, make_run):
     pair = compare(*both, 0.05)
     parts = page.comparison(both, {}, pair, None)
     text = page.markdown(parts)
@@ -94,6 +94,6 @@ def test_text_and_page_hold_models_and_times_and_tables_are_tables(both, make_ru
     assert counted["ms", "slower"] == 3
     assert set(named["slower"].rows["verdict"]) == {"slower"}
     assert set(named["faster"].rows["verdict"]) <= {"faster"}
-    assert 'data-chart="compare/ratios"' in page.html(both, parts, page.explored(pair, None))
+    assert 'data-chart="compare/ratios"' in page.html(both, parts, page.filterable_tables(pair, None))
     three = [*both, make_run("third", FAST)]
     assert "compare/ratios" not in page.html(three, page.comparison(three, {}, None, None), {})

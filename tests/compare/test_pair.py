@@ -8,7 +8,7 @@ BASE = {"eager": [100.0], "sdpa": [80.0], "eager_again": [100.0]}
 
 @pytest.fixture
 def both(make_run):
-    """Two runs that are the same, whose rows may be changed."""
+    """Two equal runs, whose rows a test may change."""
     return make_run("a", BASE), make_run("b", BASE)
 
 
@@ -16,30 +16,28 @@ def scaled(factor, repeats=(1.0,)):
     return {levers: [factor * median[0] * each for each in repeats] for levers, median in BASE.items()}
 
 
-def test_rows_of_two_runs_are_judged_each_with_its_own_the_furthest_apart_first(make_run):
+def test_the_same_rows_of_two_runs_are_judged_and_the_largest_difference_is_first(make_run):
     b = make_run("b", {"eager": [120.0], "sdpa": [40.0], "eager_again": [100.0]})
     times = compare(make_run("a", BASE), b, 0.05).times.set_index("row")
     assert list(times["verdict"].items()) == [("sdpa", FASTER), ("eager", SLOWER), ("eager_again", SAME)]
     assert times["ratio"]["sdpa"] == pytest.approx(2.0)
 
 
-def test_what_hangs_on_the_host_comes_last_however_far_apart(both):
+def test_times_that_depend_on_the_host_come_last_however_far_apart(both):
     for run, call_ms in zip(both, (1.0, 9.0), strict=True):
         for part in ("median", "q1", "q3"):
             run.frames["levers"][f"{part}_call_ms"] = call_ms
     assert [*compare(*both, 0.05).times["quantity"]] == ["ms"] * 3 + ["call_ms"] * 3
 
 
-def test_steps_are_the_same_rows_whichever_other_levers_their_cells_combine(make_run):
+def test_steps_are_the_same_rows_whatever_other_levers_their_cells_combine(make_run):
     few = make_run("b", BASE, combinations="sdpa")
     assert set(compare(make_run("a", BASE), few, 0.05).times["row"]) == set(BASE)
     assert compare(few, few, 0.05).outcomes.empty
 
 
 @pytest.mark.parametrize(("repeats", "is_called", "once"), [((1.0, 1.001), True, 0), ((1.0,), False, len(BASE))])
-def test_repeats_decide_what_a_ratio_alone_would_not_and_a_failure_says_how_many_have_none(
-    make_run, repeats, is_called, once
-):
+def test_repeats_decide_small_ratios_and_a_failure_counts_times_without_repeats(make_run, repeats, is_called, once):
     a, b, slow = (make_run("a run", scaled(factor, repeats)) for factor in (1.0, 1.03, 1.5))
     assert (set(compare(a, b, 0.05).times["verdict"]) == {SLOWER}) == is_called
     assert f"({once} of them without repeats)" in compare(a, slow, 0.05).failure
@@ -66,18 +64,18 @@ def test_a_row_that_lost_its_values_fails_and_one_that_gained_some_does_not(both
 
 def test_runs_without_a_time_in_common_fail(make_run):
     found = compare(make_run("a", BASE), make_run("b", {"eager": [100.0]}, size="xl"), 0.05)
-    assert "no time is in both" in found.failure
+    assert "no timing is in both runs" in found.failure
     assert found.outcomes["of"].value_counts().to_dict() == {"left_only": 3, "right_only": 1, "both": 0}
 
 
-def test_peaks_of_memory_differ_beyond_the_tolerance_in_either_direction_the_same_of_a_cell_once(both):
+def test_memory_peaks_that_differ_beyond_the_tolerance_appear_once_per_cell(both):
     for row, factor in zip(both[1].records[0]["rows"], (1.2, 0.8, 1.2), strict=True):
         row["peak_bytes"] = int(row["peak_bytes"] * factor)
     assert list(compare(*both, 0.05).memory["ratio"]) == pytest.approx([1.2, 0.8])
     assert list(compare(*both, 0.21).memory["ratio"]) == pytest.approx([0.8])
 
 
-def test_the_gpu_s_work_is_a_value_of_its_own(both):
+def test_gpu_busy_time_is_compared_too(both):
     for run, busy_ms in zip(both, (50.0, 70.0), strict=True):
         run.records[0]["rows"][0]["gpu_busy_ms"] = busy_ms
     found = compare(*both, 0.05).times

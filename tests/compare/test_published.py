@@ -6,10 +6,10 @@ import pytest
 from pipeline.cells import fields
 from pipeline.cells.rows import columns
 from pipeline.compare import page, published
-from pipeline.compare.published import FILE, beside, load
+from pipeline.compare.published import FILE, comparison_table, load
 from pipeline.compare.runs import Run
 from pipeline.registry import stages
-from pipeline.report.frame import alike
+from pipeline.report.frame import matching
 from pipeline.snapshots.records import load_records
 
 ROOT = Path(__file__).parents[2]
@@ -21,17 +21,17 @@ EVERY = pd.read_csv(FILE, dtype=str, keep_default_na=False)
 
 @pytest.fixture(scope="module")
 def run():
-    """The stages of a published run in which most was published by others too, and the course's."""
+    """Two stages of a published run: timing, published by most write-ups, and the one that the course published."""
     records = load_records(ROOT / "reports/h200", stages())
     return Run("h200", ROOT, [each for each in records if each["stage"] in ("timing", "step8b")], stages())
 
 
 @pytest.fixture(scope="module")
 def table(run, make_run):
-    return beside([run, make_run("levers", {"eager": [1.0]})])
+    return comparison_table([run, make_run("levers", {"eager": [1.0]})])
 
 
-def test_every_value_is_above_zero_stands_once_is_of_words_that_its_stage_knows_and_in_a_unit_of_its_columns():
+def test_every_published_value_is_positive_unique_and_fits_the_rows_of_its_stage():
     assert not EVERY.duplicated(["source", "machine", "stage", "of", "quantity"]).any()
     assert (EVERY["value"].astype(float) > 0).all()
     assert load("levers").empty
@@ -51,11 +51,11 @@ def accepts(row_type, keys):
     )
 
 
-def test_published_values_stand_beside_the_rows_that_they_are_of_each_source_in_a_column_of_its_own(run, table):
+def test_published_values_are_beside_their_rows_with_one_column_per_source(run, table):
     rows = table.rows
     xl = rows["cell"].str.contains("precision=fp32 size=xl context_length=256") & rows["row"].eq("eager forward host")
     [line] = rows[xl].to_dict("records")
-    [row] = alike(run.frames["timing"], XL).to_dict("records")
+    [row] = matching(run.frames["timing"], XL).to_dict("records")
     assert line["write-up 000 (A100, other code)"] == pytest.approx(149)
     assert line["h200"] == pytest.approx(row["mean_ms"])
     assert rows["the course (B200, other code)"].dropna().tolist() == [10_000]
@@ -68,12 +68,12 @@ def test_a_value_that_fits_several_rows_equally_well_is_left_out(run, monkeypatc
     for of, lines in (("size=xl mode=eager phase=forward", 1), ("size=xl phase=forward", 0)):
         values = pd.DataFrame([value | {"of": of}])
         monkeypatch.setattr(published, "load", lambda stage, values=values: values[values["stage"] == stage])
-        assert len(beside([run]).rows) == lines
+        assert len(comparison_table([run]).rows) == lines
 
 
-def test_they_are_shown_without_verdicts(make_run, table):
+def test_published_values_are_shown_without_verdicts(make_run, table):
     run = make_run("levers", {"eager": [1.0]})
-    html = page.html([run], page.comparison([run], {}, None, table), page.explored(None, table))
+    html = page.html([run], page.comparison([run], {}, None, table), page.filterable_tables(None, table))
     assert "write-up 004" in html
     assert "<option>published</option>" in html
     assert "verdict" not in [head for head, _, _ in table.columns]

@@ -1,4 +1,4 @@
-"""What is used of Gluon is there, and means the same: compiled without a GPU, in a process that interprets nothing."""
+"""Check that Gluon's private names still work, by compiling without a GPU and without Triton's interpreter."""
 
 import os
 import subprocess
@@ -31,7 +31,7 @@ print(triton.compile(source, target=GPUTarget("cuda", 90, 32), options={}).asm["
 
 
 @pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
-def test_a_tile_is_added_to_one_in_memory_by_the_copy_engine(tmp_path):
+def test_tma_reduce_add_compiles_to_an_asynchronous_bulk_add(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(COMPILE)
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

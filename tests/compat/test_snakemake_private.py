@@ -1,4 +1,4 @@
-"""What is used of Snakemake is there and means the same: small workflows run in this process."""
+"""Check that Snakemake's private names still mean the same, by running small workflows in this process."""
 
 import json
 
@@ -9,7 +9,7 @@ from snakemake.settings.enums import Quietness
 from snakemake.settings.types import ResourceSettings
 from snakemake_interface_executor_plugins.settings import ExecMode
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the solver that Snakemake's scheduler uses
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the solver that Snakemake's scheduler uses
 BEGINNING = """
 import json
 from pathlib import Path
@@ -48,7 +48,7 @@ def execute(tmp_path):
     return run
 
 
-def test_a_newer_input_has_what_is_there_made_again_each_time_and_nothing_else(execute, tmp_path):
+def test_a_newer_input_rebuilds_only_its_output_and_does_so_each_time(execute, tmp_path):
     made = [tmp_path / f"{name}.made" for name in "abc"]
     for path in made:
         path.touch()
@@ -71,7 +71,7 @@ def test_a_newer_input_has_what_is_there_made_again_each_time_and_nothing_else(e
         ("is_a_schedulers_job", {"mode": ExecMode.REMOTE}, True),
     ],
 )
-def test_a_workflow_tells_its_limit_of_gpus_and_what_a_scheduler_does(execute, asked, settings, told):
+def test_a_workflow_knows_its_gpu_limit_and_whether_a_scheduler_is_used(execute, asked, settings, told):
     execute(f"tell(private.{asked}(workflow))\nrule all:\n", executor="dryrun", **settings)
     assert execute.told() == told
 

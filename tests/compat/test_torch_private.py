@@ -1,4 +1,4 @@
-"""What is used of torch's private names is there: a test a name, for an upgrade may move any of them."""
+"""Check that torch's private names still exist and mean the same, because an upgrade may move any of them."""
 
 import importlib.util
 import operator
@@ -13,7 +13,7 @@ from pipeline.compat import torch_private
 from pipeline.compat.torch_private import base_of, has_gradient_hooks
 from pipeline.worker.child import PRELOADED
 
-# Those that the module above does not ask for when it is imported.
+# Names that `torch_private` does not already use when it is imported.
 PATHS = (
     *(f"_C._profiler._EventType.{kind}" for kind in ("Allocation", "PyCCall", "PyCall", "TorchOp")),
     *("_C._current_graph_task_id", "_C._has_cudnn", "_C._storage_Use_Count", "_fused_sdp_choice"),
@@ -22,20 +22,20 @@ PATHS = (
 )
 
 
-def test_torch_still_has_every_name_and_every_module_that_the_worker_imports_ahead_of_need():
+def test_torch_still_has_every_private_name_and_preloaded_module():
     for path in PATHS:
         assert operator.attrgetter(path)(torch) is not None, "pipeline.compat.torch_private needs another way"
     assert [name for name in PRELOADED if "torch._" in name and not importlib.util.find_spec(name)] == []
 
 
-def test_a_module_sees_what_is_put_among_its_parameters_and_tensors_are_found_in_nested_results():
+def test_parameters_can_be_replaced_and_nested_tensors_are_found():
     layer, x, y = torch.nn.Linear(2, 2), torch.ones(1), torch.zeros(1)
     torch_private.parameters_of(layer)["weight"] = x
     assert layer.weight is x
     assert torch_private.tensors_in({"out": (x, [1, None]), "state": {"inner": y}}) == [x, y]
 
 
-def test_nodes_are_numbered_in_the_order_in_which_they_are_made_and_a_backward_pass_is_known_as_such():
+def test_nodes_are_numbered_in_order_and_a_backward_pass_is_detected():
     first = torch_private.next_node_number()
     y, seen = torch.ones(1, requires_grad=True) * 2, []
     assert (torch_private.node_number(y.grad_fn), torch_private.next_node_number()) == (first, first + 1)
@@ -61,7 +61,7 @@ def test_both_kinds_of_gradient_hooks_are_found_until_they_are_removed(register)
     assert [*found, has_gradient_hooks(weight)] == [False, True, False]
 
 
-def test_a_view_of_a_view_has_the_base_of_both_and_is_another_use_of_its_storage():
+def test_a_view_of_a_view_has_the_same_base_and_adds_one_storage_use():
     x = torch.ones(2, 3)
     alone = torch_private.storage_uses(x)
     view = x.view(6)[1:]

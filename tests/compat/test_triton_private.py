@@ -1,4 +1,4 @@
-"""What is used of Triton is there and means the same: a stand-in for a kernel is launched, for there may be no GPU."""
+"""Check that Triton's private names still mean the same, with a stand-in for a kernel, since there may be no GPU."""
 
 import contextvars
 import inspect
@@ -18,7 +18,7 @@ TENSORS, ARGUMENTS = (torch.zeros(1), None, torch.zeros(2)), (64, True)
 
 
 class Kernel(CompiledKernel):
-    """A kernel already loaded, which calls its hooks as Triton's launcher does and keeps what it was called with."""
+    """A loaded kernel that calls its hooks as Triton's launcher does and records what it was called with."""
 
     def __init__(self, global_scratch_size=0):
         self.src = object.__new__(ASTSource)
@@ -43,7 +43,7 @@ def device(monkeypatch):
         monkeypatch.setattr(module, "driver", SimpleNamespace(active=active))
 
 
-def test_a_launch_is_what_triton_itself_would_have_launched_with_the_tensors_addresses():
+def test_a_launch_equals_tritons_own_with_the_tensors_addresses():
     ours, theirs = Kernel(), Kernel()
     addresses = (TENSORS[0].data_ptr(), None, TENSORS[2].data_ptr())
     triton_private.launcher(ours, GRID, ARGUMENTS)(*TENSORS)
@@ -52,30 +52,30 @@ def test_a_launch_is_what_triton_itself_would_have_launched_with_the_tensors_add
 
 
 @pytest.mark.parametrize("chain", ["launch_enter_hook", "launch_exit_hook"])
-def test_a_hook_hears_of_the_launches_after_it_was_added_until_it_is_removed(chain):
+def test_a_hook_sees_launches_from_when_it_is_added_until_it_is_removed(chain):
     launch, hooks = triton_private.launcher(Kernel(), GRID, ARGUMENTS), getattr(knobs.runtime, chain)
-    heard = []
-    hook = lambda metadata: heard.append(metadata.get()["name"])  # noqa: E731
+    names = []
+    hook = lambda metadata: names.append(metadata.get()["name"])  # noqa: E731
     for change in (None, hooks.add, hooks.remove):
         if change:
             change(hook)
         launch(*TENSORS)
-    assert heard == ["name"]
+    assert names == ["name"]
 
 
-@pytest.mark.parametrize("size", [None, 0, 128])  # kernels for AMD's GPUs do not say
-def test_memory_for_tensor_descriptors_is_given_where_a_kernel_needs_it_in_every_thread(size):
+@pytest.mark.parametrize("size", [None, 0, 128])  # None: kernels for AMD GPUs lack the attribute
+def test_kernels_that_need_descriptor_memory_get_it_in_every_thread(size):
     kernel = Kernel(size)
     if size is None:
         del kernel.metadata.global_scratch_size
-    new_thread = contextvars.Context()  # in which nothing that another has set holds
+    new_thread = contextvars.Context()  # without anything that another thread has set
     new_thread.run(triton_private.launcher(kernel, GRID, ARGUMENTS), *TENSORS)
     is_given = new_thread.run(_allocation._allocator.get) is triton_private._allocate
     assert is_given == bool(size)
     assert len(kernel.calls) == 1
 
 
-def test_the_shared_memory_of_a_program_is_what_triton_refuses_kernels_by(monkeypatch):
+def test_shared_bytes_of_is_the_limit_by_which_triton_rejects_kernels(monkeypatch):
     utils = SimpleNamespace(get_device_properties=lambda gpu: {"max_shared_mem": 1000 + gpu})
     active = SimpleNamespace(active=SimpleNamespace(utils=utils))
     monkeypatch.setattr(triton.compiler.compiler, "driver", active)
@@ -83,7 +83,7 @@ def test_the_shared_memory_of_a_program_is_what_triton_refuses_kernels_by(monkey
     assert "max_shared_mem(device)" in inspect.getsource(CompiledKernel._init_handles)
 
 
-def test_triton_still_has_its_knobs_and_launches_a_compiled_kernel_by_these_names():
+def test_triton_still_has_its_knobs_and_compiled_kernel_attributes():
     assert all(hasattr(knobs.runtime, name) for name in ("interpret", "launch_enter_hook", "launch_exit_hook"))
     assert isinstance(CompiledKernel.run, property)
     source = inspect.getsource(CompiledKernel)

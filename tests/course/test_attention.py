@@ -1,4 +1,4 @@
-"""What the course asks of attention as a `torch.autograd.Function`: no heads, and one saved log-sum-exp."""
+"""What the course requires of attention as a `torch.autograd.Function`: no head dimension, one saved LSE."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ NEAR = {"rtol": 1e-2, "atol": 1e-2}
     ("function", "device"),
     [(FlashAttentionTiled, "cpu"), pytest.param(FlashAttentionTriton, "cuda", marks=pytest.mark.gpu)],
 )
-def test_output_saved_log_sum_exp_and_gradients_are_those_of_plain_attention(function, device, is_causal):
+def test_output_saved_lse_and_gradients_match_plain_attention(function, device, is_causal):
     torch.manual_seed(0)
     q, k, v, upstream = (torch.randn(BATCH, LENGTH, WIDTH, device=device) for _ in range(4))
     inputs, wanted_inputs = ([x.clone().requires_grad_() for x in (q, k, v)] for _ in range(2))

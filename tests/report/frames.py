@@ -1,4 +1,4 @@
-"""Small frames for tests that say only what they are about."""
+"""Helpers that build small frames, so that tests state only what they are about."""
 
 import pandas as pd
 
@@ -8,7 +8,7 @@ SAMPLES = 12
 
 
 def samples(median_ms, spread=0.004):
-    """Return samples about a median, evenly apart by a share of it."""
+    """Return evenly spaced samples around a median; spread: about their range, as a share of it."""
     return [median_ms * (1 + spread * (place - (SAMPLES - 1) / 2) / SAMPLES) for place in range(SAMPLES)]
 
 

@@ -26,7 +26,7 @@ def levers_record(*rows, size="medium", repeat=1, machine=GPU, **parts):
 
 
 def written(folder, *records):
-    """Write records into a folder; return their paths as pages are asked for them."""
+    """Write records into a folder; return their paths, as `PageRequest` takes them."""
     paths = [folder / f"{number}.json" for number in range(len(records))]
     for path, each in zip(paths, records, strict=True):
         path.write_text(json.dumps(each))

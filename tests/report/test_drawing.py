@@ -29,7 +29,7 @@ def texts(drawing):
 
 
 @pytest.mark.parametrize("mark", ["bar", "stack", "strip", "line", "point"])
-def test_both_drawings_have_its_names_and_titles_and_one_colour_a_name_and_the_same_bytes_again(mark, tmp_path):
+def test_both_drawings_have_names_titles_and_one_colour_per_name_reproducibly(mark, tmp_path):
     both = chart(mark, label="words" if mark in ("bar", "point") else "", hover={"how fast": "words"})
     drawing, specified = drawn(both, tmp_path), specification(both)
     assert {"ours", "torch", "TFLOP/s"} <= {*texts(drawing)}
@@ -41,15 +41,15 @@ def test_both_drawings_have_its_names_and_titles_and_one_colour_a_name_and_the_s
     assert drawn(both, tmp_path) == drawing
 
 
-def test_two_names_of_one_meaning_have_two_colours_and_what_a_record_holds_is_text(tmp_path):
-    names = {"ours": "cuDNN", "torch": "FlashAttention-2"}  # of the same colour where either stands alone
+def test_names_that_share_a_colour_differ_within_a_chart_and_text_is_escaped(tmp_path):
+    names = {"ours": "cuDNN", "torch": "FlashAttention-2"}  # each alone has the same colour
     colours = specification(chart(table=ROWS.assign(who=ROWS["who"].map(names))))["layer"][0]["encoding"]["color"]
     assert len({*colours["scale"]["range"]}) == 2
     drawing = drawn(chart(table=ROWS.assign(who="<script>$x$")), tmp_path)
     assert ["<script>" in drawing, "&lt;script&gt;$x$" in drawing] == [False, True]
 
 
-def test_a_bar_without_a_value_tells_its_outcome_and_what_is_unstable_is_faint(tmp_path):
+def test_a_bar_without_a_value_shows_its_outcome_and_unstable_bars_are_faint(tmp_path):
     table = ROWS.copy()
     table.loc[0, ["rate", "status"]] = [float("nan"), "oom"]
     drawing = drawn(chart(table=table, label="words"), tmp_path)
@@ -63,20 +63,20 @@ def test_each_panel_is_drawn_and_can_be_chosen(tmp_path):
     assert specification(both)["params"][0]["bind"]["options"] == ["ok", "unstable"]
 
 
-def test_a_limit_is_named_and_lengths_that_are_powers_of_two_have_a_tick_each(tmp_path):
+def test_limits_are_labelled_and_each_of_a_few_lengths_has_a_tick(tmp_path):
     limits = [Limit(3000.0, "the peak")]
     assert "the peak" in texts(drawn(chart(limits=limits), tmp_path))
     assert {"the peak", "512", "1,024"} <= {*texts(drawn(chart("line", limits=limits), tmp_path))}
 
 
-def test_ticks_are_short_where_an_axis_wants_them_so(tmp_path):
+def test_ticks_are_short_if_the_axis_asks_for_prefixes(tmp_path):
     sizes = pd.DataFrame({"size": [8, 10**9], "rate": [1, 2], "who": "ours"})
     for prefixes, tick in ((True, "1G"), (False, "1,000,000,000")):
         axes = Axis("size", log=True, prefixes=prefixes), Axis("rate")
         assert tick in texts(drawn(Chart("rates", "Rates", sizes, "line", *axes, "who"), tmp_path))
 
 
-def test_an_axis_ends_where_it_says_though_rounding_puts_the_data_a_little_above(tmp_path):
+def test_an_axis_ends_at_its_limit_even_if_rounding_exceeds_it(tmp_path):
     shares = pd.DataFrame({"who": ["ours", "torch"], "shape": "a", "share": [60.0, 40.0 + 1e-9]})
     for most, ticks in ((None, ["100", "110"]), (100, ["90", "100"])):
         stack = Chart("shares", "Shares", shares, "stack", Axis("share", most=most), Axis("shape"), "who")
@@ -86,7 +86,7 @@ def test_an_axis_ends_where_it_says_though_rounding_puts_the_data_a_little_above
 def test_a_line_behind_points_carries_its_label(tmp_path):
     behind = chart("point", lines={"as the copy of memory": [(512.0, 600.0), (1024.0, 1200.0)]})
     drawing = drawn(behind, tmp_path)
-    # A label stands half way along its line as it is drawn.
+    # A label sits at the middle of its line, as drawn.
     assert (Axis("n", log=True).middle(10, 1000), Axis("n").middle(1.0, 3.0)) == (pytest.approx(100), 2.0)
     assert "as the copy of memory" in texts(drawing)
     assert len(re.findall("mark-line", drawing)) == 1

@@ -10,6 +10,7 @@ from pipeline.report import facts, frame
 from .runs import GPU, ROWS, levers_record, step
 
 SLOW = "one forward call takes {} s, above the limit of 0.5 s"
+NOISY = "standard error of the median {}"
 
 
 def cells(*records):
@@ -39,7 +40,7 @@ def test_cells_that_kept_to_the_cores_of_their_gpus_are_counted():
     assert facts.side_by_side(cells(shared)) == 0
 
 
-def test_vocabularies_are_told_where_models_of_a_name_differ():
+def test_vocabularies_are_listed_only_if_stages_differ():
     ten, one = (pd.DataFrame({"setting_vocab_size": [size]}) for size in (10_000, 1_000))
     found = facts.vocabularies({"memory": one, "timing": ten, "levers": ten, "ceilings": pd.DataFrame()})
     assert found == {10_000: ["timing", "levers"], 1_000: ["memory"]}
@@ -47,13 +48,13 @@ def test_vocabularies_are_told_where_models_of_a_name_differ():
 
 
 def line_of(*records):
-    """Return the line of the one stage that these records are of."""
+    """Return the summary line of the only stage that these records have."""
     frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
     [line] = facts.by_stage(cells(*records), frames).to_dict("records")
     return line
 
 
-def test_a_stage_counts_cells_times_and_those_that_are_unstable():
+def test_a_stage_counts_cells_times_and_unstable_times():
     wild = {**step("sdpa", 80.0), "samples_ms": [10.0, 200.0, 30.0, 90.0, 400.0]}
     line = line_of(levers_record(ROWS[0], wild, ROWS[-1]), gone("oom", "full", size="xl"))
     assert (line["cells"], line["with_values"], line["times"], line["unstable"]) == (2, 1, 3, 1)
@@ -68,23 +69,24 @@ def test_the_spread_of_repeats_is_pooled_over_all_steps_of_a_stage():
 
 
 @pytest.mark.parametrize(
-    ("status", "reasons", "told"),
+    ("status", "reasons", "shown_reason"),
     [
         ("oom", ["full", "full"], "full"),
         ("unstable", [SLOW.format(0.7), SLOW.format(1.9)], None),
         ("wrong", [SLOW.format(0.7), SLOW.format(1.9)], SLOW.format("…")),
-        ("wrong", ["known to 5.5% only", "known to 9.2% only"], "known to … only"),
+        ("wrong", [NOISY.format("5.5%"), NOISY.format("9.2%")], NOISY.format("…")),
+        ("wrong", ["known to 5.5% only", "known to 9.2% only"], "known to … only"),  # in older records
         ("skipped", ["no GPU", "no nsys"], "no GPU; no nsys"),
         ("failed", ["ended", "ended"], None),
     ],
 )
-def test_cells_without_values_share_a_line_by_outcome_and_reason_but_for_its_own_numbers(status, reasons, told):
+def test_cells_without_values_are_grouped_by_outcome_and_reason_without_its_numbers(status, reasons, shown_reason):
     records = [gone(status, reason, size=size) for reason, size in zip(reasons, ("xl", "2.7B"), strict=True)]
     lines = facts.without_values(cells(*records, levers_record(*ROWS))).to_dict("records")
-    expected = [("levers", status, told, 2)] if told else []
+    expected = [("levers", status, shown_reason, 2)] if shown_reason else []
     assert [(line["stage"], line["outcome"], line["reason"], line["cells"]) for line in lines] == expected
 
 
 @pytest.mark.parametrize(("outdated", "count"), [([], {}), (["abc"], {"levers": 1}), (["other"], {})])
-def test_cells_of_code_that_has_changed_since_are_counted_by_stage(outdated, count):
+def test_cells_measured_by_changed_code_are_counted_by_stage(outdated, count):
     assert facts.changed_since(cells(levers_record(*ROWS)), outdated) == count

@@ -13,17 +13,17 @@ def test_an_interval_shows_on_which_side_of_one_it_ends(low, high, shown):
     assert interval(pd.Series({"ratio": 0.996, "low": low, "high": high})) == f"0.996× ({shown})"
 
 
-def test_a_template_is_filled_row_by_row_and_empty_where_a_value_is_missing():
+def test_a_template_is_filled_row_by_row_and_none_if_a_value_is_missing():
     rows = pd.DataFrame({"name": ["x", "y"], "median_ms": [1500.0, None], "tokens": [4096, 4096]})
     assert written(rows, "{name}: {median_ms:ms}, {tokens:,}") == ["x: 1.50 s, 4,096", None]
 
 
-def test_a_field_of_a_sentence_names_what_writes_it_and_what_is_filled_in_is_escaped():
+def test_a_field_of_a_sentence_may_name_its_form_and_its_text_is_escaped():
     assert say("**{step[median_ms]:ms}** with {step[name]}", step=STEP) == "**1.50 s** with a &#124; b"
 
 
 @pytest.mark.parametrize(("peak", "after"), [(1e9, "750 ms, 1.00 GB"), (None, "750 ms")])
-def test_a_change_of_two_steps_has_their_times_and_what_memory_is_known(peak, after):
+def test_a_change_of_two_steps_has_both_times_and_the_memory_that_is_known(peak, after):
     new = pd.Series(STEP | {"median_ms": 750.0, "peak_bytes": peak, "verdict": "faster", "repeats": 3})
     change = Change.between("what", "where", pd.Series(STEP | {"repeats": 1}), new)
     assert (change.before, change.after, change.judged["verdict"]) == ("1.50 s, 2.00 GB", after, "faster")

@@ -11,15 +11,15 @@ from ..records import CPU, record, timed_row
 from .frames import failed, folded, repeated, timed
 
 
-def test_a_row_has_the_median_of_its_repeats_their_number_and_their_spread():
+def test_a_row_has_the_median_number_and_spread_of_its_repeats():
     rows = [row | {"peak_bytes": size} for row, size in zip(repeated("a", [10.0, 10.3, 10.1]), (7, 9, 7), strict=True)]
     [row] = folded(*rows).to_dict("records")
-    assert (row["median_ms"], row["repeats"], row["peak_bytes"]) == (10.1, 3, 9)  # so much may a step take
+    assert (row["median_ms"], row["repeats"], row["peak_bytes"]) == (10.1, 3, 9)  # bytes: the largest repeat
     assert (row["medians_ms"], row["spread_pct"], row["status"]) == ([10.0, 10.3, 10.1], pytest.approx(3.0), "ok")
     assert len(row["samples_of_repeats"]) == 3
 
 
-def test_what_profiling_disturbed_does_not_speak_for_other_repeats():
+def test_steps_slowed_by_profiling_lose_only_their_exposed_communication():
     profiled = zip(repeated("a", [100.0] * 3), (101.0, 140.0, 102.0), (3.0, 43.0, 4.0), strict=True)
     rows = [row | {"profiled_ms": ms, "exposed_communication_ms": exposed} for row, ms, exposed in profiled]
     found = undisturbed(pd.DataFrame(rows), ["name"])
@@ -27,7 +27,7 @@ def test_what_profiling_disturbed_does_not_speak_for_other_repeats():
     assert found["median_ms"].tolist() == [100.0] * 3
 
 
-def test_of_a_step_captured_in_several_repeats_the_shortest_is_shown_whole():
+def test_the_shortest_of_several_captures_of_a_step_is_kept_whole():
     captured = zip(repeated("a", [1.0] * 3), (140.0, 100.0, 120.0), ([9, 9], [1, 2], [5, 5]), strict=True)
     rows = [row | {"span_ms": ms, "busy_pct": lane} for row, ms, lane in captured]
     frame = folded(*undisturbed(pd.DataFrame([*rows, timed("b", 2.0)]), ["name"]).to_dict("records"))
@@ -42,12 +42,12 @@ def test_repeats_that_contradict_each_other_are_unstable_and_say_so():
     assert "19%" in frame["reason"][0]
 
 
-def test_a_phase_may_contradict_itself_where_its_whole_step_would_not_notice():
+def test_repeats_of_a_phase_may_differ_if_the_whole_step_hardly_changes():
     phases = [timed("a", 100.0, phase="train_step"), *repeated("a", [0.01, 0.02], phase="waiting")]
     assert set(folded(*phases, keys=("name", "phase"))["status"]) == {"ok"}
 
 
-def test_a_repeat_without_values_leaves_the_others_theirs_and_a_row_without_any_its_outcome():
+def test_repeats_with_values_win_and_a_row_without_any_keeps_its_outcome():
     lost = [failed("a", repeat=number, error=0.5) for number in (1, 2)]
     frame = folded(*lost, timed("b", 1.0), failed("c", repeat=1), *repeated("c", [10.0, 10.1])).set_index("name")
     assert (frame["status"].to_list(), frame["repeats"].to_list()) == (["oom", "ok", "ok"], [0, 1, 2])
@@ -56,7 +56,7 @@ def test_a_repeat_without_values_leaves_the_others_theirs_and_a_row_without_any_
 
 
 @pytest.mark.parametrize(("repeated_cells", "known_of"), [("ad", "abd"), ("a", "a")])
-def test_the_spread_of_repeats_is_pooled_by_kind_unstable_ones_too_if_it_is_of_two_cells(repeated_cells, known_of):
+def test_an_unrepeated_row_has_the_spread_of_its_kind_if_two_cells_were_repeated(repeated_cells, known_of):
     medians_ms = [100.0, 130.0, 100.0]
     rows = [row for name in repeated_cells for row in repeated(name, medians_ms, precision="bf16")]
     rows += [timed("b", 50.0, precision="bf16"), timed("c", 50.0, precision="fp32")]
@@ -73,13 +73,13 @@ def test_the_spread_of_repeats_is_pooled_over_values_of_any_size():
 
 
 @pytest.mark.parametrize(("idle_pct", "limit"), [([0, 30, 35], "host"), ([30, 0, 5], "gpu")])
-def test_folded_repeats_are_limited_by_what_their_own_idle_time_says(idle_pct, limit):
+def test_what_limits_a_folded_step_follows_from_its_median_idle_time(idle_pct, limit):
     of_each = [{"gpu_idle_pct": idle, "limited_by": "host" if idle >= 20 else "gpu"} for idle in idle_pct]
     rows = [row | own for row, own in zip(repeated("a", [10.0] * 3), of_each, strict=True)]
     assert list(folded(*rows)["limited_by"]) == [limit]
 
 
-def test_cards_are_named_by_machine_and_gpus_each_that_repeats_ran_on():
+def test_cards_name_each_machine_and_gpu_that_repeats_ran_on():
     rows = [timed("a", 10.0, repeat=1), timed("a", 10.0, repeat=2, cards="another GPU")]
     assert folded(*rows)["cards"][0] == "a GPU, another GPU"
     machine = {**CPU, "kind": "NVIDIA X", "gpus_taken": ["GPU-1234567890", "GPU-abcdef0123"]}
@@ -89,12 +89,12 @@ def test_cards_are_named_by_machine_and_gpus_each_that_repeats_ran_on():
 
 
 def of_timing(axis, *rows):
-    """Return the stage's frame of records of one row each, which differ in the value of an axis: 1, 2 and so on."""
+    """Return the frame of timing from records of one row each, whose cells have 1, 2 and so on for an axis."""
     cells = [record()["cell"] | {axis: place} for place in range(1, len(rows) + 1)]
     return build(stages()["timing"], [record(cell=cell, rows=[row]) for cell, row in zip(cells, rows, strict=True)])
 
 
-def test_a_stage_s_frame_has_every_declared_column_one_row_for_its_repeats_and_texts_of_one_line():
+def test_a_frame_has_all_declared_columns_one_row_per_cell_and_one_line_texts():
     odd = timed_row(median_ms=2.0) | {"reason": "one\ntwo\x1b[2J", "slowdowns": ["a\nb"]}
     frame = of_timing("repeat", odd, timed_row(median_ms=2.0))
     [row] = frame.to_dict("records")
@@ -102,13 +102,13 @@ def test_a_stage_s_frame_has_every_declared_column_one_row_for_its_repeats_and_t
     assert set(stages()["timing"].row_types.column_names()) <= {*frame, "repeat"}
 
 
-def test_the_faster_of_two_steps_has_the_higher_mfu_where_each_process_measured_its_peak():
+def test_mfu_is_relative_to_the_highest_peak_that_any_process_measured():
     rates = ((1.0, 50.0), (1.5, 25.0))
     rows = [timed_row("train_step", model_tflops_per_s=rate, mfu_pct=mfu, median_ms=1.0) for rate, mfu in rates]
     assert list(of_timing("context_length", *rows)["mfu_pct"]) == pytest.approx([100 / 6, 25.0])
 
 
-def test_rows_are_kept_that_have_all_columns_and_sorted_as_listed_unknown_names_last():
+def test_having_keeps_complete_rows_and_in_order_puts_unknown_names_last():
     rows = pd.DataFrame({"size": ["mine", "xl", "small"], "a": [1, None, 1], "b": [1, 2, 3]})
     assert list(having(rows, "a", "b").index) == [0, 2]
     assert having(rows, "c").empty
@@ -122,26 +122,26 @@ OTHERS = "Process 538 has 512.00 MiB memory in use. Process 579 has 70.67 GiB me
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"),
+    ("reason", "shortened"),
     [
         (FULL.format(OTHERS, OWN), "CUDA out of memory; other processes held 71 GiB of the GPU"),
-        # They held little, or one of them may be this one.
+        # Others held little or nothing, or one of them may be this process.
         (FULL.format("", OWN), "CUDA out of memory"),
         (FULL.format("Process 538 has 512.00 MiB memory in use. ", OWN), "CUDA out of memory"),
         (FULL.format(OTHERS, ""), "CUDA out of memory"),
         ("the compiler: CUDA out of memory", "the compiler: CUDA out of memory"),
     ],
 )
-def test_where_memory_ran_out_it_is_told_what_others_held_of_it(reason, told):
-    assert brief(reason) == told
+def test_an_out_of_memory_reason_says_how_much_other_processes_held(reason, shortened):
+    assert brief(reason) == shortened
 
 
 @pytest.mark.parametrize(("on_cpu", "ranks", "shares"), [(True, 2, True), (True, 1, False), (False, 2, False)])
-def test_only_several_ranks_of_a_machine_without_gpus_share_a_cpu(on_cpu, ranks, shares):
+def test_only_several_ranks_on_a_machine_without_gpus_share_a_cpu(on_cpu, ranks, shares):
     assert shares_a_cpu(pd.DataFrame({"on_cpu": [on_cpu] * 2, "world_size": [1, ranks]})) is shares
     assert not shares_a_cpu(pd.DataFrame({"on_cpu": [True]}))
 
 
-def test_text_is_pythons_also_where_pyarrow_is_installed():
+def test_text_is_stored_as_python_strings_even_with_pyarrow_installed():
     assert pd.get_option("mode.string_storage") == "python"
     assert folded(timed("a", 1.0))["name"].dtype.storage == "python"

@@ -33,11 +33,11 @@ a: b; c/d: 'e', "f"!
         ("https://e.com", "https:\u200b//e.com"),
     ],
 )
-def test_what_could_be_markup_is_written_as_its_characters_and_all_else_stays(text, escaped):
+def test_possible_markup_is_escaped_and_other_text_is_unchanged(text, escaped):
     assert Markdown.escape(text) == escaped
 
 
-def test_parts_put_together_are_escaped_once_unless_they_are_markdown():
+def test_joined_parts_are_escaped_once_unless_they_are_markdown():
     once = Markdown.escape("a|b")
     assert Markdown.escape(once) == once == Markdown("a&#124;b")
     assert Markdown("\n\n").join(["*a*", Markdown("*b*")]) == "&#42;a&#42;\n\n*b*"
@@ -60,7 +60,7 @@ def test_parts_put_together_are_escaped_once_unless_they_are_markdown():
         (code, " ", " "),
     ],
 )
-def test_text_becomes_one_line_of_visible_characters_and_code_stands_between_backticks_if_it_can(write, text, line):
+def test_text_becomes_one_visible_line_and_code_gets_backticks_if_it_can(write, text, line):
     assert write(text) == line
 
 
@@ -71,12 +71,12 @@ PIECES = [
 ]
 
 
-def test_no_text_leaves_a_character_that_means_something_where_it_stands():
+def test_escaped_random_text_has_no_character_that_markdown_interprets():
     chance = random.Random(0)
     for _ in range(3000):
         text = "".join(chance.choices(PIECES, k=chance.randint(1, 8)))
         escaped = Markdown.escape(text)
-        # A reference in the text itself is shown as it is, and so is read once and not twice.
+        # A reference in the text itself is shown literally, so unescaping once gives the text back.
         assert html.unescape(escaped).replace("\u200b", "") == one_line(text)
         anywhere = r"[\\`*|$~]|<[A-Za-z/!?]|<$|\](?=[(\[:])|\[\^|://|(?i:www)\.|@\w"
         assert not re.search(anywhere, escaped), (text, escaped)

@@ -3,7 +3,7 @@ import pytest
 
 from pipeline.registry import stages
 from pipeline.report.own import first_table, parts, ranked, without_own
-from pipeline.report.section import Section, Told
+from pipeline.report.section import Section, StageReport
 
 from .frames import failed, folded, timed
 
@@ -26,9 +26,9 @@ def measured():
     return rows(*timed_at(1024, triton=10.0, eager=40.0, mine=20.0), *long, *timed_at(512, triton=5.0))
 
 
-def test_each_of_the_user_s_own_is_placed_among_all_and_beside_the_fastest_other_the_first_problem_leading():
+def test_own_implementations_are_ranked_and_compared_with_the_fastest_other():
     found = ranked(measured(), FLASH)
-    assert list(found["seq_len"].unique()) == [16384, 1024]  # and none that nobody brought anything for
+    assert list(found["seq_len"].unique()) == [16384, 1024]  # only problems that the user's own were measured on
     own = found[found["own"]].set_index(["impl", "seq_len"])
     long, short, broken = (own.loc[each] for each in (("mine", 16384), ("mine", 1024), ("broken", 16384)))
     assert (long["place"], long["verdict"]) == (1, "faster")
@@ -36,26 +36,26 @@ def test_each_of_the_user_s_own_is_placed_among_all_and_beside_the_fastest_other
     assert (pd.isna(broken["place"]), broken["reason"]) == (True, "dv is off")
 
 
-def test_a_problem_is_named_by_what_differs_and_a_single_one_by_all_its_axes():
+def test_a_problem_is_named_by_what_differs_or_by_all_axes_if_it_is_the_only_one():
     assert set(ranked(measured(), FLASH)["problem"]) == {"seq_len=16384", "seq_len=1024"}
     single = ranked(rows(*timed_at(1024, triton=10.0, mine=20.0)), FLASH)
     assert all("head_dim=64 seq_len=1024" in each for each in single["problem"])
 
 
-def test_a_section_gets_a_table_and_a_chart_of_them_or_nothing_and_does_not_see_them_itself():
+def test_own_rows_get_a_table_and_chart_and_are_hidden_from_the_section():
     others = without_own(measured(), FLASH)
     assert set(others["impl"]) == {"triton", "eager"}
-    assert len(without_own(measured().assign(impl=None), FLASH)) == len(measured())  # rows of no implementation
+    assert len(without_own(measured().assign(impl=None), FLASH)) == len(measured())  # rows without an implementation
     assert [[part.name for part in parts(rows, FLASH)] for rows in (measured(), others)] == [["own", "own_chart"], []]
 
 
-def test_an_unstable_time_of_the_fastest_other_is_marked_as_its_own():
+def test_only_the_unstable_one_of_two_compared_times_is_marked():
     frame = rows(timed("triton", 10.0, seq_len=1024, status="unstable"), timed("mine", 20.0, seq_len=1024))
     [line] = [line for line in parts(frame, FLASH)[0].markdown().splitlines() if line.startswith("| `mine` |")]
     assert ["| ~10.0 |" in line, "| 20.0 |" in line] == [True, True]
 
 
-def test_the_first_screen_has_each_at_the_first_problem():
-    found = first_table([Told(FLASH, Section(""), (), "", measured())]).rows
+def test_the_first_screen_has_each_own_implementation_on_the_first_problem():
+    found = first_table([StageReport(FLASH, Section(""), (), "", measured())]).rows
     assert [(row["impl"], row["seq_len"]) for _, row in found.iterrows()] == [("mine", 16384), ("broken", 16384)]
-    assert first_table([Told(FLASH, Section(""), (), "", without_own(measured(), FLASH))]).is_empty
+    assert first_table([StageReport(FLASH, Section(""), (), "", without_own(measured(), FLASH))]).is_empty

@@ -7,23 +7,23 @@ import pytest
 
 from pipeline.errors import UserError
 from pipeline.registry import stages
-from pipeline.report.asked import Asked, read_asked, write_asked
+from pipeline.report.page_request import PageRequest, read_page_request, write_page_request
 from pipeline.report.pages import write_pages
-from pipeline.report.section import Change, Section, Told
+from pipeline.report.section import Change, Section, StageReport
 from pipeline.report.writeup import changes
 
 from ..records import record
 from .runs import GPU, ROWS, levers_record, written
 
 
-def pages(folder, *records, **asked):
+def pages(folder, *records, **request):
     """Write the pages of these records; return the folder that they are in."""
-    write_pages(Asked(written(folder, *records), **asked), stages(), folder / "reports")
+    write_pages(PageRequest(written(folder, *records), **request), stages(), folder / "reports")
     return folder / "reports"
 
 
-def writeup(folder, *records, **asked):
-    return (pages(folder, *records, **asked) / "writeup.md").read_text()
+def writeup(folder, *records, **request):
+    return (pages(folder, *records, **request) / "writeup.md").read_text()
 
 
 def lost(status, reason, **parts):
@@ -35,7 +35,7 @@ def run(tmp_path_factory):
     return pages(tmp_path_factory.mktemp("run"), levers_record(*ROWS), scale="paper")
 
 
-def test_the_first_screen_has_a_line_a_chart_the_models_and_what_to_change_and_the_summary_these_as_numbers(run):
+def test_the_first_screen_and_the_summary_have_the_models_and_the_changes(run):
     text = (run / "writeup.md").read_text().split("\n## ")[0]
     assert text.startswith("# NVIDIA H200")
     assert re.search(r"^\*\*.*medium.*\*\*$", text, re.M)
@@ -48,7 +48,7 @@ def test_the_first_screen_has_a_line_a_chart_the_models_and_what_to_change_and_t
     assert [change["ratio"] for change in summary["changes"]] == pytest.approx([2.0, 1.25])
 
 
-def test_every_drawing_that_a_page_shows_is_there_and_none_of_an_earlier_run_and_all_are_the_same_bytes(run, tmp_path):
+def test_pages_are_reproducible_show_only_existing_figures_and_leave_no_old_ones(run, tmp_path):
     (tmp_path / "reports/figures/gone").mkdir(parents=True)
     (tmp_path / "reports/figures/gone/old.svg").touch()
     again = pages(tmp_path, levers_record(*ROWS), scale="paper")
@@ -61,7 +61,7 @@ def test_every_drawing_that_a_page_shows_is_there_and_none_of_an_earlier_run_and
     assert first == second
 
 
-def test_what_failed_and_what_was_measured_beside_other_work_is_named_on_the_first_screen_else_why_no_value(tmp_path):
+def test_failed_cells_and_cells_on_a_busy_host_are_named_on_the_first_screen(tmp_path):
     failed = lost("failed", "ended by SIGKILL", size="xl", log="a.log")
     busy = {"cores": 8, "others_cores": 6.0, "busy": True, "load_before": 7.0, "load_after": 7.0}
     text = writeup(tmp_path, levers_record(*ROWS, host=busy), failed).split("\n## ")[0]
@@ -69,7 +69,7 @@ def test_what_failed_and_what_was_measured_beside_other_work_is_named_on_the_fir
     assert "No results: 4 oom. out of memory" in writeup(tmp_path, lost("oom", "out of memory"))
 
 
-def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_path):
+def test_missing_cells_and_cells_measured_by_changed_code_are_named(run, tmp_path):
     missing = [{"stage": "fsdp", "cell": {"world_size": 4, "size": size}} for size in ("xl", "2.7B")]
     text = writeup(tmp_path, levers_record(*ROWS), scale="paper", missing=missing, outdated=["abc"])
     assert 'scale "paper" that have not been measured, by stage: fsdp 2. ' in text
@@ -77,29 +77,29 @@ def test_what_has_no_record_or_is_of_code_that_has_changed_is_named(run, tmp_pat
     assert [edited in page for page in (text, (run / "writeup.md").read_text())] == [True, False]
 
 
-def test_commits_are_counted_and_a_stage_of_several_is_named(tmp_path):
+def test_commits_are_counted_and_a_stage_measured_at_several_is_named(tmp_path):
     later = {"digest": "abc", "commit": "456"}
     alone = levers_record(*ROWS), record(code=later, started_at="2026-01-02T00:00:00Z")
-    told = [writeup(tmp_path, *alone), writeup(tmp_path, *alone, levers_record(*ROWS, size="xl", code=later))]
-    assert all("come from 2 commits, the last of them 456" in text for text in told)
-    assert ["those of levers are not all of one" in text for text in told] == [False, True]
+    texts = [writeup(tmp_path, *alone), writeup(tmp_path, *alone, levers_record(*ROWS, size="xl", code=later))]
+    assert all("come from 2 commits, the last of them 456" in text for text in texts)
+    assert ["those of levers come from several" in text for text in texts] == [False, True]
 
 
-def test_what_a_record_says_of_its_machine_is_text_on_both_pages(tmp_path):
+def test_the_machine_name_in_a_record_is_escaped_on_both_pages(tmp_path):
     evil = {**GPU, "kind": "<img src=x onerror=alert(1)>"}
     folder = pages(tmp_path, levers_record(*(row | {"measured_peak_tflops_per_s": 1.0} for row in ROWS), machine=evil))
     assert all("<img src=x" not in (folder / name).read_text() for name in ("report.html", "writeup.md"))
 
 
-def test_a_stage_whose_times_are_mostly_unstable_shows_where_they_are_and_no_table(tmp_path):
+def test_a_mostly_unstable_stage_links_to_its_rows_and_shows_no_table(tmp_path):
     wild = {"samples_ms": [10.0, 200.0, 30.0, 90.0, 400.0]}
     section = writeup(tmp_path, levers_record(*(row | wild for row in ROWS))).split("\n## ")[1]
-    told = ("4 of 4 times", "(../results/levers/medium.csv)", "\n| ")
-    assert [words in section for words in told] == [True, True, False]
+    fragments = ("4 of 4 times", "(../results/levers/medium.csv)", "\n| ")
+    assert [words in section for words in fragments] == [True, True, False]
 
 
 @pytest.mark.parametrize("in_clone", [True, False])
-def test_where_there_is_no_clone_the_page_names_the_command_that_finds_the_workflow(tmp_path, in_clone):
+def test_without_a_clone_the_page_names_the_command_that_finds_the_workflow(tmp_path, in_clone):
     missing = [{"stage": "levers", "cell": {}}]
     text = writeup(tmp_path, levers_record(*ROWS), scale="smoke", missing=missing, in_clone=in_clone)
     program = "snakemake" if in_clone else "python -m pipeline run"
@@ -108,29 +108,31 @@ def test_where_there_is_no_clone_the_page_names_the_command_that_finds_the_workf
     assert f"`{program} results/STAGE/cells.csv` measures those of a stage." in text
 
 
-def test_what_is_asked_is_read_as_written_and_keeps_its_time_where_it_is_the_same(tmp_path):
-    asked = Asked(["a.json"], "paper", [{"stage": "x", "cell": {}}], ["d"], ["scale=paper"])
+def test_a_page_request_is_read_as_written_and_an_unchanged_file_keeps_its_mtime(tmp_path):
+    request = PageRequest(["a.json"], "paper", [{"stage": "x", "cell": {}}], ["d"], ["scale=paper"])
     path = tmp_path / "asked.json"
-    write_asked(asked, path)
+    write_page_request(request, path)
     before = path.stat().st_mtime_ns
-    write_asked(asked, path)
-    assert (path.stat().st_mtime_ns, asdict(read_asked(path))) == (before, asdict(asked))
+    write_page_request(request, path)
+    assert (path.stat().st_mtime_ns, asdict(read_page_request(path))) == (before, asdict(request))
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"records": [], "other": 1}'])
-def test_a_file_that_asks_for_nothing_is_one_line(tmp_path, text):
+def test_a_damaged_page_request_or_no_records_at_all_give_a_one_line_error(tmp_path, text):
     (tmp_path / "asked.json").write_text(text)
     with pytest.raises(UserError, match=r"asked\.json"):
-        read_asked(tmp_path / "asked.json")
+        read_page_request(tmp_path / "asked.json")
     with pytest.raises(UserError, match="nothing to report"):
-        write_pages(Asked([]), stages(), tmp_path)
+        write_pages(PageRequest([]), stages(), tmp_path)
 
 
-def test_a_change_that_two_stages_tell_of_stands_once_and_one_that_may_gain_little_not_at_all():
+def test_a_change_from_two_stages_appears_once_and_a_small_undecided_one_never():
     judged = {"low": 1.2, "high": 1.4, "repeats": 1, "gain": ""}
     found = [("flash", 1.3, "faster"), ("flash", 1.4, "faster"), ("new", 1.04, "undecided"), ("old", 1.2, "undecided")]
     found += [("worse", 0.5, "slower"), ("best", 2.0, "faster")]
-    told = [Change(what, "", "2 ms", "1 ms", judged | {"ratio": ratio, "verdict": word}) for what, ratio, word in found]
-    told = [Told(stages()["levers"], Section("", changes=[change]), (), "", pd.DataFrame()) for change in told]
-    assert list(changes(told)["change"]) == ["best", "flash", "old"]
-    assert list(changes(told)["ratio"]) == [2.0, 1.3, 1.2]
+    made = [Change(what, "", "2 ms", "1 ms", judged | {"ratio": ratio, "verdict": word}) for what, ratio, word in found]
+    reports = [
+        StageReport(stages()["levers"], Section("", changes=[change]), (), "", pd.DataFrame()) for change in made
+    ]
+    assert list(changes(reports)["change"]) == ["best", "flash", "old"]
+    assert list(changes(reports)["ratio"]) == [2.0, 1.3, 1.2]

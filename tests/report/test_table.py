@@ -16,16 +16,16 @@ def lines(rows, columns=COLUMNS, **more):
 @pytest.mark.parametrize(
     ("row", "line"),
     [
-        # An outcome stands in its value's place, each side its own; what nobody measured is a dash.
+        # An outcome replaces a missing value, each side with its own; if nothing was measured, it is a dash.
         ({"operation": "a", "status": "oom", "status_peer": "ok", "median_ms_peer": 2.0}, "| a | OOM | 2.00 | OOM |"),
         ({"operation": None, "status": "ok", "median_ms": float("nan")}, "| – | – | – | – |"),
-        # Times of an unstable row are marked; its counts are not, nor what only sounds like a rate.
+        # Times of an unstable row are marked; counts are not, nor is `operation`, whose name contains "ratio".
         (UNSTABLE, "| a | ~1.00 | ~2.00 | 3 |"),
         (UNSTABLE | {"status_peer": "ok"}, "| a | ~1.00 | 2.00 | 3 |"),
         (UNSTABLE | {"operation": "a | *b* <script>"}, "| a &#124; &#42;b&#42; &#60;script> | ~1.00 | ~2.00 | 3 |"),
     ],
 )
-def test_a_cell_has_its_value_or_what_came_of_it(row, line):
+def test_a_cell_shows_its_value_or_its_outcome(row, line):
     assert lines([row], [*COLUMNS, ("n", "n", count)])[2] == line
 
 
@@ -38,7 +38,7 @@ def test_a_long_table_is_cut_and_says_so():
     assert len(lines(rows, all_rows=True)) == 2 + MOST_ROWS + 5
 
 
-def test_a_column_that_goes_across_makes_a_line_a_name_and_a_cell_a_value():
+def test_an_across_column_gives_one_line_per_name_and_one_cell_per_value():
     columns = [*COLUMNS[:1], ("context", "context", count), *COLUMNS[1:]]
     rows = [
         {"operation": "a", "context": 1024, "status": "oom", "status_peer": "oom"},
@@ -53,7 +53,7 @@ def test_a_column_that_goes_across_makes_a_line_a_name_and_a_cell_a_value():
     ]
 
 
-def test_a_column_s_name_says_how_it_is_headed_and_written():
+def test_the_name_of_a_column_decides_its_heading_and_format():
     row = {"size": "xl", "median_ms_peer": 20.0, "tokens_per_s_tuned": 11238.4, "share_pct": 33.3, "kept_bytes": 2e9}
     row |= {"n": 3.0, "rate": 1.2345, "done": True, "later_ms": 2.5}
     assert lines([row], named(pd.DataFrame([row]), " ".join(row))) == [

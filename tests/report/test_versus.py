@@ -16,12 +16,12 @@ STEADY = [[10.0, 10.01, 9.99, 10.02, 9.98] * 4]
 APART = [*repeated("ours", [324.0, 387.0, 324.0]), *repeated("torch", [310.0, 397.0, 378.0])]
 
 
-def beside(*rows, ours="ours", peers=("torch",)):
+def compared(*rows, ours="ours", peers=("torch",)):
     return versus(folded(*rows, keys=("name", "shape")), ["shape"], "name", ours, peers)
 
 
 def verdict(*rows):
-    [row] = beside(*({"shape": "x"} | row for row in rows)).to_dict("records")
+    [row] = compared(*({"shape": "x"} | row for row in rows)).to_dict("records")
     return row
 
 
@@ -34,7 +34,7 @@ def test_with_repeats_the_interval_decides(ours_ms, word):
     row = verdict(*repeated("ours", ours_ms), *repeated("torch", [100.0, 100.4]))
     assert row["verdict"] == word
     assert row["low"] <= row["ratio"] <= row["high"]
-    assert row["ratio"] == pytest.approx(row["median_ms_peer"] / row["median_ms"])  # which stand beside it
+    assert row["ratio"] == pytest.approx(row["median_ms_peer"] / row["median_ms"])  # the medians in the same row
     assert float(row["gain"].partition("× (")[0]) == pytest.approx(row["ratio"], rel=5e-3)
     low, high = median_interval(row)
     assert low < min(ours_ms) < max(ours_ms) < high
@@ -44,7 +44,7 @@ def test_with_repeats_the_interval_decides(ours_ms, word):
     ("ours_ms", "word"),
     [(50.0, FASTER), (90.0, FASTER), (110.0, SLOWER), (97.0, UNDECIDED), (103.0, UNDECIDED), (100.1, SAME)],
 )
-def test_without_repeats_only_a_clear_ratio_is_called(ours_ms, word):
+def test_without_repeats_only_a_clear_ratio_is_called_faster_or_slower(ours_ms, word):
     row = verdict(timed("ours", ours_ms), timed("torch", 100.0))
     assert (row["ratio"], row["verdict"]) == (pytest.approx(100 / ours_ms), word)
     assert median_interval(row) == (row["q1_ms"], row["q3_ms"])
@@ -52,23 +52,23 @@ def test_without_repeats_only_a_clear_ratio_is_called(ours_ms, word):
     assert verdict(timed("ours", ours_ms), wide)["verdict"] == UNDECIDED
 
 
-def test_single_samples_have_a_ratio_without_an_interval_and_decide_nothing():
+def test_single_samples_have_a_ratio_without_an_interval_and_are_undecided():
     single = (timed(name, ms, samples_ms=[ms], q1_ms=ms, q3_ms=ms) for name, ms in (("ours", 10.0), ("torch", 90.0)))
     row = verdict(*single)
     assert (row["ratio"], row["verdict"], row["gain"]) == (pytest.approx(9.0), UNDECIDED, "9.00×")
 
 
-def test_repeats_that_contradict_each_other_decide_nothing_nor_a_single_process_of_their_kind():
+def test_contradicting_repeats_are_undecided_and_so_is_a_single_process_of_their_kind():
     assert verdict(*APART)["verdict"] == UNDECIDED
     single = [timed("ours", 300.0, shape="y"), timed("torch", 390.0, shape="y")]
-    found = beside(*(row | {"shape": "x"} for row in APART), *single).set_index("shape")["verdict"]
+    found = compared(*(row | {"shape": "x"} for row in APART), *single).set_index("shape")["verdict"]
     assert found["y"] == UNDECIDED
 
 
-def test_three_repeats_of_both_sides_speak_for_themselves_whatever_others_of_their_kind_do():
+def test_with_three_repeats_on_both_sides_only_their_own_spread_counts():
     def width(n):
         own = [*repeated("ours", [90.0, 90.1, 89.9][:n]), *repeated("torch", [100.0, 100.1, 99.9][:n])]
-        both = beside(*(row | {"shape": "y"} for row in APART), *(row | {"shape": "x"} for row in own))
+        both = compared(*(row | {"shape": "y"} for row in APART), *(row | {"shape": "x"} for row in own))
         row = both.set_index("shape").loc["x"]
         assert row["low"] < row["ratio"] < row["high"]
         return row["high"] - row["low"], row["verdict"]
@@ -78,21 +78,21 @@ def test_three_repeats_of_both_sides_speak_for_themselves_whatever_others_of_the
     assert (unsure, sure) == (UNDECIDED, FASTER)
 
 
-def test_the_fastest_peer_with_values_is_the_peer_and_problems_without_one_are_left_out():
+def test_the_peer_is_the_fastest_with_values_and_problems_without_one_are_left_out():
     rows = [timed("ours", 10.0), timed("torch", 30.0), timed("cuDNN", 20.0), failed("flex")]
-    found = beside(*(row | {"shape": "x"} for row in rows), peers=("torch", "cuDNN", "flex"))
+    found = compared(*(row | {"shape": "x"} for row in rows), peers=("torch", "cuDNN", "flex"))
     assert list(found["name_peer"]) == ["cuDNN"]
-    assert beside(timed("ours", 1.0, shape="x"), failed("torch", shape="x"), timed("torch", 1.0, shape="y")).empty
+    assert compared(timed("ours", 1.0, shape="x"), failed("torch", shape="x"), timed("torch", 1.0, shape="y")).empty
 
 
-def test_an_unstable_side_leaves_the_ratio_and_takes_the_verdict_and_a_chart_draws_it_faint():
+def test_an_unstable_side_keeps_the_ratio_but_makes_it_undecided_and_faint():
     rows = [timed("ours", 50.0, shape="x"), timed("ours", 50.0, shape="y", status="unstable")]
     rows += [timed("torch", 100.0, shape=shape) for shape in "xy"]
-    found = shaded(beside(*rows))[["ratio", "verdict", "status"]].to_numpy().tolist()
+    found = shaded(compared(*rows))[["ratio", "verdict", "status"]].to_numpy().tolist()
     assert found == [[pytest.approx(2.0), FASTER, "ok"], [pytest.approx(2.0), UNDECIDED, "unstable"]]
 
 
-def test_each_row_stands_beside_the_first_base_of_its_own_group_that_has_values():
+def test_each_row_is_compared_with_the_first_base_of_its_group_that_has_values():
     of_x = [failed("a", case="x"), timed("b", 50.0, case="x"), timed("c", 25.0, case="x")]
     of_y = [timed("a", 100.0, case="y"), timed("b", 40.0, case="y")]
     rows = folded(*of_x, *of_y, keys=("name", "case"))
@@ -112,7 +112,7 @@ def test_a_difference_counts_from_one_percent_on(factor, word):
     assert found["low"] < found["ratio"] < found["high"]
 
 
-def test_the_interval_of_processes_without_noise_is_that_of_the_spread_of_repeats():
+def test_without_noise_the_interval_is_that_of_the_spread_between_repeats():
     def compared(n):
         found = compare_samples([[10.0] * 10] * n, [[10.3] * 10] * n, RepeatSpread(0.01, 4))
         return *np.log([found["high"] / found["ratio"], found["ratio"] / found["low"]]), found["verdict"]
@@ -136,7 +136,7 @@ TRIALS = 100
 
 
 def verdicts(machine, factor):
-    """Judge pairs of processes of a machine, given three repeats of eight values of its kind; count the words."""
+    """Judge pairs of processes of a machine, given three repeats of eight values of their kind; count the verdicts."""
     noise, between, drift, count = MACHINES[machine]
     generator = np.random.default_rng(list(MACHINES).index(machine))
 
@@ -157,7 +157,7 @@ WRONG_AND_RIGHT += [(0.95, (SLOWER, SAME), FASTER), (1.05, (FASTER, SAME), SLOWE
 
 @pytest.mark.parametrize("machine", MACHINES)
 @pytest.mark.parametrize(("factor", "wrong", "right"), WRONG_AND_RIGHT)
-def test_few_verdicts_are_wrong_and_of_a_quiet_machine_nearly_all_are_right(machine, factor, wrong, right):
+def test_few_verdicts_are_wrong_and_on_a_quiet_machine_most_are_right(machine, factor, wrong, right):
     words = verdicts(machine, factor)
     assert sum(words[word] for word in wrong) <= TRIALS / 20
     if right and machine == "quiet":

@@ -31,7 +31,7 @@ def words(tmp_path):
     return Words(str(tmp_path / "report.py"))
 
 
-def test_the_note_stands_above_the_definitions_and_a_sentence_has_values_which_are_escaped(words):
+def test_the_note_precedes_the_definitions_and_values_in_a_sentence_are_escaped(words):
     assert words.note == "A *note* on two lines."
     assert words.say("answer", row=ROWS.iloc[0], what="*it*") == "small takes 1.50 ms, which is &#42;it&#42;."
     for name in ("answer", "unknown"):
@@ -45,7 +45,7 @@ def test_a_caption_is_filled_from_the_first_row_unless_a_value_is_given(words):
     assert words.table("steps", ROWS.head(0), "median_ms", where="here").is_empty
 
 
-def test_a_heading_is_that_of_the_table_then_of_the_column_then_by_its_name(words):
+def test_a_heading_comes_from_the_table_else_the_column_else_its_name(words):
     def heads(*named, **more):
         return [head for head, _, _ in words.table(*named, **more).columns]
 
@@ -54,13 +54,13 @@ def test_a_heading_is_that_of_the_table_then_of_the_column_then_by_its_name(word
     assert heads("other", rows, "size median_ms part") == ["name", "time", ""]
     across = words.table("other", ROWS.assign(part=["a", "b"]), "size part median_ms:number", across="part")
     assert "| name | a | b |" in across.markdown()
-    # A column without values is left out only where asked.
+    # A column without values is left out only if asked.
     rows = ROWS.assign(mfu_pct=None)
     assert heads("other", rows, "size mfu_pct") == ["name", "MFU"]
     assert heads("other", rows, "size mfu_pct", only_filled=True) == ["name"]
 
 
-def test_a_chart_has_titles_by_definition_and_its_hover_headings(words):
+def test_a_chart_has_defined_titles_and_hover_headings(words):
     chart = words.chart("other", ROWS, "point", Axis("median_ms", log=True), "mfu_pct", hover="size mfu_pct")
     assert (chart.title, chart.x.title, chart.x.log, chart.y.title) == ("Others:", "time", True, "")
     assert chart.hover == {"name": "size", "MFU": "mfu_pct"}
@@ -69,11 +69,11 @@ def test_a_chart_has_titles_by_definition_and_its_hover_headings(words):
 def test_every_definition_is_used():
     unused = {}
     for file in PACKAGE.rglob("*.md"):
-        # Other modules may use what is said by one of these rooms.
+        # Any module may use the definitions of these two packages.
         is_shared = file.parent.name in ("report", "compare")
         modules = PACKAGE.rglob("*.py") if is_shared else file.parent.glob(f"{file.stem}*.py")
         code = "\n".join(path.read_text() for path in modules)
-        # Of names that are put together, such as f"fusion_{name}", the beginning.
+        # The beginnings of names that are built, such as f"fusion_{name}".
         beginnings = tuple(re.findall(r'f"(\w+_)\{', code))
         named = {*re.findall(r"\w+", code)}
         for name in Words(str(file)).defined:

@@ -27,11 +27,11 @@ UNDERSTOOD = (  # by Snakemake itself
         *((words, words) for words in UNDERSTOOD),
     ],
 )
-def test_targets_behind_name_value_options_come_last(words, expected):
+def test_targets_after_name_value_options_move_to_the_end(words, expected):
     assert with_targets_last(words.split()) == expected.split()
 
 
-def test_the_options_are_those_of_snakemakes_own_parser():
+def test_the_options_take_name_value_words_in_snakemakes_own_parser():
     found = {name: action for action in get_argument_parser()._actions for name in action.option_strings}
     for name in OPTIONS:
         assert found[name].nargs in ("+", "*")
@@ -46,7 +46,7 @@ def test_the_options_are_those_of_snakemakes_own_parser():
         *((other, False) for other in ("/home/someone/snakemake/train.py", "/usr/local/bin/pytest", "-c", "")),
     ],
 )
-def test_only_snakemakes_own_command_line_is_touched(monkeypatch, program, is_snakemakes):
+def test_only_snakemakes_own_command_line_is_changed(monkeypatch, program, is_snakemakes):
     monkeypatch.setattr(sys, "argv", [program, *THE_COMMAND.split()])
     put_targets_last()
     assert sys.argv[1:] == (with_targets_last if is_snakemakes else list)(THE_COMMAND.split())

@@ -1,4 +1,4 @@
-"""The handler with Snakemake's own logging around it, on made-up events."""
+"""The handler inside Snakemake's own logging, with made-up events."""
 
 import inspect
 import json
@@ -72,7 +72,7 @@ def done(number):
 
 
 @pytest.mark.parametrize("why_stale", [{}, {"a.json": "settings changed"}])
-def test_a_run_is_a_line_of_what_to_do_and_a_line_a_job_with_why_a_cell_is_measured_again(run, capsys, why_stale):
+def test_a_run_prints_what_to_do_and_a_line_per_job_with_why_its_cell_is_stale(run, capsys, why_stale):
     manager, why = run(), " (settings changed)" if why_stale else ""
     log_jobs(manager, plan=replace(PLAN, why_stale=why_stale))
     manager.stop()
@@ -80,18 +80,18 @@ def test_a_run_is_a_line_of_what_to_do_and_a_line_a_job_with_why_a_cell_is_measu
         "To do: 2 cells, 1 write-up, about 45 s",
         f"[0 of 2 cells done, 0 s so far, about 45 s left] timing size=tiny{why}",
         "[1 of 2 cells done, 0 s so far, about 19 s left] write-up",
-        "not measured: 1 of 2 cells; the same command goes on with them",
+        "not measured: 1 of 2 cells; run the same command to continue",
     ]
 
 
-def test_errors_warnings_and_what_else_snakemake_says_come_through_and_a_mistyped_target_is_one_line(run, capsys):
+def test_errors_and_warnings_come_through_and_a_mistyped_target_is_one_line(run, capsys):
     manager = run()
     manager.logger.info("", extra={"run_plan": PLAN})
     manager.logger.warning("overrides: flash is not measured")
     manager.logger.info("Nothing to be done.")
     manager.logger.error("WorkflowError:\nAt least one job failed.", extra={"event": LogEvent.ERROR})
-    told = "MissingRuleException:\nNo rule to produce reports/writup.md (if you use input functions make sure ...)."
-    manager.logger.error(told, extra={"event": LogEvent.ERROR, "exception": "MissingRuleException"})
+    message = "MissingRuleException:\nNo rule to produce reports/writup.md (if you use input functions make sure ...)."
+    manager.logger.error(message, extra={"event": LogEvent.ERROR, "exception": "MissingRuleException"})
     manager.stop()
     meant = "no target 'reports/writup.md' (did you mean reports/writeup.md?): targets in reports/ are writeup.md"
     assert capsys.readouterr().err.splitlines() == [
@@ -100,16 +100,16 @@ def test_errors_warnings_and_what_else_snakemake_says_come_through_and_a_mistype
     ]
 
 
-def test_a_quiet_run_says_nothing_of_its_progress_and_verbose_is_all_that_snakemake_says(run, capsys):
+def test_a_quiet_run_shows_no_progress_and_a_verbose_one_all_of_snakemakes_output(run, capsys):
     everything = (*CHATTER, "Job 1: timing", "1 of 3 steps (33%)")
-    for settings, said in (({"quiet": QUIET}, ()), ({"verbose": True}, everything)):
+    for settings, printed in (({"quiet": QUIET}, ()), ({"verbose": True}, everything)):
         manager = run(**settings)
         log_jobs(manager)
         manager.logger.error("an error")
         manager.stop()
         found = capsys.readouterr().err
-        assert all(line in found for line in (*said, "an error"))
-        assert ("cells" in found) <= bool(said)
+        assert all(line in found for line in (*printed, "an error"))
+        assert ("cells" in found) <= bool(printed)
 
 
 @pytest.mark.parametrize("quiet", [set(), QUIET])
@@ -120,18 +120,18 @@ def test_a_dry_run_ends_with_the_cells_of_each_stage_and_their_time(run, capsys,
     for _ in range(1 if quiet else 2):  # Snakemake says it before and after the jobs
         manager.logger.info("Job stats:", extra={"event": LogEvent.RUN_INFO, "stats": stats})
     manager.stop()
-    said = capsys.readouterr().err.splitlines()
-    assert said[-3:] == [
+    printed = capsys.readouterr().err.splitlines()
+    assert printed[-3:] == [
         "stage       cells     about",
         "timing          2      30 s",
         "To do: 2 cells, 3 tables, 1 write-up, about 50 s",
     ]
-    assert said.count("Job stats:") == (0 if quiet else 2)
+    assert printed.count("Job stats:") == (0 if quiet else 2)
 
 
 @pytest.fixture
-def said_of(run, tmp_path, capsys):
-    """Let cells start and end that leave these records, or none, each with a folder of files; return what is said."""
+def printed_about(run, tmp_path, capsys):
+    """Start and end cells that leave these records (None: no record) and a folder of files; return what is said."""
 
     def finish(*records, **settings):
         (tmp_path / "files").mkdir(exist_ok=True)
@@ -154,43 +154,45 @@ WRONG = {**OWN, "rows": [*OWN["rows"], *({**row, "impl": "mine"} for row in FAIL
 SKIPPED = {**RECORD, "rows": [failed_row("skipped", "takes 27.6 GB or more")]}
 BUSY = record(host=HOST)
 KILLED = {**RECORD, "rows": [failed_row("failed", "ended by SIGKILL")], "log": "logs/a.log"}
-SAID_OF_BUSY = """\
+PRINTED_ABOUT_BUSY = """\
 [measured on a busy host: other processes used 1.7 of 2 cores]
 measured 3 cells: 3 ok
-2 cells measured on a busy host: host_busy in results/<stage>/cells.csv"""
-SAID_OF_WRONG = """\
+2 cells measured on a busy host: see host_busy in results/<stage>/cells.csv"""
+PRINTED_ABOUT_WRONG = """\
 [your mine is wrong: logits depend on later tokens]
 measured 3 cells: 3 ok
 your mine is wrong in 2 of 3 cells"""
-SAID_OF_SKIPPED = """\
+PRINTED_ABOUT_SKIPPED = """\
 [timing: nothing measured: takes 27.6 GB or more]
 measured 3 cells: 1 ok, 2 skipped
 2 cells of timing skipped: takes 27.6 GB or more"""
 
 
 @pytest.mark.parametrize(
-    ("records", "said"),
+    ("records", "printed"),
     [
-        ([BUSY, BUSY, RECORD], SAID_OF_BUSY),
-        ([WRONG, WRONG, OWN], SAID_OF_WRONG),
-        ([SKIPPED, RECORD, SKIPPED], SAID_OF_SKIPPED),
+        ([BUSY, BUSY, RECORD], PRINTED_ABOUT_BUSY),
+        ([WRONG, WRONG, OWN], PRINTED_ABOUT_WRONG),
+        ([SKIPPED, RECORD, SKIPPED], PRINTED_ABOUT_SKIPPED),
         ([KILLED, RECORD], "[failed: ended by SIGKILL, see logs/a.log]\nmeasured 2 cells: 1 ok, 1 failed"),
         ([record(host={**HOST, "busy": False})], "measured 1 cell: 1 ok"),
         *(([damaged], "") for damaged in ({**RECORD, "host": {"busy": True}}, {}, None)),
     ],
     ids=["busy", "wrong", "skipped", "failed", "quiet host", "damaged", "empty", "none"],
 )
-def test_what_came_of_a_cell_is_told_once_with_the_reason_and_counted_in_the_end(said_of, records, said):
-    assert said_of(*records) == said.splitlines()
+def test_an_outcome_is_printed_once_with_its_reason_and_counted_at_the_end(printed_about, records, printed):
+    assert printed_about(*records) == printed.splitlines()
 
 
-def test_of_many_reasons_the_end_names_the_first_and_counts_the_others_and_a_quiet_run_says_none(said_of):
-    told = said_of(*({**RECORD, "rows": [failed_row("skipped", f"needs {number} GPUs")]} for number in range(2, 9)))
-    assert told[-2:] == ["1 cell of timing skipped: needs 6 GPUs", "2 more reasons: results/<stage>/cells.csv"]
-    assert said_of(SKIPPED, quiet=QUIET) == []
+def test_the_end_names_the_first_reasons_and_counts_the_others_unless_quiet(printed_about):
+    lines = printed_about(
+        *({**RECORD, "rows": [failed_row("skipped", f"needs {number} GPUs")]} for number in range(2, 9))
+    )
+    assert lines[-2:] == ["1 cell of timing skipped: needs 6 GPUs", "2 more reasons: see results/<stage>/cells.csv"]
+    assert printed_about(SKIPPED, quiet=QUIET) == []
 
 
-def test_the_page_to_open_stands_last_once_it_is_written(run, capsys):
+def test_the_last_line_names_the_report_once_it_is_written(run, capsys):
     manager = run()
     manager.logger.info("", extra=job(1, "writeup", "write-up", ["reports/writeup.md", "reports/report.html"]))
     manager.logger.info("", extra=done(1))
@@ -198,17 +200,17 @@ def test_the_page_to_open_stands_last_once_it_is_written(run, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == f"the report: {Path('reports/report.html').absolute()}"
 
 
-def test_a_job_that_takes_long_is_named_again(run, capsys, monkeypatch):
+def test_a_job_that_takes_long_is_printed_again(run, capsys, monkeypatch):
     monkeypatch.setattr(plugin, "REMIND_S", 0.05)
     manager = run()
     log_jobs(manager)
-    said, end = "", time.monotonic() + 60
-    while said.count("write-up, for 0 s now") < 2:
+    printed, end = "", time.monotonic() + 60
+    while printed.count("write-up, for 0 s now") < 2:
         assert time.monotonic() < end
         time.sleep(0.01)
-        said += capsys.readouterr().err
+        printed += capsys.readouterr().err
     manager.stop()
-    assert "[1 of 2 cells done, 0 s so far, about 19 s left] write-up, for 0 s now" in said
+    assert "[1 of 2 cells done, 0 s so far, about 19 s left] write-up, for 0 s now" in printed
 
 
 def test_a_terminal_that_is_gone_does_not_end_the_run(run, monkeypatch):
@@ -221,7 +223,7 @@ def test_a_terminal_that_is_gone_does_not_end_the_run(run, monkeypatch):
     assert handler.progress.running.keys() == {2}
 
 
-def test_the_texts_left_out_are_those_that_snakemake_has():
+def test_the_suppressed_messages_are_in_snakemakes_source():
     sources = "".join(map(inspect.getsource, (api, dag, workflow, job_scheduler)))
     for text in (*plugin.CHATTER, plugin.ABOUT_METADATA):
         assert f'"{text}' in sources

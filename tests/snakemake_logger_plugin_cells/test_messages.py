@@ -20,11 +20,11 @@ def progress(totals, cells_s=None, plan_s=0.0):
     ("seconds", "expected"),
     [(0, "0 s"), (54.4, "54 s"), (99.4, "99 s"), (99.6, "2 min"), (743, "12 min"), (5900, "98 min"), (9000, "2.5 h")],
 )
-def test_times_are_read_at_a_glance(seconds, expected):
+def test_times_are_rounded_and_have_a_suitable_unit(seconds, expected):
     assert messages.span(seconds) == expected
 
 
-def test_the_state_counts_cells_and_failures_or_jobs_and_tells_both_times():
+def test_the_state_counts_cells_and_failures_or_jobs_and_gives_both_times():
     found = progress({"measure_timing": 3, "writeup": 1}, {"measure_timing": {f"{n}.json": 10.0 for n in range(3)}})
     assert messages.state(found, 0.0) == "[0 of 3 cells done, 0 s so far, about 45 s left]"
     for number in range(2):
@@ -37,7 +37,7 @@ def test_the_state_counts_cells_and_failures_or_jobs_and_tells_both_times():
 
 
 @pytest.mark.parametrize(
-    ("asked", "complaint"),
+    ("target", "complaint"),
     [
         ("results/flash/fp64.csv", ": targets in results/flash/ are bf16.csv, cells.csv, cells/, fp32.csv"),
         ("results/flsh/bf16.csv", " (did you mean results/flash/bf16.csv?): targets in results/ are flash/, timing/"),
@@ -49,8 +49,8 @@ def test_the_state_counts_cells_and_failures_or_jobs_and_tells_both_times():
         ("reports/writeup.md/x", ": targets in reports/writeup.md/ are none"),
     ],
 )
-def test_a_mistyped_target_names_what_is_allowed_in_its_place(asked, complaint):
-    assert messages.unknown_target(asked, TARGETS) == f"no target '{asked}'{complaint}"
+def test_a_mistyped_target_lists_what_is_allowed_in_its_place(target, complaint):
+    assert messages.unknown_target(target, TARGETS) == f"no target '{target}'{complaint}"
 
 
 NO_RULE = "MissingRuleException in rule x:\nNo rule to produce {} (if you use input functions make sure that ...)."
@@ -58,7 +58,7 @@ OURS = "InputFunctionException in rule x:\nError:\n  UserError: timing: size mus
 
 
 @pytest.mark.parametrize(
-    ("told", "targets", "line"),
+    ("message", "targets", "line"),
     [
         (NO_RULE.format("reports/x.md"), TARGETS, "no target 'reports/x.md' at scale laptop: targets in reports/ are"),
         (NO_RULE.format("reports/x.md"), [], None),  # another workflow's
@@ -66,6 +66,6 @@ OURS = "InputFunctionException in rule x:\nError:\n  UserError: timing: size mus
         ("WorkflowError:\nAt least one job did not complete successfully.", TARGETS, None),
     ],
 )
-def test_a_complaint_of_a_target_or_of_ours_becomes_one_line(told, targets, line):
-    found = messages.complaint(told, targets, "laptop")
+def test_an_error_about_a_target_or_a_user_error_becomes_one_line(message, targets, line):
+    found = messages.complaint(message, targets, "laptop")
     assert found is None if line is None else found.startswith(f"snakemake: {line}")

@@ -16,15 +16,15 @@ def begun(cells_s=CELLS_S, totals=TOTALS):
 
 
 def run_through(progress, jobs, slower=1.0):
-    """Run jobs (rule, outputs, seconds) one after the other; yield the estimate and what was left in fact."""
-    now, left = 100.0, slower * sum(seconds for *_, seconds in jobs)
+    """Run jobs (rule, outputs, seconds) one after the other; yield the estimated and the actual time left."""
+    now, left_s = 100.0, slower * sum(seconds for *_, seconds in jobs)
     progress.begin(TOTALS, now)
     for number, (rule, outputs, seconds) in enumerate(jobs):
         progress.start(number, rule, outputs, now)
-        yield progress.left_s(now), left
-        now, left = now + slower * seconds, left - slower * seconds
+        yield progress.left_s(now), left_s
+        now, left_s = now + slower * seconds, left_s - slower * seconds
         progress.finish(number, now)
-    yield progress.left_s(now), left
+    yield progress.left_s(now), left_s
 
 
 @pytest.mark.parametrize("slow_last", [True, False])
@@ -41,7 +41,7 @@ def test_the_pace_of_another_machine_is_learnt_from_the_first_jobs(slow_last, sl
             assert truth / 1.5 - 5 < estimate < truth * 1.5 + 5
 
 
-def test_a_stage_that_is_slower_than_expected_says_little_of_the_others():
+def test_a_stage_slower_than_expected_hardly_changes_the_estimate_of_others():
     progress = begun()
     cells = [f"flash/{number}.json" for number in range(5)] + [f"timing/{number}.json" for number in range(3)]
     for number, cell in enumerate(cells):
@@ -49,11 +49,11 @@ def test_a_stage_that_is_slower_than_expected_says_little_of_the_others():
             assert progress.left_s(200.0) == pytest.approx(58, rel=0.05)
         progress.start(number, f"measure_{cell.partition('/')[0]}", [cell], 40.0 * number)
         progress.finish(number, 40.0 * (number + 1))
-    # Seven cells of that stage are to come, and half a minute of other jobs.
+    # Seven cells of the slow stage are left, and half a minute of other jobs.
     assert 7 * 20 < progress.left_s(320.0) < 7 * 40 + 30
 
 
-def test_jobs_beside_each_other_take_less_time_together():
+def test_parallel_jobs_take_less_time_together():
     cells_s = {"measure_flash": {f"{number}.json": 40.0 for number in range(80)}}
     progress = begun(cells_s, {"measure_flash": 80})
     for turn in range(5):
@@ -64,19 +64,19 @@ def test_jobs_beside_each_other_take_less_time_together():
     assert progress.left_s(200.0) == pytest.approx(5 * 40, rel=0.15)
 
 
-def test_a_job_under_way_counts_for_what_is_left_of_it_and_its_cell_is_not_to_come():
+def test_a_running_job_counts_for_its_remaining_time_and_no_longer_as_waiting():
     progress = Progress(RunPlan({"measure_flash": {"long.json": 99.0, "short.json": 1.0}}))
-    progress.finish(1, 0.0)  # events of jobs that never started pass by
+    progress.finish(1, 0.0)  # events of jobs that never started are ignored
     progress.fail(2)
     progress.begin({"measure_flash": 2}, 0.0)
     assert progress.expected_s("measure_flash") == 50
     progress.start(0, "measure_flash", ["long.json"], 0.0)
     assert progress.expected_s("measure_flash") == 1
     assert progress.left_s(30.0) == pytest.approx(69 + 1)
-    assert progress.left_s(190.0) == pytest.approx(1)  # longer than expected: nobody knows
+    assert progress.left_s(190.0) == pytest.approx(1)  # it took longer than expected, so it counts for nothing
 
 
-def test_a_job_that_fails_is_counted_apart_and_may_start_again():
+def test_a_failed_job_is_counted_separately_and_may_start_again():
     progress = begun()
     progress.start(7, "measure_flash", ["flash/0.json"], 0.0)
     progress.fail(7)

@@ -49,7 +49,7 @@ def contents(folder):
 
 
 def refused(run, complaint, folder="h200"):
-    """Try to publish, and see that it is refused in one line and nothing is changed."""
+    """Try to publish; assert that it is refused with this complaint and changes nothing."""
     before = contents(run)
     with pytest.raises(UserError, match=complaint):
         published(run, folder)
@@ -59,7 +59,7 @@ def refused(run, complaint, folder="h200"):
 full_disk = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
 
-def test_a_snapshot_holds_pages_figures_tables_and_records_the_same_bytes_again_and_names_its_own_tables(run):
+def test_a_snapshot_is_complete_and_reproducible_and_links_to_its_own_tables(run):
     first, second = published(run, "reports/h200"), published(run, "b")
     assert contents(first) == PUBLISHED
     with tarfile.open(first / ARCHIVE) as archive:
@@ -84,28 +84,28 @@ def test_a_new_snapshot_leaves_nothing_of_the_old(run):
         ({"cell": {"precision": "fp32", "size": "xl"}}, "holds the record of another cell, timing precision=fp32"),
     ],
 )
-def test_a_record_that_is_unsound_or_in_another_s_place_is_named(run, parts, complaint):
+def test_a_record_that_is_invalid_or_in_the_wrong_place_is_named(run, parts, complaint):
     (path,) = run.glob("results/timing/cells/**/*.json")
     path.write_text(json.dumps(record(**parts)))
     refused(run, f"size=xl.json .*{complaint}")
 
 
 @pytest.mark.parametrize("missing", ["writeup.md", "figures"])
-def test_without_a_whole_writeup_nothing_is_published(run, missing):
+def test_nothing_is_published_without_a_complete_writeup(run, missing):
     path = run / "reports" / missing
     path.unlink() if path.is_file() else shutil.rmtree(path)
     refused(run, f"no .*{missing} to publish: run snakemake first")
 
 
-@pytest.mark.parametrize(("lost", "more"), [(1, ""), (3, " and 2 more")])
-def test_a_writeup_that_shows_what_is_not_there_is_not_published(run, lost, more):
-    links = "".join(f"![A figure](figures/lost/{name}.svg)\n" for name in ("first", "mfu", "step")[:lost])
+@pytest.mark.parametrize(("num_lost", "more"), [(1, ""), (3, " and 2 more")])
+def test_a_writeup_with_missing_figures_is_not_published(run, num_lost, more):
+    links = "".join(f"![A figure](figures/lost/{name}.svg)\n" for name in ("first", "mfu", "step")[:num_lost])
     (run / "reports/writeup.md").write_text(f"![Told elsewhere](https://example.org/a.svg)\n{links}")
     refused(run, rf"writeup.md shows figures/lost/first.svg{more}, but there is no such figure")
 
 
 @pytest.mark.parametrize("name", ["NOTES.md", "figures/notes.txt", "tables/timing/notes.txt", "notes/mine.csv", ".git"])
-def test_a_snapshot_with_anything_else_in_it_is_left_as_it_is(run, name):
+def test_a_snapshot_with_other_files_in_it_is_left_alone(run, name):
     added = published(run) / name
     added.parent.mkdir(exist_ok=True)
     added.write_text("mine")
@@ -114,17 +114,17 @@ def test_a_snapshot_with_anything_else_in_it_is_left_as_it_is(run, name):
 
 
 @pytest.mark.parametrize("place", [".", "/", "results", "reports/writeup.md", "reports/writeup.md/h200"])
-def test_a_place_that_can_hold_no_snapshot_is_left_alone(run, place):
+def test_a_place_that_cannot_hold_a_snapshot_is_left_alone(run, place):
     refused(run, r"exists and is not a snapshot|cannot publish into", place)
 
 
 @pytest.mark.parametrize("is_there", [False, True])
 @pytest.mark.parametrize("step", ["shutil.copyfile", "tarfile.TarFile.add", "pathlib.Path.mkdir", "snapshot"])
-def test_a_full_disk_leaves_things_as_they_were(run, monkeypatch, step, is_there):
+def test_a_full_disk_leaves_everything_as_it_was(run, monkeypatch, step, is_there):
     if is_there:
         published(run)
     rename = Path.rename
-    # Or it is full when what was put together takes its place.
+    # `snapshot`: the disk is full when the finished snapshot is moved to its place.
     monkeypatch.setattr(Path, "rename", lambda path, to: full_disk() if path.name == step else rename(path, to))
     if "." in step:
         monkeypatch.setattr(step, full_disk)
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_things_as_they_were(run, monkeypatch, step, is_there
 @pytest.mark.parametrize(
     "linked", [f"{CELLS}/precision=bf16/size=xl.json", f"{CELLS}/precision=bf16", CELLS, "results/timing", *FIGURES]
 )
-def test_what_is_linked_is_published_as_what_it_links_to(run, linked):
+def test_links_are_published_as_the_files_that_they_point_to(run, linked):
     plain = published(run, "plain")
     (run / linked).rename(run / "elsewhere")
     (run / linked).symlink_to(run / "elsewhere")

@@ -11,11 +11,11 @@ _peak_tflops = functools.cache(peaks.measured_peak_tflops)
 
 @pytest.fixture(autouse=True)
 def peaks_measured_once(monkeypatch):
-    """Measure a CPU's peaks once in a process: what cells do with them is the same."""
+    """Measure a CPU's peaks only once per process, to save time; cells use them just the same."""
     monkeypatch.setattr(peaks, "measured_peak_tflops", _peak_tflops)
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory):
-    """The folder of the files that the cells of a module keep."""
+    """The folder for the files that a test module's cells keep."""
     return tmp_path_factory.mktemp("kept")

@@ -1,4 +1,4 @@
-"""Small frames of a stage, as its report gets them, for tests that say only what they are about."""
+"""Build small frames of a stage, as its report gets them, so that a test names only the columns that matter."""
 
 import re
 from dataclasses import asdict
@@ -12,12 +12,12 @@ from pipeline.report.section import Section
 from ..records import CPU, derived, stage_of
 from ..report.frames import samples
 
-# Of a value that is not there, written all the same.
+# How a missing value looks when it is written anyway.
 GAP = re.compile(r"\bnan\b|\bNone\b|\binf\b|\bNaT\b|<NA>")
 
 
 def timed(median_ms, spread=0.004, **columns):
-    """Return a row with a time, its samples a share of it apart."""
+    """Return a row with a time; spread: about the range of its samples, as a share of the time."""
     values = samples(median_ms, spread)
     return {
         **{"status": "ok", "reason": None, "samples_ms": values, "median_ms": median_ms},
@@ -38,13 +38,13 @@ def step(impl, median_ms, **columns):
 
 
 def other(impl, measures, **columns):
-    """Return a row of what else is measured of a way's step: it has no time."""
+    """Return a row of another measurement of a way's step, without a time."""
     timeless = dict.fromkeys(("median_ms", "samples_ms", "phase", "clock", "q1_ms", "q3_ms"))
     return step(impl, 1.0) | timeless | {"measures": measures, **columns}
 
 
 def frame_of(name, rows):
-    """Fold rows as a stage's frame is, with every column that the stage declares."""
+    """Fold rows into a stage's frame, with every column that the stage declares."""
     stage, table = stages()[name], pd.DataFrame(list(rows))
     table = table.reindex(columns=list(dict.fromkeys([*table.columns, *stage.table_columns])))
     return fold(table, [*(axis for axis in stage.axes if axis != "repeat"), *stage.row_types.key_columns()])
@@ -56,16 +56,16 @@ def table(cell, settings, rows):
 
 
 def shown(section: Section):
-    """Return what a section shows by name, also on the course's page."""
+    """Return a section's parts by name, including those on the course's page."""
     return {part.name: part for part in (*section.parts, *section.for_course) if not part.is_empty}
 
 
 def written(section: Section):
-    """Return all that a section writes; its charts by their titles."""
+    """Return all the text of a section, with only the titles of its charts."""
     parts = [part.markdown() if hasattr(part, "markdown") else part.title for part in shown(section).values()]
     return "\n".join([section.answer, *parts])
 
 
 def gaps(section: Section):
-    """Return what a section writes of values that are not there."""
+    """Return the traces of missing values in a section's text."""
     return GAP.findall(written(section))

@@ -1,4 +1,4 @@
-"""The tables of published runs, as the sections read them."""
+"""Load the tables of published runs, as the sections read them."""
 
 import functools
 from pathlib import Path
@@ -28,6 +28,6 @@ def frames(run):
 
 
 def sound(name, run="h200"):
-    """Return a copy of a stage's rows, of which none is unstable."""
+    """Return a copy of a stage's rows in which unstable ones are marked `ok`."""
     found = rows(name, run)
     return found.assign(status=found["status"].replace("unstable", "ok"))

@@ -10,14 +10,14 @@ from pipeline.registry import NAMES, stage
 SHARE_A_HOST_WITH_GPUS = ("attention", "flash", "memory", "ops", "timing", "profile", "levers", "ddp")
 
 
-def test_planning_brings_no_torch():
+def test_planning_does_not_import_torch():
     needs = [f"{stage(name).package}.needs" for name in NAMES if (stage(name).folder / "needs.py").is_file()]
     code = f"import sys, {', '.join(needs)}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_stage_s_default_cell_names_its_rows_once(name):
+def test_row_keys_of_a_default_cell_are_unique(name):
     keys = [tuple(key.items()) for key in stage(name).cell_type().row_keys()]
     assert len({*keys}) == len(keys) > 0
 
@@ -35,8 +35,8 @@ def test_a_stage_s_default_cell_names_its_rows_once(name):
         *((name, {}, False, True) for name in SHARE_A_HOST_WITH_GPUS),
     ],
 )
-def test_cells_share_the_host_where_company_changes_no_value(monkeypatch, name, axes, on_cpu, on_gpus, has_cores):
+def test_cells_share_the_host_if_neighbours_change_no_values(monkeypatch, name, axes, on_cpu, on_gpus, has_cores):
     cell = stage(name).cell_type(**axes)
-    monkeypatch.setattr(own_cores, "each_gpu_has_its_own", lambda: has_cores)
+    monkeypatch.setattr(own_cores, "each_gpu_has_own_cores", lambda: has_cores)
     assert shares_host(cell, gpus_present=0) == on_cpu
     assert shares_host(cell, gpus_present=8) == (on_gpus and (has_cores or cell.gpus == 0))

@@ -1,4 +1,4 @@
-"""Which modules count in a cell's freshness: what the records of one small cell of each stage hold."""
+"""Check which modules a cell's freshness depends on, from the record of one small cell of each stage."""
 
 import json
 import subprocess
@@ -15,7 +15,7 @@ from pipeline.instruments.machine.identity import gpu_count
 from pipeline.registry import NAMES, stages
 
 ROOT = Path(__file__).parents[2]
-# What runs a cell, tells of it or derives from it: an edit of these must cost no measurement.
+# Modules that run a cell, report on it or derive values from it: editing them must not make any cell stale.
 NEVER = (
     *("cells", "compare", "errors", "cli", "formulas.flops", "formulas.peak_memory"),
     *("report", "registry", "ways.needs"),
@@ -26,7 +26,7 @@ STEPS = MODEL | {"instruments.sampling.step_timing", "instruments.profilers.gpu_
 RANKS = STEPS | {"parallel.processes.starting", "instruments.sampling.rank_timing"}
 WAYS = RANKS | {"ways.turns", "ways.notes", "ways.way"}
 CALLS = {"instruments.sampling.interleaving", "instruments.sampling.kernel_timing", "attention.eager"}
-# What the stage measures, and the instruments that read it: an edit of these must make its cells stale.
+# The code that the stage measures, and the instruments it uses: editing them must make its cells stale.
 ALWAYS = {
     "timing": STEPS,
     "levers": STEPS | {"parallel.processes.starting"},
@@ -61,9 +61,9 @@ def below(name, prefixes):
 
 @pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("stage", NAMES)
-def test_a_record_holds_what_was_measured_and_what_read_it_and_nothing_else(plan, stage, tmp_path):
+def test_a_record_lists_the_measured_code_and_its_instruments_and_nothing_else(plan, stage, tmp_path):
     asked = plan.stages[stage]
-    # Threads would wait for those of the tests beside this one.
+    # Several threads would wait for those of other tests that run at the same time.
     one_thread = replace(asked.settings, threads=1) if hasattr(asked.settings, "threads") else asked.settings
     settings = [f"--set={word}" for word in fields.words(one_thread)]
     words = [stage, *fields.words(asked.cells[0]), *settings, "--out", str(tmp_path / "cell.json")]

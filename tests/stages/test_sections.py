@@ -1,4 +1,4 @@
-"""What holds for the section of every stage, on the records of published runs."""
+"""Check what must hold for every stage's section, on the records of published runs."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ FREE_TEXT = ("reason", "machine", "kernel", "device_name", "location")
 
 
 def built(name, run, rows, beside=True):
-    """Build a stage's section of rows; beside: with the frames of the run that it reads, else without any."""
+    """Build a stage's section from rows; beside: whether it also gets the run's frames that it reads."""
     others = {other: frames(run)[other] for other in stages()[name].reads if beside and other in frames(run)}
     return stages()[name].report()(rows, others)
 
@@ -41,7 +41,7 @@ def every_part(section):
 
 
 def words(section):
-    """Return all that a section says, its charts as the page has them."""
+    """Return all the text of a section, with its charts as the page has them."""
     parts = [part for part in every_part(section) if not part.is_empty]
     drawn = [json.dumps(specification(part), allow_nan=False) for part in parts if isinstance(part, Chart)]
     changes = [str((change.what, change.where, change.before, change.after)) for change in section.changes]
@@ -49,7 +49,7 @@ def words(section):
 
 
 def of_parts(name, run):
-    """Return sections of parts of a run: of one cell with nothing beside, and where all cells but one failed."""
+    """Yield sections of parts of a run: one cell with no other stage's frames, then all cells but one failed."""
     rows, axes = frames(run)[name], [axis for axis in stages()[name].axes if axis != "repeat"]
     cells = [cell for _, cell in rows.groupby(axes, sort=False, dropna=False) if len(frame.with_values(cell))]
     read = [each for each in rows.select_dtypes("number") if each not in axes and "setting_" not in each]
@@ -61,14 +61,14 @@ def of_parts(name, run):
 
 
 @pytest.mark.parametrize(("name", "run"), MEASURED)
-def test_the_section_of_a_part_of_the_cells_is_whole(name, run):
+def test_a_section_of_some_of_the_cells_is_complete(name, run):
     for section in [whole(name, run), *of_parts(name, run)]:
         assert section.answer
         assert [text for text in words(section) if GAP.search(text)] == []
 
 
 @pytest.mark.parametrize("name", ON_GPUS)
-def test_text_that_a_record_holds_is_text_in_its_tables(name):
+def test_text_from_records_is_escaped_in_tables(name):
     rows = frames("h200")[name]
     hostile = rows.assign(**{column: HOSTILE for column in FREE_TEXT if column in rows and rows[column].notna().any()})
     tables = [part for part in every_part(built(name, "h200", hostile)) if isinstance(part, Table)]
@@ -76,7 +76,7 @@ def test_text_that_a_record_holds_is_text_in_its_tables(name):
 
 
 @pytest.mark.parametrize("name", ON_GPUS)
-def test_its_page_is_short_and_its_parts_have_names_of_their_own(name):
+def test_a_section_is_short_and_its_parts_have_unique_names(name):
     tables = [part for part in whole(name).parts if isinstance(part, Table)]
     assert len(tables) <= 2
     heads = [next(line for line in part.markdown().splitlines() if line.startswith("|")) for part in tables]

@@ -1,4 +1,4 @@
-"""Two checkouts of one project in a cell, whose packages have the same names: each is measured with its own code."""
+"""Measure two checkouts of a project, with the same package names, in one cell: each runs with its own code."""
 
 import importlib
 import shutil
@@ -21,7 +21,7 @@ SETTINGS = {
 }
 ADAPTERS = {"ddp": "get_ddp", "fsdp": "get_fsdp", "sharding": "get_sharded_optimizer", "timing": "get_model"}
 ADAPTERS |= {"flash": "get_flashattention_autograd_function_pytorch"}
-# What a checkout sets when it runs is undone and told in its rows: by that it is known whose code ran.
+# What a checkout sets when it runs is undone and reported in its rows, which shows whose code ran.
 OF_A, OF_B = "benchmark", "deterministic"
 
 
@@ -38,7 +38,7 @@ def checkouts(tmp_path):
 @pytest.mark.parametrize(("stage", "adapter"), ADAPTERS.items())
 def test_each_of_two_checkouts_is_measured_with_its_own_code(checkouts, monkeypatch, stage, adapter):
     parts = {name: importlib.import_module(f"pipeline.stages.{stage}.{name}") for name in ("cell", "measure")}
-    # The check is in processes of its own, where there is one checkout.
+    # The check runs in separate processes, with one checkout each.
     monkeypatch.setattr(measuring, "verdict", lambda *_args: Verdict("ok", way="folded"))
     kind = stages()[stage].subjects.kind
     subjects = [Subject(kind, name, f"{checkouts}/{name}/tests/adapters.py:{adapter}") for name in "ab"]

@@ -7,7 +7,7 @@ from pipeline.statistics.medians import log_median_error, pooled_spread
 
 
 def process(generator, median_ms, *, noise, between, drift, count):
-    """Draw the samples of a process, each with lag-1 autocorrelation 0.5, around a median of the process's own."""
+    """Draw samples of a process with lag-1 autocorrelation 0.5, around the process's own median."""
     steps = generator.standard_normal(count) * noise
     logs = [steps[0]]
     for step in steps[1:]:
@@ -16,16 +16,16 @@ def process(generator, median_ms, *, noise, between, drift, count):
     return list(median_ms * np.exp(between * generator.standard_normal() + np.array(logs)) * slope)
 
 
-def test_dependent_samples_are_known_to_be_worth_less():
+def test_the_error_of_a_median_accounts_for_correlated_samples():
     generator = np.random.default_rng(7)
     processes = [process(generator, 1.0, noise=0.01, between=0.0, drift=0.0, count=50) for _ in range(300)]
     true_error = np.std([math.log(np.median(samples)) for samples in processes])
-    told = [log_median_error(samples)[0] for samples in processes]
-    assert np.median(told) == pytest.approx(true_error, rel=0.15)
+    errors = [log_median_error(samples)[0] for samples in processes]
+    assert np.median(errors) == pytest.approx(true_error, rel=0.15)
     assert log_median_error(processes[0])[1] == 50 / 5 - 1  # in blocks of 5
 
 
-def test_the_spread_of_repeats_is_that_of_their_logs_each_about_its_own_mean():
+def test_the_spread_of_repeats_is_that_of_logs_around_the_mean_of_each_group():
     found = pooled_spread([[100.0, 110.0], [1.0, 1.1, 1.21], [7.0]])
     step = math.log(1.1)
     assert found.degrees == 1 + 2

@@ -14,24 +14,24 @@ SEEDS = 200
 
 @pytest.fixture(scope="module")
 def noise():
-    """How far published repeats lie from the mean of their cell, as logs: hundreds of processes."""
+    """Return how far published repeats lie from the mean of their cell, as logs: hundreds of processes."""
     [run] = load_runs([ROOT / "docs/earlier-h200"], stages())
     medians = run.frames["timing"]["medians_ms"].dropna()
     logs = [np.log(each) for each in medians if len(each) > 1]
-    # Of n repeats the mean is their own, which they lie closer to than to the true one.
+    # Repeats lie closer to their own mean than to the true one: the factor makes up for it.
     apart = np.concatenate([(each - each.mean()) * math.sqrt(len(each) / (len(each) - 1)) for each in logs])
     assert len(apart) > 100
     return apart
 
 
 def times(noise, seed, factors, repeats):
-    """Draw runs with noise like that of published repeats, each as many times as slow as its factor."""
+    """Draw runs with noise like that of published repeats, each scaled by its factor."""
     generator = np.random.default_rng(seed)
     return [list(factor * np.exp(generator.choice(noise, repeats))) for factor in factors]
 
 
 @pytest.mark.parametrize("repeats", [1, 3])
-def test_runs_that_do_not_differ_have_steps_no_more_often_than_is_said(noise, repeats):
+def test_runs_that_do_not_differ_have_steps_no_more_often_than_the_alarm_rate(noise, repeats):
     alarms = sum(bool(steps(times(noise, seed, [1.0] * 20, repeats))) for seed in range(SEEDS))
     assert alarms <= ALARM_RATE * SEEDS
 
@@ -45,13 +45,13 @@ def test_a_step_of_ten_percent_is_found_at_its_run(noise, place, repeats):
         assert found.ratio == pytest.approx(1.1, rel=0.03)
 
 
-def test_a_time_that_became_longer_and_then_short_again_has_two_steps_each_beside_its_neighbours():
+def test_times_that_rise_and_then_fall_back_have_two_steps():
     waves = (1.0, 1.001, 0.999, 1.0, 1.002, 0.998)
     found = steps([[level * wave] * 3 for level in (10.0, 12.0, 10.0) for wave in waves])
     assert [(step.place, step.ratio) for step in found] == [(6, pytest.approx(1.2)), (12, pytest.approx(1 / 1.2))]
 
 
-def test_a_step_below_one_percent_a_single_slow_run_and_too_few_runs_are_none():
+def test_a_step_below_one_percent_a_single_slow_run_and_too_few_runs_are_not_steps():
     assert steps([[10.0] * 3] * 4 + [[10.05] * 3] * 4) == []
     assert steps([[10.0 + 0.001 * place] for place in range(5)] + [[20.0]] + [[10.0]] * 5) == []
     assert steps([[10.0]]) == steps([[10.0], [20.0]]) == []

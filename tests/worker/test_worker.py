@@ -1,4 +1,4 @@
-"""The worker and its callers, as real processes over a small checkout whose command line runs given Python code."""
+"""Test the worker and its callers as real processes on a small checkout whose command line runs given Python code."""
 
 import os
 import re
@@ -31,7 +31,7 @@ sys.exit(99 if code is None else code)
 """
 NO_WORKER = 99
 PATIENCE_S = 60  # for what should happen at once
-# Stands for Snakemake: prints its own number, the worker's and the name of the worker's socket, once that is there.
+# Stands in for Snakemake: prints its process ID, the worker's, and the socket's token once the socket exists.
 RUN = """
 import os, psutil, socket, sys, time
 from pipeline.worker import client
@@ -48,7 +48,7 @@ SLEEPING = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 class Run:
-    """A run of a package with the real worker and callers, and nothing to preload unless told."""
+    """A process that stands in for Snakemake, with the real worker and callers of a checkout."""
 
     def __init__(self, root, before="", after="time.sleep(600)", **environment):
         self.root, self.environment = root, {**os.environ, "PYTHONPATH": str(root), **environment}
@@ -66,7 +66,7 @@ class Run:
         return subprocess.Popen(command, cwd=cwd, env={**self.environment, **changes}, text=True, **pipes)
 
     def start_cell(self, code, before=""):
-        """Start a cell that prints its process's number, or several; return its caller, forwarding, and processes."""
+        """Start a cell that prints process IDs; return its caller, once that forwards signals, and these processes."""
         caller = self.start(code, before)
         started = [psutil.Process(int(word)) for word in caller.stdout.readline().split()]
         wait_until(lambda: forwards(caller))
@@ -86,7 +86,7 @@ class Run:
 def checkout(folder, preloads=False, imported=""):
     """Make a package with the real worker and a command line that runs given code; return the folder above it.
 
-    preloads: whether the worker imports what its cells would; imported: what runs in place of that.
+    preloads: whether the worker imports what its cells would; imported: code that it imports otherwise.
     """
     package = folder / "pipeline"
     for part in ("", "cells", "worker"):
@@ -105,9 +105,9 @@ def checkout(folder, preloads=False, imported=""):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    found = Run(checkout(tmp_path_factory.mktemp("checkout")), OMP_NUM_THREADS="3")
-    yield found
-    found.end()
+    shared_run = Run(checkout(tmp_path_factory.mktemp("checkout")), OMP_NUM_THREADS="3")
+    yield shared_run
+    shared_run.end()
 
 
 @pytest.fixture
@@ -123,9 +123,7 @@ def own_run(tmp_path):
         each.end()
 
 
-def test_a_cell_has_its_callers_directory_and_environment_and_nothing_left_from_the_worker_or_other_cells(
-    run, tmp_path
-):
+def test_a_cell_has_only_its_callers_directory_and_environment(run, tmp_path):
     names = ("CUDA_VISIBLE_DEVICES", "OPENBLAS_NUM_THREADS", "LEFT")
     code = f"import os; print([os.getcwd(), process, *map(os.environ.get, {names})]); os.environ['LEFT'] = '1'"
     for devices in ("0", "3,5"):
@@ -133,20 +131,20 @@ def test_a_cell_has_its_callers_directory_and_environment_and_nothing_left_from_
         assert run.call(code, cwd=tmp_path, CUDA_VISIBLE_DEVICES=devices)[:2] == (0, f"{found}\n")
 
 
-def test_a_worker_loads_libraries_without_thread_counts_of_others_without_cuda_and_outlives_a_snakemake_around_it(run):
+def test_a_worker_does_not_inherit_thread_counts_or_an_outer_runs_token(run):
     environment = run.processes[1].environ()
     assert not {"OMP_NUM_THREADS", "MKL_NUM_THREADS", client.SNAKEMAKE_VARIABLE} & set(environment)
     assert environment["OPENBLAS_NUM_THREADS"] == environment["PYTORCH_NVML_BASED_CUDA_CHECK"] == "1"
 
 
-def test_a_cell_has_its_callers_standard_streams_and_loses_nothing_that_an_interpreter_does_at_its_end(run):
+def test_a_cell_uses_its_callers_streams_and_runs_exit_handlers(run):
     code = "import atexit, sys; atexit.register(print, 'goodbye', end='')\n"
     code += "print('to stderr', file=sys.stderr); print(input().upper(), end=' \u00d7 ')"
     assert run.call(code, text="hello\n", PYTHONIOENCODING="utf-8") == (0, "HELLO \u00d7 goodbye", "to stderr\n")
 
 
 @pytest.mark.parametrize(
-    ("code", "exit_code", "said"),
+    ("code", "exit_code", "error_output"),
     [
         ("code = 7", 7, ""),
         ("raise SystemExit(5)", 5, ""),
@@ -156,13 +154,13 @@ def test_a_cell_has_its_callers_standard_streams_and_loses_nothing_that_an_inter
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, ""),
     ],
 )
-def test_the_caller_ends_as_its_cell_does(run, code, exit_code, said):
+def test_the_caller_ends_as_its_cell_does(run, code, exit_code, error_output):
     ended, _, stderr = run.call(code)
-    assert (ended, stderr[-len(said) :] if said else stderr) == (exit_code, said)
+    assert (ended, stderr[-len(error_output) :] if error_output else stderr) == (exit_code, error_output)
 
 
 def forwards(caller):
-    """Tell whether a caller handles the last of the signals that it passes on, which is then true of all."""
+    """Tell whether a caller handles the last of the signals that it forwards, and therefore all of them."""
     handled = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{caller.pid}/status").read_text(), re.MULTILINE)[1]
     return int(handled, 16) >> (client.FORWARDED_SIGNALS[-1] - 1) & 1
 
@@ -175,7 +173,7 @@ def test_a_signal_to_the_caller_reaches_its_cell(run, number):
 
 
 WAITING = "import pathlib, time\nwhile not pathlib.Path('{folder}/go').exists(): time.sleep(0.01)"
-TELLING_ONCE_SENT = """
+TOUCHING_ONCE_SENT = """
 import pathlib, socket
 class Socket(socket.socket):
     def sendall(self, message):
@@ -194,17 +192,17 @@ os.register_at_fork(after_in_child=hold)
 """
 RUNNING = "import time; time.sleep(600); open('{folder}/ran', 'w')"
 DEAF = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); open('{{folder}}/begun', 'w'); {RUNNING}"
-# Ways to meet an interrupt: what the worker imports beforehand, what its caller runs first, and its cell. One of them
-# notes in a file that it has begun.
+# When an interrupt comes: code that the worker imports, code that the caller runs first, and the cell's code. One of
+# them creates the file `begun`.
 MOMENTS = {
-    "the worker still imports": (WAITING, TELLING_ONCE_SENT, "open('{folder}/ran', 'w')"),
+    "the worker still imports": (WAITING, TOUCHING_ONCE_SENT, "open('{folder}/ran', 'w')"),
     "a callback behind the fork swallows it, as of torch's": (HOLDING, "", RUNNING),
     "the cell is deaf, as in a long call": ("", "", DEAF),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_an_interrupt_ends_a_cell_that_has_not_begun_or_does_not_heed_it(own_run, tmp_path, moment):
+def test_an_interrupt_ends_a_cell_that_has_not_begun_or_ignores_it(own_run, tmp_path, moment):
     imported, before, code = (text.format(folder=tmp_path) for text in MOMENTS[moment])
     ending = own_run(imported=imported)
     caller = ending.start(code, before)
@@ -219,7 +217,7 @@ def test_an_interrupt_ends_a_cell_that_has_not_begun_or_does_not_heed_it(own_run
     assert not (tmp_path / "ran").exists()
 
 
-def test_an_interrupt_ends_cell_and_caller_by_that_signal_without_a_traceback_unless_the_caller_ignores_it(run):
+def test_an_interrupt_ends_cell_and_caller_unless_the_caller_ignores_it(run):
     caller, _ = run.start_cell(SLEEPING)
     caller.send_signal(signal.SIGINT)
     _, stderr = caller.communicate(timeout=PATIENCE_S)
@@ -231,7 +229,7 @@ def test_an_interrupt_ends_cell_and_caller_by_that_signal_without_a_traceback_un
 
 
 @pytest.mark.parametrize("own_session", [False, True])
-def test_a_killed_caller_leaves_no_cell_nor_what_that_started_behind(run, own_session):
+def test_a_killed_caller_leaves_neither_its_cell_nor_the_cells_children(run, own_session):
     started = f"subprocess.Popen(['sleep', '60'], start_new_session={own_session})"
     code = f"import os, subprocess, time; print(os.getpid(), {started}.pid, flush=True); time.sleep(60)"
     caller, started = run.start_cell(code)
@@ -241,7 +239,7 @@ def test_a_killed_caller_leaves_no_cell_nor_what_that_started_behind(run, own_se
     assert run.call("pass")[0] == 0
 
 
-def test_a_watcher_killed_in_the_middle_fails_its_cell_alone(run):
+def test_a_killed_watcher_fails_only_its_own_cell(run):
     caller, [cell] = run.start_cell(SLEEPING)
     cell.parent().kill()
     _, stderr = caller.communicate(timeout=PATIENCE_S)
@@ -250,7 +248,7 @@ def test_a_watcher_killed_in_the_middle_fails_its_cell_alone(run):
     assert run.call("print('next')")[:2] == (0, "next\n")
 
 
-def test_edited_code_is_what_the_next_cell_runs(run):
+def test_the_next_cell_runs_edited_code(run):
     for value in ("before", "afterwards"):
         (run.root / "pipeline/subject.py").write_text(f"print('{value}')\n")
         assert run.call("import pipeline.subject")[1] == f"{value}\n"
@@ -265,17 +263,17 @@ print(len(os.listdir()))
 """
 
 
-def test_callers_at_once_run_side_by_side_and_none_leaves_a_zombie(run, tmp_path):
-    # Each waits for all the others to be there: were one to wait for another's end, none would end.
+def test_concurrent_callers_run_in_parallel_and_leave_no_zombies(run, tmp_path):
+    # Each waits until all four run; if one had to wait for another's end, not all would count four.
     callers = [run.start(MEETING, cwd=tmp_path) for _ in range(4)]
     assert [caller.communicate(timeout=PATIENCE_S)[0] for caller in callers] == ["4\n"] * 4
     wait_until(lambda: run.processes[2].children() == [])
 
 
-def test_a_caller_of_no_run_of_one_that_is_gone_of_another_user_or_that_wants_none_has_no_worker(run, monkeypatch):
-    another = "import os; os.getuid = lambda: 12345\n"
-    for how in ({"PIPELINE_WORKER": "off"}, {client.SNAKEMAKE_VARIABLE: "gone"}, {"before": another}):
-        assert run.call("pass", **how) == (NO_WORKER, "", "")
+def test_only_cells_of_a_live_run_of_this_user_get_a_worker(run, monkeypatch):
+    other_user = "import os; os.getuid = lambda: 12345\n"
+    for options in ({"PIPELINE_WORKER": "off"}, {client.SNAKEMAKE_VARIABLE: "gone"}, {"before": other_user}):
+        assert run.call("pass", **options) == (NO_WORKER, "", "")
     monkeypatch.delenv(client.SNAKEMAKE_VARIABLE, raising=False)
     assert client.hand_over(["measure"], 0.0) is None
     monkeypatch.setenv(client.OFF_VARIABLE, "on")
@@ -283,7 +281,7 @@ def test_a_caller_of_no_run_of_one_that_is_gone_of_another_user_or_that_wants_no
         client.hand_over(["measure"], 0.0)
 
 
-# Prints what it starts: a process of its own group, one of a session of its own, and one that nobody waits for.
+# Prints the IDs of what it starts: a process in its group, one in its own session, and one that nobody waits for.
 STARTING = """
 import subprocess
 group = subprocess.Popen(["sleep", "60"]).pid
@@ -298,12 +296,10 @@ print(group, session, left, flush=True)
     [
         (f"{STARTING}time.sleep(60)", os.kill, signal.SIGKILL),
         (f"{STARTING}time.sleep(60)", os.killpg, signal.SIGHUP),
-        (STARTING, None, 0),  # at its own end
+        (STARTING, None, 0),  # it ends by itself
     ],
 )
-def test_what_a_run_started_ends_with_it_wherever_it_went_and_so_do_its_cells_but_nothing_of_others(
-    own_run, run, after, end, number
-):
+def test_a_runs_descendants_end_with_it_but_not_those_of_other_runs(own_run, run, after, end, number):
     other, [cell_of_other] = run.start_cell(SLEEPING)
     ending = own_run(after=after)
     started = [psutil.Process(int(pid)) for pid in ending.parent.stdout.readline().split()]
@@ -316,21 +312,21 @@ def test_what_a_run_started_ends_with_it_wherever_it_went_and_so_do_its_cells_bu
     other.kill()
 
 
-def test_who_comes_while_another_starts_the_worker_has_waited_and_who_comes_later_has_not(own_run, tmp_path):
-    # The first to come is who looks whether the worker's socket is there.
+def test_only_callers_during_the_imports_have_waited(own_run, tmp_path):
+    # RUN, which checks that the worker's socket exists, is the first caller and sets off the imports.
     run = own_run(WAITING.format(folder=tmp_path))
-    early = []
+    waiting_callers = []
     for folder in (tmp_path / "one", tmp_path / "other"):
         folder.mkdir()
-        early.append(run.start("print(waited_s)", TELLING_ONCE_SENT.format(folder=folder)))
+        waiting_callers.append(run.start("print(waited_s)", TOUCHING_ONCE_SENT.format(folder=folder)))
         wait_until((folder / "begun").exists)
     (tmp_path / "go").touch()
-    assert all(float(each.communicate(timeout=PATIENCE_S)[0]) > 0 for each in early)
+    assert all(float(each.communicate(timeout=PATIENCE_S)[0]) > 0 for each in waiting_callers)
     assert float(run.call("print(waited_s)")[1]) == 0
 
 
-def test_torch_and_its_compiler_are_there_before_the_cell_and_neither_cuda_nor_threads_nor_the_projects_code(tmp_path):
-    whole = Run(checkout(tmp_path, preloads=True))
+def test_the_worker_preloads_torch_but_no_cuda_threads_or_project_code(tmp_path):
+    preloading_run = Run(checkout(tmp_path, preloads=True))
     code = (
         "import gc, os, psutil, sys\n"
         "torch, inductor = sys.modules['torch'], sys.modules['torch._inductor.config']\n"
@@ -338,5 +334,5 @@ def test_torch_and_its_compiler_are_there_before_the_cell_and_neither_cuda_nor_t
         "print(inductor.compile_threads, psutil.Process(os.getppid()).num_threads())\n"
         "print(gc.get_freeze_count() > 100_000, len(gc.get_objects()) < 10_000)"  # out of the collector's way
     )
-    assert whole.call(code)[1] == "False ['pipeline', 'pipeline.cli']\n1 1\nTrue True\n"
-    whole.end()
+    assert preloading_run.call(code)[1] == "False ['pipeline', 'pipeline.cli']\n1 1\nTrue True\n"
+    preloading_run.end()

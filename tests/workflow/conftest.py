@@ -1,4 +1,4 @@
-"""A copy of the project, small and measured once, that tests may edit and run Snakemake in."""
+"""A small copy of the project, measured once, in which tests may edit files and run Snakemake."""
 
 import fcntl
 import logging
@@ -23,7 +23,7 @@ from pipeline.worker import client
 
 ROOT = Path(__file__).parents[2]
 CONFIG = "{scale: few, measure: true, overrides: {}}"
-WITHOUT_WORKER = {"PIPELINE_WORKER": "off"}  # a single cell is done before a worker has started
+WITHOUT_WORKER = {"PIPELINE_WORKER": "off"}  # a single cell finishes before a worker has started
 SCALE = """\
 stages:
   timing:
@@ -38,7 +38,7 @@ stages:
 
 @dataclass
 class Project:
-    """A checkout of its own, with the commands of this environment and these variables."""
+    """A separate checkout that uses the commands of this environment and these environment variables."""
 
     root: Path
     variables: dict[str, str] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class Project:
         )
 
     def snakemake(self, *words, code=0, timeout_s=600):
-        """Run `snakemake` to its end, which is to be by this exit code; return all that it printed."""
+        """Run `snakemake` to its end and assert its exit code; return all that it printed."""
         process = self.start(*words)
         output, _ = process.communicate(timeout=timeout_s)
         assert process.returncode == code, output
         return output
 
     def edit(self, path, old, new, count=-1):
-        """Replace a text in a file, wherever it stands or so many times."""
+        """Replace a text in a file; count: the first so many times, or -1 for everywhere."""
         text = (self.root / path).read_text()
         assert old in text
         (self.root / path).write_text(text.replace(old, new, count))
@@ -96,9 +96,9 @@ def copied_project(root, scale):
 
 @pytest.fixture(scope="session")
 def measured(tmp_path_factory, worker_id):
-    """The project after a run of two cells of timing, one of flash and one of accounting, left as it is.
+    """The project after a run of two cells of timing, one of flash and one of accounting; tests must not change it.
 
-    Measured once for all processes of a test run, each of which has its copy.
+    It is measured once per test run; each test process has a copy.
     """
     temporary = tmp_path_factory.getbasetemp()
     shared = (temporary if worker_id == "master" else temporary.parent) / "measured"
@@ -113,7 +113,7 @@ def measured(tmp_path_factory, worker_id):
 
 @pytest.fixture
 def project(measured, tmp_path):
-    """A copy that the test may spoil; its files keep their times, so that nothing in it is stale."""
+    """A copy that the test may change; its files keep their mtimes, so nothing in it is stale."""
     shutil.copytree(measured.root, tmp_path / "project")
     return Project(tmp_path / "project")
 
@@ -130,9 +130,9 @@ class _Counts(logging.Handler):
 
 @pytest.fixture
 def plan(monkeypatch):
-    """Return what plans a run of a project in this process, a tenth of the time of one's own: the counts by rule.
+    """Return a function that plans a run in this process (10x faster than in a new one) and returns counts by rule.
 
-    The project's files are read, but the workflow's code is this checkout's. `folder`: where `--directory` would be.
+    It reads the project's files, but runs the workflow's code of this checkout. folder: the value of `--directory`.
     """
 
     def planned(project, *targets, folder=None, configfiles=(), **config):
@@ -163,7 +163,7 @@ def plan(monkeypatch):
 
 @pytest.fixture
 def refusal(plan, capfd):
-    """Return what plans a run that cannot be: what it says in the end."""
+    """Return a function that plans a run that cannot be done and returns the last line that it prints."""
 
     def refused(project, *targets, **config):
         with pytest.raises(SystemExit, match="1"):

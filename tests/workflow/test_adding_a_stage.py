@@ -26,9 +26,9 @@ def project(tmp_path):
     return project
 
 
-def test_the_stage_of_the_guide_is_measured_and_written_up(project):
+def test_the_example_stage_of_the_guide_is_measured_and_written_up(project):
     project.snakemake("--cores", "1", "reports/writeup.md")
     section = (project.root / "reports/writeup.md").read_text().split("## How fast does memory copy?")[1]
     assert re.search(r"Up to [\d.,]+ GB/s, by (copy|fill) in (fp32|bf16)\.", section)
-    told = re.findall(r"\| (copy|fill) \| (fp32|bf16) \| ~?[\d.,]+", section)
-    assert sorted(told) == [("copy", "bf16"), ("copy", "fp32"), ("fill", "bf16"), ("fill", "fp32")]
+    rows = re.findall(r"\| (copy|fill) \| (fp32|bf16) \| ~?[\d.,]+", section)
+    assert sorted(rows) == [("copy", "bf16"), ("copy", "fp32"), ("fill", "bf16"), ("fill", "fp32")]

@@ -5,39 +5,39 @@ import pytest
 pytestmark = pytest.mark.workflow
 
 
-def test_a_mistyped_target_is_one_line_that_names_the_allowed(project):
-    _using, told = project.snakemake("--dry-run", "results/timing/fp64.csv", code=1).splitlines()
+def test_a_mistyped_target_gives_one_line_with_the_allowed_names(project):
+    _using, message = project.snakemake("--dry-run", "results/timing/fp64.csv", code=1).splitlines()
     allowed = "targets in results/timing/ are bf16.csv, cells.csv, cells/, fp32.csv, tf32.csv"
-    assert told == f"snakemake: no target 'results/timing/fp64.csv' at scale few: {allowed}"
+    assert message == f"snakemake: no target 'results/timing/fp64.csv' at scale few: {allowed}"
 
 
-def test_a_profile_without_its_plugin_is_one_line_with_the_remedy(project):
+def test_a_profile_without_its_plugin_gives_one_line_with_the_fix(project):
     project.edit("workflow/profiles/slurm/config.yaml", 'executor("slurm")', 'executor("flux")')
     output = project.snakemake("--workflow-profile", "workflow/profiles/slurm", "--dry-run", code=1)
-    _using, told = output.splitlines()
-    assert told.endswith("needs the executor 'flux': pip install snakemake-executor-plugin-flux")
+    _using, message = output.splitlines()
+    assert message.endswith("needs the executor 'flux': pip install snakemake-executor-plugin-flux")
 
 
 NOTHING = {stage: {"grids": []} for stage in ("timing", "flash", "accounting")}
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words", "complaint"),
+    ("damage", "words", "complaint"),
     [
-        (lambda root: (root / "config/config.yaml").write_text("scale: [auto\n"), {}, "no valid YAML: line 2"),
-        (None, {"configfiles": True}, "mine.yaml: no valid YAML: line 2, column 1: 'measure' is given twice"),
-        # Every bad value takes the way of this one; which there are is tested where they are found.
+        (lambda root: (root / "config/config.yaml").write_text("scale: [auto\n"), {}, "not valid YAML: line 2"),
+        (None, {"configfiles": True}, "mine.yaml: not valid YAML: line 2, column 1: 'measure' is given twice"),
+        # Every bad value is reported like this one; each kind is tested where it is detected.
         (None, {"scale": "papre"}, "snakemake: config: scale must be one of auto, few, laptop, paper, quick, "),
-        (None, {"overrides": NOTHING}, "scale 'few' with its overrides asks for no cell"),
+        (None, {"overrides": NOTHING}, "scale 'few' with its overrides has no cells"),
         (None, {"measure": False, "folder": "runs"}, "runs/results/ holds no records to render"),
         (lambda root: (root / "runs/reports").write_text("a file"), {"folder": "runs"}, "reports/ cannot be written"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_leaves_what_is_there(project, refusal, spoil, words, complaint):
+def test_a_run_that_cannot_be_done_gives_one_line_and_changes_nothing(project, refusal, damage, words, complaint):
     (project.root / "runs").mkdir()
     (project.root / "mine.yaml").write_text("measure: true\nmeasure: false\n")
-    if spoil:
-        spoil(project.root)
+    if damage:
+        damage(project.root)
     given = {"configfiles": [project.root / "mine.yaml"], "folder": project.root / "runs"}
     assert complaint in refusal(project, **{name: given.get(name, value) for name, value in words.items()})
     assert not (project.root / "runs/results").exists()

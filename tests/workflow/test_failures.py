@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.workflow, pytest.mark.slow]
 
 CELL = "timing precision=bf16 size=tiny context_length={} batch_size=4 warmup_steps=5 repeat=1"
 FIRST_LINE = '    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")'  # of a cell
-# By context length what ends a cell, and what its record says of that.
+# By context length: what ends the cell, and the reason in its record.
 BUGS = {
     16: ("raise AssertionError('a bug')", "AssertionError: a bug"),
     17: ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL"),
@@ -28,7 +28,7 @@ BUGS = {
 
 
 def break_code(project, path, line, bug):
-    """Put a bug behind a line of the project's code, indented like it."""
+    """Insert a bug after a line of the project's code, indented by four spaces."""
     project.edit(f"src/pipeline/{path}", line, f"{line}\n    {bug}", count=1)
 
 
@@ -44,7 +44,7 @@ def failed_records(project):
 
 
 @pytest.mark.parametrize(("variables", "lengths"), [({}, list(BUGS)), (WITHOUT_WORKER, [17])])
-def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_it(project, variables, lengths):
+def test_a_cell_that_fails_leaves_a_record_and_is_named_in_the_same_runs_report(project, variables, lengths):
     break_bf16(project)
     project.variables |= variables
     grids = f"overrides={{timing: {{grids: [{{size: [tiny], context_length: {lengths}, precision: [bf16]}}]}}}}"
@@ -60,7 +60,7 @@ def test_a_cell_that_fails_leaves_a_record_and_the_report_of_the_same_run_names_
     assert ",failed," in (project.root / "results/timing/cells.csv").read_text()
 
 
-def test_what_failed_is_published_compared_and_alone_measured_again(project, plan):
+def test_failed_cells_can_be_published_and_compared_and_only_they_are_retried(project, plan):
     break_bf16(project)
     project.snakemake("results/timing/bf16.csv", "--quiet", code=1)
     assert "Traceback" in (project.root / f"logs/{CELL.format(16)}.log".replace(" ", "/")).read_text()
@@ -68,10 +68,10 @@ def test_what_failed_is_published_compared_and_alone_measured_again(project, pla
         project.snakemake(*words)
     for words in (["publish", "snapshot"], ["compare", "snapshot", "results"]):
         command = [sys.executable, "-m", "pipeline", *words]
-        done = subprocess.run(command, cwd=project.root, env=project.environment(), capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-    left = {"measure_timing": 1, "tabulate_timing": 1, "tabulate_cells": 1, "writeup": 1}
-    assert plan(project, "reports/writeup.md") == left
+        result = subprocess.run(command, cwd=project.root, env=project.environment(), capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+    remaining = {"measure_timing": 1, "tabulate_timing": 1, "tabulate_cells": 1, "writeup": 1}
+    assert plan(project, "reports/writeup.md") == remaining
 
     project.edit("src/pipeline/stages/timing/measure.py", "raise AssertionError('a bug')", "pass")
     assert f"{CELL.format(16)} (failed before)" in project.snakemake()
@@ -79,7 +79,7 @@ def test_what_failed_is_published_compared_and_alone_measured_again(project, pla
     assert plan(project) == {}
 
 
-def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_leaves_the_tables(project):
+def test_a_stage_whose_cells_all_fail_has_a_section_and_a_broken_section_is_an_error(project):
     break_code(project, "stages/accounting/measure.py", ") -> list[dict[str, Any]]:", "raise SystemExit(7)")
     grid = "overrides={accounting: {grids: [{question: [fsdp]}]}}"
     project.snakemake("--config", grid, code=1)
@@ -97,10 +97,10 @@ def test_a_stage_of_which_every_cell_fails_has_a_section_and_a_broken_section_le
     ("path", "line"),
     [
         ("stages/timing/measure.py", FIRST_LINE),
-        ("worker/child.py", '    """Import what every child would import, for good, at the first call."""'),
+        ("worker/child.py", "def preload() -> None:"),
     ],
 )
-def test_an_interrupted_run_stops_and_writes_nothing_up(project, path, line):
+def test_an_interrupted_run_stops_and_writes_no_report(project, path, line):
     before = (project.root / "reports/writeup.md").read_text()
     records = {path: path.read_text() for path in project.records()}
     break_code(project, path, line, "open('begun', 'w'); __import__('time').sleep(60)")
@@ -112,23 +112,23 @@ def test_an_interrupted_run_stops_and_writes_nothing_up(project, path, line):
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 1
     assert not any(words in output for words in ("snakemake: failed", "Error in rule", "Exception"))
-    assert output.rstrip().endswith("the same command goes on with them")
-    # Nothing stands in place of the record of the cell that was to be measured.
+    assert output.rstrip().endswith("run the same command to continue")
+    # The interrupted cell has no record.
     assert {path: path.read_text() for path in project.records()}.items() < records.items()
     assert (project.root / "reports/writeup.md").read_text() == before
 
 
-# The first of them is there.
+# The first of them has a record.
 FIVE_CELLS = {"timing": {"grids": [{"size": ["tiny"], "context_length": [16, 17, 18, 19, 20]}]}}
 
 
-def test_a_run_on_a_disk_that_fills_keeps_what_it_measures_and_stops(measured, small_disk, plan):
+def test_a_run_whose_disk_fills_up_keeps_what_it_measured_and_stops(measured, small_disk, plan):
     disk = small_disk(size_mib=160)
     project = Project(shutil.copytree(measured.root, disk.folder / "project"), WITHOUT_WORKER)
     free = shutil.disk_usage(disk.folder).free
     run = project.start("--config", f"overrides={json.dumps(FIVE_CELLS)}")
     wait_until(lambda: shutil.disk_usage(disk.folder).free < free - 3 * 2**20)
-    time.sleep(1)  # the room is tried, then taken; torch's import is yet to come
+    time.sleep(1)  # the space is tried, then reserved; torch is imported later
     disk.fill()
     output, _ = run.communicate(timeout=120)
     assert run.returncode == 1

@@ -1,4 +1,4 @@
-"""What an edit makes again: counts of the jobs that a dry run plans, over one small run of three stages."""
+"""Which jobs an edit triggers: counts from a dry run, after one small run of three stages."""
 
 import contextlib
 import shutil
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.workflow
 
 @contextlib.contextmanager
 def edited(project, path, old, new):
-    """Replace a text in a file for a while; its time stays new, which is to make no difference."""
+    """Replace a text in a file temporarily; its mtime stays new, which must make no difference."""
     before = (project.root / path).read_text()
     project.edit(path, old, new)
     try:
@@ -24,43 +24,48 @@ def edited(project, path, old, new):
 
 
 def measured_again(**cells):
-    """Return the counts where these cells are measured again, each the only one of its table."""
+    """Return the job counts if these cells are measured again, each the only one of its table."""
     stages = {stage: count for stage, count in cells.items() if count}
     jobs = {f"{rule}_{stage}": count for stage, count in stages.items() for rule in ("measure", "tabulate")}
     return {**jobs, "tabulate_cells": len(stages), "writeup": 1}
 
 
 ALL = measured_again(timing=2, flash=1, accounting=1)
-TOLD = {"writeup": 1}
-TELLING = {rule: count for rule, count in ALL.items() if not rule.startswith("measure")}
+WRITEUP_ONLY = {"writeup": 1}
+ALL_BUT_MEASURING = {rule: count for rule, count in ALL.items() if not rule.startswith("measure")}
 EDITS = {
     "a comment in the model": ("model/transformer.py", "ROPE_THETA = 10_000.0", "ROPE_THETA = 10_000.0  # usual", {}),
     "the command line": ("cli.py", "BAD_INPUT = 2", "BAD_INPUT = 4", {}),
     "the model": ("model/transformer.py", "10_000.0", "20_000.0", measured_again(timing=2)),
     "a kernel": ("attention/triton/kernels/forward.py", "tl.exp2(", "1.0 * tl.exp2(", measured_again(flash=1)),
-    "a formula of rates": ("formulas/flops.py", "return ", "return 1 * ", {"tabulate_timing": 2, **TOLD}),
-    "the rule for unstable times": ("cells/timed_rows.py", "NEGLIGIBLE_SHARE = 0.2", "NEGLIGIBLE_SHARE = 0.3", TELLING),
+    "a formula of rates": ("formulas/flops.py", "return ", "return 1 * ", {"tabulate_timing": 2, **WRITEUP_ONLY}),
+    "the rule for unstable times": (
+        "cells/timed_rows.py",
+        "NEGLIGIBLE_SHARE = 0.2",
+        "NEGLIGIBLE_SHARE = 0.3",
+        ALL_BUT_MEASURING,
+    ),
     "an instrument": ("instruments/sampling/kernel_timing.py", "return ", "return 1 * ", measured_again(flash=1)),
     "how a cell is run": ("cells/run.py", "host.settle()", "host.settle(), None", {}),
     "what a worker imports": ("worker/child.py", "gc.collect()", "gc.collect(1)", {}),
-    "the tabulator": ("cells/tabulate.py", "STATUSES.index(", "-1 * STATUSES.index(", TELLING),
-    "a note": ("stages/timing/report.md", "synchronize", "sync", TOLD),
-    "what times are trusted by": ("report/writeup.md", "A time", "One time", TOLD),
-    "the page's script": ("report/html/page.js", "const ROWS_MORE = 200", "const ROWS_MORE = 300", TOLD),
-    "the page": ("report/html/page.py", "return ", "return 1 * ", TOLD),
-    "how charts are drawn": ("report/drawing.py", "return ", "return 1 * ", TOLD),
-    "a section": ("stages/timing/report.py", "return ", "return 1 * ", TOLD),
+    "the tabulator": ("cells/tabulate.py", "STATUSES.index(", "-1 * STATUSES.index(", ALL_BUT_MEASURING),
+    "a note": ("stages/timing/report.md", "synchronize", "sync", WRITEUP_ONLY),
+    "what times are trusted by": ("report/writeup.md", "A time", "One time", WRITEUP_ONLY),
+    "the page's script": ("report/html/page.js", "const ROWS_MORE = 200", "const ROWS_MORE = 300", WRITEUP_ONLY),
+    "the page": ("report/html/page.py", "return ", "return 1 * ", WRITEUP_ONLY),
+    "how charts are drawn": ("report/drawing.py", "return ", "return 1 * ", WRITEUP_ONLY),
+    "a section": ("stages/timing/report.py", "return ", "return 1 * ", WRITEUP_ONLY),
 }
 
 
 @pytest.mark.parametrize("what", EDITS)
-def test_an_edit_makes_again_what_depends_on_it_and_nothing_else(measured, plan, what):
+def test_an_edit_triggers_exactly_the_jobs_that_depend_on_it(measured, plan, what):
     path, old, new, expected = EDITS[what]
     with edited(measured, f"src/pipeline/{path}", old, new):
         assert plan(measured) == expected
 
 
-def test_without_snakemakes_memory_the_same_is_fresh_and_the_same_stale(measured, plan, tmp_path):
+def test_freshness_does_not_depend_on_snakemakes_metadata(measured, plan, tmp_path):
     copy = replace(measured, root=tmp_path / "copy")
     shutil.copytree(measured.root, copy.root)
     shutil.rmtree(copy.root / ".snakemake")
@@ -74,7 +79,9 @@ def test_without_snakemakes_memory_the_same_is_fresh_and_the_same_stale(measured
 def test_results_copied_to_another_checkout_are_not_measured_again(measured, plan, tmp_path):
     copy = replace(measured, root=tmp_path / "copy")
     for folder in ("src", "workflow", "config"):
-        shutil.copytree(measured.root / folder, copy.root / folder, copy_function=shutil.copy)  # as new as a clone's
+        shutil.copytree(
+            measured.root / folder, copy.root / folder, copy_function=shutil.copy
+        )  # new mtimes, as in a clone
     shutil.copytree(measured.root / "results", copy.root / "results")
     assert set(plan(copy)) == {"writeup"}
 
@@ -95,6 +102,6 @@ def test_an_override_measures_what_it_changes(measured, plan, timing, expected):
     assert plan(measured, overrides={"timing": timing}) == expected
 
 
-def test_an_error_while_freshness_is_told_ends_the_run(measured, refusal, monkeypatch):
+def test_an_error_while_checking_freshness_ends_the_run(measured, refusal, monkeypatch):
     monkeypatch.setattr(freshness, "why_stale", Mock(side_effect=RuntimeError("nobody can tell")))
     assert "nobody can tell" in refusal(measured)

@@ -7,7 +7,7 @@ WORKFLOW = Path(__file__).parents[2] / "workflow"
 HEAVY = {"torch", "numpy", "pandas", "vl_convert", "scipy"}
 
 
-def test_a_plan_waits_for_no_import_that_only_measuring_or_drawing_needs():
+def test_planning_imports_nothing_that_only_measuring_or_drawing_needs():
     rules = (WORKFLOW / "Snakefile", *WORKFLOW.glob("rules/*.smk"))
     imports = "\n".join(re.findall(r"^from pipeline.*", "\n".join(path.read_text() for path in rules), re.MULTILINE))
     assert "pipeline.report" in imports

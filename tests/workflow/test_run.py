@@ -17,16 +17,16 @@ pytestmark = pytest.mark.workflow
 FOUR_CELLS = "overrides={timing: {grids: [{size: [tiny], context_length: [16, 17], precision: [fp32, bf16]}]}}"
 
 
-def test_jobs_run_in_snakemakes_own_environment_where_it_is_not_activated(project):
+def test_jobs_run_in_snakemakes_own_environment_even_if_it_is_not_activated(project):
     project.variables["PATH"] = os.defpath
     target = "results/precision/accumulation.csv"
     project.snakemake("--cores", "1", target, "--config", "scale=laptop")
     assert (project.root / target).is_file()
 
 
-def test_the_one_command_writes_it_all_up_and_a_second_run_does_nothing(measured, plan):
+def test_one_command_makes_all_tables_and_pages_and_a_second_run_does_nothing(measured, plan):
     text = (measured.root / "reports/writeup.md").read_text()
-    assert "Cells (a configuration each, in its own process): 4;" in text
+    assert "Cells (one configuration each, in its own process): 4;" in text
     assert (measured.root / "reports/course.md").is_file()
     assert json.loads((measured.root / "reports/summary.json").read_text())["scale"] == "few"
     tables = sorted(path.name for path in (measured.root / "results/timing").glob("*.csv"))
@@ -36,7 +36,7 @@ def test_the_one_command_writes_it_all_up_and_a_second_run_does_nothing(measured
     assert plan(measured, "reports/writeup.md") == {}
 
 
-def test_a_first_run_forces_nothing_and_quiet_and_dry_is_the_cells_of_each_stage_and_their_time(measured, tmp_path):
+def test_a_first_run_forces_nothing_and_a_quiet_dry_run_lists_cells_by_stage(measured, tmp_path):
     output = measured.snakemake("--directory", str(tmp_path), "--dry-run", "--quiet")
     assert not (tmp_path / ".snakemake/changed").exists()
     _using, header, *stages, to_do = output.splitlines()
@@ -70,22 +70,18 @@ def empty_but_keep_its_time(path):
     os.utime(path, ns=(file.st_atime_ns, file.st_mtime_ns))
 
 
-@pytest.mark.parametrize(("spoil", "files"), [(lose, len(FILES)), (damage, 3), (empty_but_keep_its_time, 3)])
-def test_what_is_lost_or_changed_after_it_was_made_is_made_again_with_all_that_is_made_of_it(
-    project, plan, spoil, files
-):
-    for spoilt, rules in list(FILES.items())[:files]:
-        before = (project.root / spoilt).read_bytes(), (project.root / spoilt).stat()
-        spoil(project.root / spoilt)
+@pytest.mark.parametrize(("change", "files"), [(lose, len(FILES)), (damage, 3), (empty_but_keep_its_time, 3)])
+def test_lost_or_changed_files_are_made_again_with_everything_made_from_them(project, plan, change, files):
+    for damaged, rules in list(FILES.items())[:files]:
+        before = (project.root / damaged).read_bytes(), (project.root / damaged).stat()
+        change(project.root / damaged)
         planned = set(plan(project, "reports/writeup.md"))
-        assert planned == rules, spoilt
-        (project.root / spoilt).write_bytes(before[0])
-        os.utime(project.root / spoilt, ns=(before[1].st_atime_ns, before[1].st_mtime_ns))
+        assert planned == rules, damaged
+        (project.root / damaged).write_bytes(before[0])
+        os.utime(project.root / damaged, ns=(before[1].st_atime_ns, before[1].st_mtime_ns))
 
 
-def test_lost_or_emptied_records_are_measured_again_unless_nothing_is_to_be_and_a_recipe_that_is_no_text_is_none(
-    project, plan
-):
+def test_lost_or_emptied_records_are_measured_again_and_a_binary_recipe_is_stale(project, plan):
     (project.root / "results/timing/.bf16.csv.recipe").write_bytes(b"\xff\xfe")
     assert plan(project, "results/timing/bf16.csv") == {"tabulate_timing": 1}
     first, second = project.records()
@@ -101,10 +97,10 @@ def processes_in(folder):
 
 
 @pytest.mark.slow
-def test_a_killed_snakemake_takes_its_cell_along_and_the_next_run_measures_what_was_not_finished(project):
-    runner = project.root / "src/pipeline/cells/run.py"  # an edit of which makes no cell stale
+def test_killing_snakemake_ends_its_cell_and_the_next_run_measures_the_rest(project):
+    runner = project.root / "src/pipeline/cells/run.py"  # editing it makes no cell stale
     sound, first_line = runner.read_text(), "    try:\n        return measure(cell, settings, stopwatch)"
-    # As a capture does: the program under nsys has a session of its own.
+    # As in a capture: the program under nsys has its own session.
     hangs = "    import subprocess\n    subprocess.run(['sleep', '1000'], start_new_session=True)\n"
     project.edit(runner, first_line, hangs + first_line)
     run = project.start("results/timing/cells.csv", "--config", FOUR_CELLS)
@@ -124,18 +120,18 @@ def test_a_killed_snakemake_takes_its_cell_along_and_the_next_run_measures_what_
 
 
 @pytest.mark.slow
-def test_snakemakes_own_report_takes_every_caption(project):
+def test_snakemakes_own_report_accepts_every_caption(project):
     project.snakemake("--report", "report.html")
     page = (project.root / "report.html").read_text()
     for words in ("How fast does each model size train", "The rows for fp32", "a chart of the stage"):
         assert words in page
-    # The page is the first of the results.
+    # The page is the first result.
     categories = json.loads(re.search(r"var categories = (\{.*?\});?\n", page)[1])
     first = min(categories)
     assert [path for paths in categories[first].values() for path in paths] == ["reports/report.html"]
 
 
-TELLING = """
+PRINTING_LOGGER = """
 import sys
 
 from snakemake_logger_plugin_cells import LogHandler as Cells
@@ -151,12 +147,12 @@ class LogHandler(Cells):
 """
 
 
-def test_nothing_runs_beside_a_cell_that_is_to_be_alone_and_files_are_where_a_rule_says_whichever_comes_last(project):
+def test_a_cell_that_must_run_alone_takes_all_cores_and_files_go_to_their_own_stage(project):
     project.append("src/pipeline/instruments/machine/identity.py", "\n\ndef gpu_count():\n    return 8\n")
-    project.append("src/pipeline/cells/own_cores.py", "\n\ndef each_gpu_has_its_own():\n    return True\n")
+    project.append("src/pipeline/cells/own_cores.py", "\n\ndef each_gpu_has_own_cores():\n    return True\n")
     plugin = project.root / "src/snakemake_logger_plugin_telling/__init__.py"
     plugin.parent.mkdir()
-    plugin.write_text(TELLING)
+    plugin.write_text(PRINTING_LOGGER)
     shutil.rmtree(project.root / "results/timing/cells/precision=bf16")
     grids = (
         "overrides={collectives: {grids: [{backend: [gloo]}]}, flash: {grids: [{seq_len: [16]}]},"

@@ -1,4 +1,4 @@
-"""Runs on a Slurm of two nodes: what goes to it, what a record says of it, what becomes of jobs that it ends."""
+"""Runs on a Slurm of two nodes: what is submitted, what records say about it, what happens to jobs that it ends."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ stages:
     settings: {min_bytes: 4000, max_bytes: 40000, budget_s: 0.1, unstable_rel_error: 1.0e+9}
     grids: [{backend: gloo, world_size: [2], nodes: [1, 2]}]
 """
-# A run that is killed would leave its lock.
+# A killed run would leave its lock behind.
 ENDLESS = (
     *("--nolock", "--config"),
     "overrides={{timing: {{settings: {{max_steps: 1000000000, budget_s: 3600, rel_error: 0}}}},"
@@ -57,7 +57,7 @@ def unmeasured(tmp_path_factory, cluster):
 
 
 class Run:
-    """A run whose cells do not end by themselves: of a target or all, all-reduce on as many nodes."""
+    """A run whose cells never end by themselves, of some targets or of all; nodes: how many all-reduce takes."""
 
     def __init__(self, project, cluster, nodes, *targets):
         self.cluster = cluster
@@ -74,7 +74,7 @@ class Run:
         return {job["JobID"]: job for job in self.cluster.jobs() if job["JobID"] not in self.known}
 
     def measuring(self):
-        """Return the processes that measure a cell, its ranks too, by their job."""
+        """Return the processes that measure a cell, including its ranks, by their job."""
         found = defaultdict(list)
         for process in self.cluster.processes():
             with contextlib.suppress(psutil.Error):
@@ -91,12 +91,12 @@ class Run:
         return nodes
 
     def output(self):
-        """Wait for the end of the run, which fails; return what it printed."""
+        """Wait for the run to fail; return what it printed."""
         output, _ = self.process.communicate(timeout=LIMIT_S)
         assert self.process.returncode == 1, output
         return output.splitlines()
 
-    def leaves_nothing(self):
+    def assert_nothing_left(self):
         wait_until(lambda: not self.cluster.processes(), LIMIT_S)
 
     def end(self):
@@ -104,7 +104,7 @@ class Run:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.communicate()
         self.cluster.run("scancel", "--user=root")
-        self.leaves_nothing()
+        self.assert_nothing_left()
 
 
 @contextlib.contextmanager
@@ -119,9 +119,9 @@ def endless_run(project, cluster, cells, nodes, *targets):
 
 @pytest.fixture(scope="module")
 def ended(unmeasured, cluster):
-    """What a run printed of which one job loses its node, one reaches its time limit, and in one the cell is killed.
+    """The output of a run in which one job loses its node, one reaches its time limit and one has its cell killed.
 
-    With the jobs that Slurm ended, by state, and the one in which the cell was killed.
+    Also the jobs that Slurm ended, by state, and the job whose cell was killed.
     """
     with endless_run(unmeasured, cluster, 3, 1) as run:
         jobs = list(run.jobs.values())
@@ -147,22 +147,22 @@ def records(project):
     return {path: json.loads(path.read_text()) for path in project.root.glob("results/*/cells/**/*.json")}
 
 
-def test_it_is_told_how_slurm_ends_a_job_and_what_kills_a_cell_in_its_job(ended):
+def test_the_output_says_how_slurm_ended_a_job_and_what_killed_a_cell(ended):
     for state, job in ended.jobs.items():
         assert any(f"'{job['JobID']}'" in line and f"'{state}'" in line for line in ended.lines)
-    (told,) = [line for line in ended.lines if line.startswith("snakemake: failed: ")]
-    assert told.startswith(f"snakemake: failed: {ended.killed['Comment'].split('_')[2]} ")
-    assert ": ended by SIGKILL (logs/" in told
+    (line,) = [line for line in ended.lines if line.startswith("snakemake: failed: ")]
+    assert line.startswith(f"snakemake: failed: {ended.killed['Comment'].split('_')[2]} ")
+    assert ": ended by SIGKILL (logs/" in line
 
 
-def test_what_slurm_ended_is_measured_by_the_next_run_and_the_pages_are_made_where_they_are_asked_for(finished):
+def test_the_next_run_measures_what_slurm_ended_and_makes_the_pages(finished):
     project, _ = finished
     assert len(records(project)) == 4
     assert (project.root / "reports/writeup.md").exists()
     assert project.planned(*PROFILE) == {}
 
 
-def test_each_cell_is_a_job_with_its_gpus_that_its_record_names_and_uses_no_worker(finished):
+def test_each_cell_is_a_job_with_its_gpus_without_a_worker_and_named_in_its_record(finished):
     project, jobs = finished
     found = {record["scheduler"]["job"]: record for record in records(project).values()}
     for number, job in jobs.items():
@@ -183,7 +183,7 @@ def test_a_cell_over_two_nodes_is_measured_on_both_and_has_them_to_itself(finish
     assert [job["JobID"] for job in jobs.values() if job["OverSubscribe"] == "NO"] == [record["scheduler"]["job"]]
 
 
-def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finished, tmp_path):
+def test_records_of_another_machine_do_not_stop_one_that_only_submits(finished, tmp_path):
     measured, _ = finished
     project = replace(measured, root=shutil.copytree(measured.root, tmp_path / "project"))
     path, record = next(iter(records(project).items()))
@@ -194,7 +194,7 @@ def test_records_of_another_machine_do_not_stop_the_one_that_only_submits(finish
 
 @pytest.fixture
 def endless(unmeasured, cluster):
-    """A run of one cell, whose ranks on both nodes measure."""
+    """A run of one cell that is being measured by ranks on both nodes."""
     with endless_run(unmeasured, cluster, 1, 2, "results/collectives/gloo.csv") as run:
         wait_until(lambda: run.nodes_of_ranks() == {"n1", "n2"}, LIMIT_S)
         yield run
@@ -210,12 +210,12 @@ def assert_cancelled(run):
 
 def test_a_cancelled_run_leaves_nothing_running(endless, cluster):
     cluster.run("scancel", *endless.jobs)
-    endless.leaves_nothing()
+    endless.assert_nothing_left()
     assert_cancelled(endless)
 
 
 def test_an_interrupted_run_cancels_its_jobs(endless, cluster):
     os.killpg(endless.process.pid, signal.SIGINT)
-    endless.leaves_nothing()
+    endless.assert_nothing_left()
     assert_cancelled(endless)
     endless.output()

@@ -1,4 +1,4 @@
-"""What paths may be named like: nothing of it reaches a shell as anything but a word."""
+"""Hostile names in paths: a shell sees each only as a word, whatever it contains."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from .conftest import WITHOUT_WORKER, Project
 
 pytestmark = pytest.mark.workflow
 
-# Each way by which a shell would make this file, and what else it would not take as it stands.
+# Every way to make a shell create this file, and other characters that it would not take literally.
 HOSTILE = "$(touch PWNED) `touch PWNED`; touch PWNED; 'a \"b * -c"
 
 
@@ -17,11 +17,11 @@ def test_a_record_whose_path_names_no_cell_stops_the_run_before_any_shell(projec
     record = project.records()[0]
     copy = record.parents[2] / "x$(touch PWNED).json"
     copy.write_text(record.read_text())
-    said = refusal(project, "results/timing/fp32.csv", measure=False)
-    assert said.startswith(f"snakemake: {copy.relative_to(project.root)}: ")
+    message = refusal(project, "results/timing/fp32.csv", measure=False)
+    assert message.startswith(f"snakemake: {copy.relative_to(project.root)}: ")
 
 
-def test_tables_of_a_value_that_a_shell_would_run_are_made(project):
+def test_tables_are_made_for_a_value_that_a_shell_would_execute(project):
     project.edit("src/pipeline/model/precision.py", '("fp32",', f'("fp32", {HOSTILE!r},')
     record = next(path for path in project.records() if "precision=fp32" in path.parts)
     content = json.loads(record.read_text())
@@ -46,7 +46,7 @@ def test_every_word_that_a_rule_gives_the_shell_is_quoted(measured):
     assert {word for word in words if not word.endswith(":q}")} == {"{resources.gpu}", "{params.recipe}", "{DISK_FULL}"}
 
 
-def test_a_checkout_and_a_folder_to_measure_into_may_have_a_space_and_quotes_in_their_names(project):
+def test_names_of_checkout_and_working_folder_may_have_spaces_and_quotes(project):
     project = Project(project.root.rename(project.root.with_name("it's a project")), WITHOUT_WORKER)
     folder, table = project.root / 'my run\'s "$(touch PWNED)"', "results/accounting/fsdp.csv"
     formulas = "overrides={accounting: {grids: [{question: [fsdp]}]}}"

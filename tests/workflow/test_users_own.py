@@ -19,10 +19,10 @@ SUBJECTS = (
 RUN = ("--cores", "1", "reports/writeup.md", "--config", SUBJECTS, "only=[flash]")
 
 
-def test_they_are_ranked_stale_when_edited_and_never_imported_to_be_shown(project, plan):
+def test_own_kernels_are_ranked_stale_when_edited_and_not_imported_to_render(project, plan):
     shutil.copytree(OUTSIDE / "kernels", project.root / "kernels", ignore=shutil.ignore_patterns("__pycache__"))
     output = project.snakemake(*RUN)
-    assert "subjects: ddp.unmeasured is not measured, for this run has no cell of a stage" in output
+    assert "subjects: ddp.unmeasured is not measured: this run has no cell that measures its kind" in output
     rows = load("flash", project.root / "results").set_index("impl")
     assert set(rows.loc["off_by_one", "status"]) == {"wrong"}
     assert rows.loc["right", "median_ms"].notna().all()
@@ -34,13 +34,13 @@ def test_they_are_ranked_stale_when_edited_and_never_imported_to_be_shown(projec
 
     (command,) = re.findall(r"^`snakemake (.*?)` in a clone", page, re.MULTILINE)
     assert project.planned(*shlex.split(command)) == {}
-    asked = {"subjects": yaml.safe_load(SUBJECTS.partition("=")[2]), "only": ["flash"]}
+    config = {"subjects": yaml.safe_load(SUBJECTS.partition("=")[2]), "only": ["flash"]}
     project.append("kernels/attention.py", "# a comment\n")
-    assert plan(project, "reports/writeup.md", **asked) == {}
+    assert plan(project, "reports/writeup.md", **config) == {}
     project.append("kernels/masks.py", "raise SystemExit('imported')\n")
-    assert plan(project, "reports/writeup.md", **asked)["measure_flash"] == 1
+    assert plan(project, "reports/writeup.md", **config)["measure_flash"] == 1
 
-    # Rendering does not run it, nor needs it.
+    # Rendering neither runs nor needs the user's code.
     shutil.rmtree(project.root / "kernels")
     (project.root / "reports/writeup.md").unlink()
     project.snakemake("--cores", "1", "reports/writeup.md", "--config", "measure=false", "only=[flash]")

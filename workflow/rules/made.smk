@@ -1,17 +1,17 @@
-"""Tables and pages: of rows, of how cells were run, and all that is told of them."""
+"""Rules for tables and pages."""
 
 import re
 
 from pipeline.cells.config import config_words
-from pipeline.report.asked import Asked, write_asked
+from pipeline.report.page_request import PageRequest, write_page_request
 from pipeline.snapshots.publish import shown_images
 
-# And the rule by which times are unstable.
+# timed_rows holds the rule that marks times as unstable.
 TABULATOR = sources.reached_modules("pipeline.cells.tabulate", "pipeline.cells.timed_rows")
 PAGES_CODE = sources.reached_modules("pipeline.report.pages", *(f"{stage.package}.report" for stage in WRITTEN))
 NOTES = [note for stage in WRITTEN for note in sources.source_path(f"{stage.package}.report").parent.glob("*.md")]
-# What pages are asked to show: their command reads it, for a command line cannot hold thousands of records.
-ASKED = Path(".snakemake/pages.json")
+# What the pages are asked to show, in a file, because a command line cannot hold thousands of records.
+PAGE_REQUEST = Path(".snakemake/pages.json")
 
 
 def shown(path, caption, category, kind, of, **more):
@@ -34,11 +34,11 @@ def tables(stage):
     )
 
 
-def to_show():
+def page_request():
     """Return what the pages show: the records of this run, and which cells of the scale have none."""
-    # Where what is there is rendered and no scale is named, none was asked for.
+    # If existing records are only rendered and no scale is named, none was asked for.
     has_scale = PLAN.measure or config["scale"] != "auto"
-    return Asked(
+    return PageRequest(
         [record for stage in WRITTEN for record in stage.records()],
         PLAN.scale if has_scale else "",
         [missing for stage in STAGES.values() for missing in stage.missing()] if has_scale else [],
@@ -49,8 +49,8 @@ def to_show():
 
 
 def rendered(wildcards):
-    """Return what the pages are made of; tables are there because they link to them."""
-    or_exit(write_asked, to_show(), ASKED)
+    """Return the inputs of the pages; tables are among them because the pages link to them."""
+    or_exit(write_page_request, page_request(), PAGE_REQUEST)
     return {
         "records": [record for stage in WRITTEN for record in stage.records()],
         "cells": [f"{RESULTS}/{stage.name}/cells.csv" for stage in WRITTEN],
@@ -72,7 +72,7 @@ MADE = [
     Made(
         "writeup",
         "write-up",
-        # A figure before the word, so that it is the first of the report's categories.
+        # A digit before the word, so that this category comes first in Snakemake's report.
         {
             "made": WRITEUP,
             "page": shown(REPORT_PAGE, "page", "1 report", "page", "all"),
@@ -83,9 +83,9 @@ MADE = [
             ),
         },
         rendered,
-        lambda files: ["pages", str(ASKED)],
+        lambda files: ["pages", str(PAGE_REQUEST)],
         PAGES_CODE,
-        [*sources.data_files(PAGES_CODE), *NOTES, ASKED],
+        [*sources.data_files(PAGES_CODE), *NOTES, PAGE_REQUEST],
         lambda: (
             Path(REPORT_PAGE),
             Path(COURSE),
@@ -101,10 +101,10 @@ for made in MADE:
         name:
             made.name
         input:
-            unpack(ending_the_run(made.inputs)),
+            unpack(exit_on_error(made.inputs)),
         output:
             **made.outputs,
-            recipe=made.made_by,
+            recipe=made.recipe_path,
         log:
             made.log,
         wildcard_constraints:

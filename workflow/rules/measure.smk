@@ -1,13 +1,13 @@
-"""The cells of every stage, each measured by a process of its own. A stage needs no rule of its own."""
+"""Rules that measure the cells of every stage, each cell in its own process; a new stage needs no change here."""
 
 from pipeline.cells.disk import DISK_FULL
 from pipeline.cells.stage import shares_host
 
-# Snakemake evaluates what follows `shell:` when the job runs, the loop's variables being those of the last stage: what
-# differs between stages must come by params. `:q` quotes each word for the shell: paths may hold anything.
-# A cell that fails leaves a record that says so. In braces, so that the shell's own words on a signal go to the log.
-# A full disk ends the run, for the cells that come after could leave no record either: on SIGTERM Snakemake, the parent
-# of this shell, starts nothing more and waits for what is under way.
+# Snakemake evaluates what follows `shell:` when the job runs; the loop's variables are then those of the last stage, so
+# what differs between stages must be in params. `:q` quotes each word for the shell, because paths may hold anything.
+# A cell that fails leaves a record that says so. The braces send the shell's own messages about signals to the log.
+# A full disk ends the run, because later cells could not leave a record either: on SIGTERM, Snakemake, the parent of
+# this shell, starts no more jobs and waits for those that are running.
 MEASURE = (
     "{{ python -m pipeline measure {params.cell:q} {params.options:q} --gpus {resources.gpu} --out {output.record:q}; }}"
     " >{log:q} 2>&1 || python -m pipeline failed $? {params.cell:q} {params.options:q} --out {output.record:q} --log {log:q}"
@@ -16,7 +16,7 @@ MEASURE = (
 
 
 def changed_if_stale(stage):
-    """Return an input function: a cell has no input, but for a newer one where its record is there and stale."""
+    """Return an input function: a cell has no input, except a newer file if its record is stale."""
 
     def inputs(wildcards):
         path = stage.record_pattern.format(**wildcards)
@@ -26,7 +26,7 @@ def changed_if_stale(stage):
             return [newer_input(Path(path))]
         return []
 
-    return ending_the_run(inputs)
+    return exit_on_error(inputs)
 
 
 def threads(stage):
@@ -39,7 +39,7 @@ def threads(stage):
 
 
 def resource(stage, name):
-    """Return how much of one resource a cell asks for; None: it says nothing of it."""
+    """Return how much of one resource a cell requests; None if it does not say."""
     return lambda wildcards: stage.resources(wildcards).get(name)
 
 

@@ -1,4 +1,4 @@
-"""The plan: what the configuration and a scale ask to be measured, checked against their schemas."""
+"""Build a run's plan from the configuration and a scale, both checked against their schemas."""
 
 import contextlib
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 from pipeline.cells import fields, record
 from pipeline.cells.own_sizes import AXIS, read_sizes, unmodelled, with_sizes
-from pipeline.cells.stage import Stage, Stages, taken_names
+from pipeline.cells.stage import Stage, Stages, reserved_names
 from pipeline.cells.yaml_files import read_yaml, schema_complaint
 from pipeline.errors import UserError
 from pipeline.subjects import naming
@@ -18,7 +18,7 @@ from pipeline.subjects.naming import Subject
 
 @dataclass(frozen=True)
 class StagePlan:
-    """A stage's cells in the order to measure them, the settings and subjects of each, and the grids that give them."""
+    """A stage's cells in measuring order, their settings and subjects, and the grids they were expanded from."""
 
     stage: str
     cells: tuple[Any, ...]
@@ -29,7 +29,7 @@ class StagePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What one run of the workflow is to do."""
+    """What one run of the workflow will do."""
 
     scale: str
     measure: bool
@@ -38,12 +38,12 @@ class Plan:
 
 
 def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: Stages, has_gpu: bool) -> Plan:
-    """Check a configuration, whose subjects replace the scale's, and return its plan.
+    """Check a configuration and return its plan; its subjects replace the scale's.
 
-    The scale `auto` is `paper` on GPUs, else `laptop`; without a GPU NAME is the file NAME-cpu, if there is one.
+    The scale `auto` means `paper` with a GPU, else `laptop`. Without a GPU, NAME means the file NAME-cpu if it exists.
     Raises UserError, one line that names the file or `overrides`, the key, its value and what is allowed.
     """
-    # Snakemake's --config takes `false` and `true` for text unless they are capitalised.
+    # Snakemake's --config passes `false` and `true` as text unless they are capitalised.
     measure = {"true": True, "false": False}.get(str(config.get("measure")), config.get("measure"))
     config = {**config, "measure": measure}
     _check_schema(config, schemas / "config.schema.yaml", "config")
@@ -56,33 +56,35 @@ def load_plan(config: Mapping[str, Any], scales: Path, schemas: Path, stages: St
     if f"{name}-cpu" in known and not has_gpu:
         name += "-cpu"
     path = scales / f"{name}.yaml"
-    whole = read_scale(path, schemas / "scale.schema.yaml")
-    sizes = read_sizes(whole.get("sizes", {}), f"{path}: sizes") | read_sizes(config.get("sizes", {}), "sizes")
-    asked, overrides = (with_sizes(words, sizes) for words in (whole["stages"], config["overrides"]))
-    # Each by itself first, so that a complaint names the one that is to be corrected.
-    _check_stages(asked, stages, str(path))
+    declared = read_scale(path, schemas / "scale.schema.yaml")
+    sizes = read_sizes(declared.get("sizes", {}), f"{path}: sizes") | read_sizes(config.get("sizes", {}), "sizes")
+    scale_stages, overrides = (with_sizes(words, sizes) for words in (declared["stages"], config["overrides"]))
+    # Check each separately first, so that an error names the one to fix.
+    _check_stages(scale_stages, stages, str(path))
     _check_stages(overrides, stages, "overrides")
-    mine = config.get("subjects")
+    own_subjects = config.get("subjects")
     subjects = naming.read(
-        mine or whole.get("subjects", {}), "subjects" if mine else f"{path}: subjects", taken_names(stages)
+        own_subjects or declared.get("subjects", {}),
+        "subjects" if own_subjects else f"{path}: subjects",
+        reserved_names(stages),
     )
     plans = {}
-    for stage in _only(config.get("only"), stages):
-        plan = _stage_plan(stages[stage], _overridden(asked.get(stage, {}), overrides.get(stage, {})), str(path))
+    for stage in _requested_stages(config.get("only"), stages):
+        plan = _stage_plan(stages[stage], _overridden(scale_stages.get(stage, {}), overrides.get(stage, {})), str(path))
         _check_limits(plan, f"{path} with overrides" if stage in overrides else str(path))
         plans[stage] = replace(plan, subjects=stages[stage].subjects_among(subjects))
     return Plan(name, config["measure"], plans, subjects)
 
 
 def config_words(config: Mapping[str, Any], plan: Plan) -> list[str]:
-    """Return the words after `--config` that ask for the same cells: the scale, and whatever else is asked for."""
+    """Return the words for `--config` that request the same cells: the scale and the other keys that are set."""
     keys = [key for key in ("only", "sizes", "subjects", "overrides") if config.get(key)]
     more = {key: json.dumps(_with_numbers(config[key]), sort_keys=True) for key in keys}
     return [f"{key}={value}" for key, value in {"scale": plan.scale, **more}.items()]
 
 
 def _with_numbers(value: Any) -> Any:
-    """Return a value whose numbers are numbers: inside of what its command line gives, Snakemake makes them text."""
+    """Parse the numbers nested in a value: Snakemake passes those inside a `--config` value as text."""
     if isinstance(value, Mapping):
         return {str(key): _with_numbers(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -94,40 +96,46 @@ def _with_numbers(value: Any) -> Any:
 
 
 def remarks(config: Mapping[str, Any], plan: Plan) -> list[str]:
-    """Return a line for each thing that was asked for and does nothing, or less than one would think."""
+    """Return a line for each request that has no effect, or less effect than one would expect."""
     if not plan.measure:
         return []
-    measured = {name: asked for name, asked in plan.stages.items() if asked.cells}
+    measured = {name: stage_plan for name, stage_plan in plan.stages.items() if stage_plan.cells}
     idle = [
-        f"overrides: {name} is not measured, for scale '{plan.scale}' has no cell of it: give it `grids`"
-        for name, asked in config["overrides"].items()
-        if "grids" not in asked and name in plan.stages and name not in measured
+        f"overrides: {name} is not measured: scale '{plan.scale}' has no cells for it; add `grids`"
+        for name, override in config["overrides"].items()
+        if "grids" not in override and name in plan.stages and name not in measured
     ]
-    alone = ["only: pages show these stages alone; a run without it shows all again"] if config.get("only") else []
-    told = [f"subjects: {line}" for line in naming.told(config.get("subjects"), plan.subjects)]
-    taken = {subject for asked in measured.values() for subject in asked.subjects}
-    without = "is not measured, for this run has no cell of a stage that takes its kind"
-    left_out = [f"subjects: {each.kind}.{each.name} {without}" for each in plan.subjects if each not in taken]
-    cells = (cell for asked in measured.values() for cell in asked.cells)
-    return [*idle, *alone, *told, *left_out, *unmodelled(dict.fromkeys(getattr(cell, AXIS, "") for cell in cells))]
+    partial = ["only: pages show only these stages; run without it to show all"] if config.get("only") else []
+    subject_notes = [f"subjects: {line}" for line in naming.told(config.get("subjects"), plan.subjects)]
+    measured_subjects = {subject for stage_plan in measured.values() for subject in stage_plan.subjects}
+    why = "is not measured: this run has no cell that measures its kind"
+    left_out = [f"subjects: {each.kind}.{each.name} {why}" for each in plan.subjects if each not in measured_subjects]
+    cells = (cell for stage_plan in measured.values() for cell in stage_plan.cells)
+    return [
+        *idle,
+        *partial,
+        *subject_notes,
+        *left_out,
+        *unmodelled(dict.fromkeys(getattr(cell, AXIS, "") for cell in cells)),
+    ]
 
 
 def check_something_to_write(plan: Plan, results: Path) -> None:
-    """Raise UserError where a run would write up nothing: no cell is asked for, or none is there to render."""
+    """Raise UserError if a run has nothing to write up: it requests no cell, or finds no record to render."""
     if plan.measure and not any(stage.cells for stage in plan.stages.values()):
         raise UserError(
-            f"scale '{plan.scale}' with its overrides asks for no cell: give a stage `grids` with at least one entry "
+            f"scale '{plan.scale}' with its overrides has no cells: give a stage `grids` with at least one entry "
             "({} is the default cell)"
         )
     if not plan.measure and not any(True for _ in record.record_paths(results)):
         raise UserError(
             f"measure is false, and {results.absolute()}/ holds no records to render: measure with "
-            "`--config measure=true`, or name the folder that has them in its results/ by `--directory`"
+            "`--config measure=true`, or use `--directory` to name the folder whose results/ has them"
         )
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
-    """Read the configuration file; raises UserError where it is no YAML or holds no keys."""
+    """Read the configuration file; raises UserError if it is not YAML or not a mapping."""
     config = read_yaml(path)
     if not isinstance(config, Mapping):
         keys = "scale, measure, overrides, subjects, sizes, only"
@@ -136,7 +144,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def read_scale(path: Path, schema: Path) -> dict[str, Any]:
-    """Read a scale file; raises UserError where it is no YAML or does not fit its schema."""
+    """Read a scale file; raises UserError if it is not YAML or does not fit its schema."""
     scale = read_yaml(path)
     _check_schema(scale, schema, str(path))
     return scale
@@ -147,12 +155,12 @@ def _check_schema(instance: Any, schema: Path, where: str) -> None:
         raise UserError(f"{where}: {complaint}")
 
 
-def _only(asked: Any, stages: Stages) -> list[str]:
-    """Return the stages of a run: those asked for, or all."""
-    names = ([asked] if isinstance(asked, str) else asked) or list(stages)
+def _requested_stages(requested: Any, stages: Stages) -> list[str]:
+    """Return the stages of a run: those requested, or all."""
+    names = ([requested] if isinstance(requested, str) else requested) or list(stages)
     for name in names:
         if name not in stages:
-            raise UserError(f"config: only has '{name}', known stages are {', '.join(stages)}")
+            raise UserError(f"config: only: unknown stage '{name}': must be one of {', '.join(stages)}")
     return [name for name in stages if name in names]
 
 
@@ -162,22 +170,22 @@ def _overridden(stage: Mapping[str, Any], override: Mapping[str, Any]) -> dict[s
     return {"settings": settings, "grids": override.get("grids", stage.get("grids", []))}
 
 
-def _check_stages(asked: Mapping[str, Any], stages: Stages, source: str) -> None:
-    """Raise UserError, naming the source, for a stage, an axis or a setting that is unknown or may not be so."""
-    for stage, words in asked.items():
+def _check_stages(entries: Mapping[str, Any], stages: Stages, source: str) -> None:
+    """Raise UserError, naming the source, for an unknown stage, axis or setting, or a value that is not allowed."""
+    for stage, entry in entries.items():
         if stage not in stages:
             raise UserError(f"{source}: unknown stage '{stage}': must be one of {', '.join(stages)}")
-        _stage_plan(stages[stage], words, source)
+        _stage_plan(stages[stage], entry, source)
 
 
-def _stage_plan(stage: Stage, asked: Mapping[str, Any], source: str) -> StagePlan:
-    where, grids = f"{source}: {stage.name}", asked.get("grids", [])
-    settings = fields.build(stage.settings_type, asked.get("settings", {}), f"{where} settings")
+def _stage_plan(stage: Stage, entry: Mapping[str, Any], source: str) -> StagePlan:
+    where, grids = f"{source}: {stage.name}", entry.get("grids", [])
+    settings = fields.build(stage.settings_type, entry.get("settings", {}), f"{where} settings")
     return StagePlan(stage.name, tuple(fields.expand(stage.cell_type, grids, f"{where} grid")), settings, grids=grids)
 
 
 def _check_limits(plan: StagePlan, source: str) -> None:
-    """Raise UserError where a setting NAME or min_NAME exceeds max_NAME: every cell would fail, one after the other."""
+    """Raise UserError if a setting NAME or min_NAME exceeds max_NAME, since every cell would then fail."""
     values = asdict(plan.settings)
     for limit in values:
         kind, _, what = limit.partition("_")

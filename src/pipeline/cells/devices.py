@@ -1,4 +1,4 @@
-"""GPUs for one process alone: an exclusive lock for each, held until the process dies."""
+"""Claim GPUs for one process: an exclusive lock on each, held until the process dies."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pipeline.cells import locks
 from pipeline.instruments.machine.gpus import visible_devices_variable, visible_gpus
 
-GRANTED = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
+ALLOCATION_VARIABLES = ("SLURM_JOB_GPUS", "SLURM_STEP_GPUS", "SLURM_GPUS_ON_NODE")
 
 
 class TooFewGPUs(Exception):
@@ -20,29 +20,34 @@ class TooFewGPUs(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """The GPUs that this process took, as CUDA_VISIBLE_DEVICES names them, and how long it waited for them."""
+    """The GPUs that this process claimed, as in CUDA_VISIBLE_DEVICES, and how long it waited for them."""
 
     device_ids: tuple[str, ...]
     waited_s: float = 0.0
 
 
 def claim_gpus(count: int, command: str) -> Claim:
-    """Wait until `count` of the visible GPUs are free at once, lock them, and make CUDA see these alone.
+    """Wait until `count` visible GPUs are free at the same time, lock them, and hide all others from CUDA.
 
-    The claim is empty without GPUs, and for a count of 0, which hides every GPU. Inside a scheduler's allocation of
-    just this many GPUs nothing is locked; cells that share a larger one lock each other out as anywhere else.
-    command: what others who wait for these GPUs are told.
-    Raises TooFewGPUs, UserError where no lock can be had, and RuntimeError where CUDA runs already.
+    The claim is empty on a machine without GPUs, and for a count of 0, which hides every GPU. If a scheduler allocated
+    exactly this many GPUs, nothing is locked; cells that share a larger allocation lock each other out as usual.
+    command: shown to others who wait for these GPUs.
+    Raises TooFewGPUs, UserError if locking fails, and RuntimeError if CUDA already runs and other GPUs were visible.
     """
     pool = tuple(gpu.id for gpu in visible_gpus())
     if pool and count > len(pool):
         raise TooFewGPUs(count, len(pool))
-    if pool and count == len(pool) and "SLURM_JOB_ID" in os.environ and any(name in os.environ for name in GRANTED):
+    if (
+        pool
+        and count == len(pool)
+        and "SLURM_JOB_ID" in os.environ
+        and any(name in os.environ for name in ALLOCATION_VARIABLES)
+    ):
         return Claim(pool)
     claim = _wait_for_locks(pool, count, command) if pool and count else Claim(())
     torch = sys.modules.get("torch")
     if claim.device_ids != pool and torch is not None and torch.cuda.is_initialized():
-        raise RuntimeError("CUDA runs already, on devices of its own choice: claim GPUs before it starts")
+        raise RuntimeError("CUDA has already started: claim GPUs before it starts")
     os.environ[visible_devices_variable()] = ",".join(claim.device_ids)
     return claim
 
@@ -61,14 +66,14 @@ def _wait_for_locks(pool: Sequence[str], count: int, command: str) -> Claim:
 
 
 def _try_locks(pool: Sequence[str], count: int, in_use: list[str]) -> tuple[str, ...] | None:
-    """Lock `count` devices or none, lest those who wait for more block each other; in_use: gets those of others."""
-    taken: list[str] = []
+    """Lock `count` devices or none, so that waiting processes cannot deadlock; in_use: filled with others' devices."""
+    locked: list[str] = []
     in_use.clear()
     for device in pool:
-        if len(taken) < count:
-            (taken if locks.try_lock(device) else in_use).append(device)
-    if len(taken) == count:
-        return tuple(taken)
-    for device in taken:
+        if len(locked) < count:
+            (locked if locks.try_lock(device) else in_use).append(device)
+    if len(locked) == count:
+        return tuple(locked)
+    for device in locked:
         locks.release(device)
     return None

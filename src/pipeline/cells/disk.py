@@ -1,4 +1,4 @@
-"""Files that are written whole or not at all, with room on the disk taken beforehand; and disks that are full."""
+"""Write files completely or not at all, with disk space reserved beforehand, and report full disks."""
 
 import contextlib
 import errno
@@ -11,140 +11,140 @@ from pipeline.errors import UserError
 
 # The exit code of a command that found the disk full: the workflow starts nothing more.
 DISK_FULL = 3
-# Below this no run starts, and no cell that keeps files: captures take tens of MB.
+# With less free than this, no run starts, and no cell that keeps files: captures take tens of MB.
 NEEDED_BYTES = 100 * 2**20
-# The quota and the limit on the size of a file are as hard as the end of the disk.
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-# The file system has no way to allocate beforehand.
-NOT_SUPPORTED = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-# Thirty times the largest record that was seen. What is left over comes free as the record is written: where the disk
-# has filled meanwhile, Snakemake has this to write its own notes of the cell.
-RECORD_ROOM_BYTES = 4 * 2**20
-# In a folder of files: the path of the record that they belong to, seen from there. What has none is not ours to empty.
-OWNER = ".record"
+# A disk quota or a file size limit is as hard as a full disk.
+FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+# The file system cannot preallocate.
+UNSUPPORTED_ERRORS = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+# Thirty times the largest record seen. The rest is freed when the record is written: if the disk has filled up
+# meanwhile, this leaves Snakemake space to write its metadata for the cell.
+RECORD_RESERVE_BYTES = 4 * 2**20
+# A file in each folder of files that holds the relative path to their record. A folder without it is not ours to empty.
+OWNER_FILE_NAME = ".record"
 
 
 class DiskFull(UserError):
-    """A disk without room for what is to be written: no cell that leaves its record there can succeed."""
+    """The disk has no space for what is to be written, so no cell that writes its record there can succeed."""
 
 
-class WholeFile:
-    """A file to be: it replaces what is at `path` once it is written, and before that lies beside it as `.NAME.part`.
+class AtomicFile:
+    """A file that appears at `path` only once it is completely written; until then it is `.NAME.part` beside it.
 
-    room_bytes: taken on the disk at once. Whoever is killed leaves the part, which the next writer takes over.
-    Raises UserError, one line, where the place cannot be written: DiskFull, where it has no room.
+    reserve_bytes: disk space to reserve at once. A killed process leaves the part file, which the next writer takes
+    over. Raises UserError, one line, if the file cannot be written; DiskFull if there is no space.
     """
 
-    def __init__(self, path: Path, room_bytes: int = 0) -> None:
+    def __init__(self, path: Path, reserve_bytes: int = 0) -> None:
         self.path, self._part = path, path.with_name(f".{path.name}.part")
-        with _told(path):
+        with _raising_user_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._part.open("wb", buffering=0)
             try:
-                self._take_room(room_bytes)
+                self._reserve(reserve_bytes)
             except OSError:
                 self.close()
                 raise
 
-    def __enter__(self) -> "WholeFile":
-        """Return this file, which is given up when the block ends before it is written."""
+    def __enter__(self) -> "AtomicFile":
+        """Return this file, which is discarded if the block ends before it is written."""
         return self
 
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
     def write(self, content: str) -> None:
-        """Write the content and put the file in its place; raises as the constructor does."""
-        with _told(self.path):
-            self._fill(content.encode(errors="backslashreplace"))  # names of files may be no text
+        """Write the content and move the file to its path; raises as the constructor does."""
+        with _raising_user_errors(self.path):
+            self._fill(content.encode(errors="backslashreplace"))  # file names in it may not be valid text
             self._file.truncate()
             os.fsync(self._file.fileno())
             self._part.replace(self.path)
         self._file.close()
 
     def close(self) -> None:
-        """Give up what has not been written, and its room."""
+        """Discard a file that has not been written, and its reserved space."""
         if not self._file.closed:
             self._file.close()
             self._part.unlink(missing_ok=True)
 
-    def _take_room(self, room_bytes: int) -> None:
-        if room_bytes == 0:
+    def _reserve(self, reserve_bytes: int) -> None:
+        if reserve_bytes == 0:
             return
         try:
-            os.posix_fallocate(self._file.fileno(), 0, room_bytes)
+            os.posix_fallocate(self._file.fileno(), 0, reserve_bytes)
         except OSError as error:
-            if error.errno not in NOT_SUPPORTED:
+            if error.errno not in UNSUPPORTED_ERRORS:
                 raise
-            self._fill(bytes(room_bytes))
+            self._fill(bytes(reserve_bytes))
 
     def _fill(self, data: bytes) -> None:
-        """Write all of it from the file's start."""
+        """Write all the data, from the start of the file."""
         self._file.seek(0)
         while data:
             data = data[self._file.write(data) :]
 
 
 def write_text(path: Path, content: str) -> None:
-    """Write a file whole or not at all; raises UserError, one line, where it cannot be written."""
-    with WholeFile(path) as file:
+    """Write a file completely or not at all; raises UserError, one line, if it cannot be written."""
+    with AtomicFile(path) as file:
         file.write(content)
 
 
-def record_place(asked: str) -> WholeFile:
-    """Return the record to be, its room on the disk taken; raises UserError where none can be written."""
-    path = Path(asked)
+def reserve_record(out: str) -> AtomicFile:
+    """Return a record's file with its disk space reserved; raises UserError if it cannot be written."""
+    path = Path(out)
     if path.suffix != ".json" or os.path.isdir(path):
-        raise UserError(f"--out must be a file that ends in .json, got '{asked}'")
-    return WholeFile(path, RECORD_ROOM_BYTES)
+        raise UserError(f"--out must be a file that ends in .json, got '{out}'")
+    return AtomicFile(path, RECORD_RESERVE_BYTES)
 
 
-def files_place(asked: str | None, record: Path) -> Path:
-    """Return the folder for a cell's files, by default RECORD.files: made, or rid of what an earlier run left there.
+def prepare_files_folder(requested: str | None, record: Path) -> Path:
+    """Return the folder for a cell's files, by default RECORD.files: created, or emptied of an earlier run's files.
 
-    Raises UserError where it is no such folder, cannot be written or has too little room.
+    Raises UserError if it is not such a folder, cannot be written or has too little space.
     """
-    folder = record.with_suffix(".files") if asked is None else Path(asked)
-    if asked == "" or (folder.exists() and not folder.is_dir()):
-        raise UserError(f"--files must be a folder, got '{folder if asked is None else asked}'")
+    folder = record.with_suffix(".files") if requested is None else Path(requested)
+    if requested == "" or (folder.exists() and not folder.is_dir()):
+        raise UserError(f"--files must be a folder, got '{folder if requested is None else requested}'")
     owner = os.path.relpath(os.path.realpath(record), os.path.realpath(folder))
     if not owner.startswith(os.pardir + os.sep):
-        raise UserError(f"--files is '{folder}', where the record goes too: name a folder of its own")
-    mark = folder / OWNER
+        raise UserError(f"--files must not be a folder that holds the record, got '{folder}'")
+    owner_file = folder / OWNER_FILE_NAME
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_free(folder)
         if any(folder.iterdir()) and not (
-            mark.is_file() and mark.read_text(encoding="utf-8", errors="replace") == owner
+            owner_file.is_file() and owner_file.read_text(encoding="utf-8", errors="replace") == owner
         ):
             raise UserError(
-                f"{folder}/ holds what no earlier run for {record} left: name a new folder by --files, or delete it"
+                f"{folder}/ has files not from an earlier run for {record}: choose another folder or delete it"
             )
-        # All but the mark: whoever is killed in the middle leaves a folder that can still be emptied.
+        # Keep the owner file, so that the folder can still be emptied if this process is killed midway.
         for entry in folder.iterdir():
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
-            elif entry != mark:
+            elif entry != owner_file:
                 entry.unlink()
-        mark.write_text(owner, encoding="utf-8")
+        owner_file.write_text(owner, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"--files is '{folder}', which cannot be written: {error.strerror}") from None
+        raise UserError(f"--files '{folder}' cannot be written: {error.strerror}") from None
     return folder
 
 
 def files_below(folder: Path, suffix: str) -> list[Path]:
-    """Return the files in and below a folder whose names end so, sorted. Links are followed, to folders too."""
+    """Return the files below a folder whose names end in `suffix`, sorted. Follows links, also to folders."""
     found = []
     for parent, folders, names in os.walk(folder, followlinks=True):
-        above = Path(os.path.realpath(parent))
-        # A link to a folder above would never end.
-        folders[:] = [name for name in folders if not above.is_relative_to(os.path.realpath(above / name))]
+        real_parent = Path(os.path.realpath(parent))
+        # Skip links to a parent folder, which would never end.
+        folders[:] = [name for name in folders if not real_parent.is_relative_to(os.path.realpath(real_parent / name))]
         found += [Path(parent, name) for name in names if name.endswith(suffix)]
     return sorted(found)
 
 
 def check_free(folder: Path, needed_bytes: int = NEEDED_BYTES) -> None:
-    """Raise DiskFull, one line, where the disk of an existing folder has less than that free."""
+    """Raise DiskFull, one line, if the disk of an existing folder has less than `needed_bytes` free."""
     free_bytes = shutil.disk_usage(folder).free
     if free_bytes < needed_bytes:
         free, needed = (f"{size / 2**20:.0f} MiB" for size in (free_bytes, needed_bytes))
@@ -152,20 +152,20 @@ def check_free(folder: Path, needed_bytes: int = NEEDED_BYTES) -> None:
 
 
 @contextlib.contextmanager
-def naming_the_full_disk() -> Iterator[None]:
-    """Tell in one line, by DiskFull, that a file could not be written for want of room; other errors pass through."""
+def raising_disk_full() -> Iterator[None]:
+    """Turn an OSError for lack of disk space into DiskFull, one line; other errors pass through."""
     try:
         yield
     except OSError as error:
-        if error.errno not in FULL:
+        if error.errno not in FULL_ERRORS:
             raise
         raise DiskFull(f"cannot write {error.filename or 'a file'}: {error.strerror}") from None
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _raising_user_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = DiskFull if error.errno in FULL else UserError
+        kind = DiskFull if error.errno in FULL_ERRORS else UserError
         raise kind(f"cannot write {path}: {error.strerror}") from None

@@ -1,4 +1,4 @@
-"""The record of a cell that left none of its own, for it crashed, was killed, or ran out of memory or time."""
+"""Build the record of a cell that left none because it crashed, was killed, or ran out of memory or time."""
 
 import os
 import re
@@ -15,17 +15,17 @@ from pipeline.cells.stage import Stage, Stages
 from pipeline.errors import printable
 from pipeline.instruments.machine import identity
 
-# The line of a traceback that says what happened: more may be printed while the process ends.
+# The line of a traceback that names the exception; more may be printed after it while the process ends.
 EXCEPTION = re.compile(r"[\w.]*(Error|Exception|Failed)\b")
-# Of a log only its end is read, and of a line no more than a table can show.
+# Only the end of a log is read, and a line is cut to what a table can show.
 END_BYTES = 2**14
-LONGEST = 200
-# What a shell adds to the number of the signal that ended a process.
-BY_SIGNAL = 128
+MOST_CHARACTERS = 200
+# A shell's exit code for a process ended by a signal is this plus the signal's number.
+SIGNAL_OFFSET = 128
 
 
 def failed_record(stage: Stage, cell: Any, settings: Any, command: str, reason: str, log: Path) -> dict[str, Any]:
-    """Return the record of a cell that failed; of the machine it holds what is told without torch, which may be why."""
+    """Return the record of a failed cell, with machine facts that need no torch, since torch may be what failed."""
     rows = outcome_rows(cell, "failed", reason)
     return new_record(
         *(stage, cell, settings, rows, slurm_job(), time.time()),
@@ -39,22 +39,22 @@ def failed_record(stage: Stage, cell: Any, settings: Any, command: str, reason: 
 
 
 def failures(paths: Iterable[Path], stages: Stages) -> list[str]:
-    """Return a line for each record of a cell that failed, of those that are there."""
-    there = [path for path in paths if path.exists() and has_failed(read_head(path, stages))]
-    records = [read_record(path, stages) for path in sorted(there)]
+    """Return a line for each existing record of a failed cell."""
+    failed_paths = [path for path in paths if path.exists() and has_failed(read_head(path, stages))]
+    records = [read_record(path, stages) for path in sorted(failed_paths)]
     return [f"{cell_name(record)}: {record['rows'][0]['reason']} ({record['log']})" for record in records]
 
 
 def how_it_ended(log: Path, code: int) -> str:
-    """Return, to be printed, the signal that a shell's exit code tells of, else the exception or last line of a log."""
-    if code - BY_SIGNAL in set(signal.Signals):
-        return f"ended by {signal.Signals(code - BY_SIGNAL).name}"
+    """Return, printably, the signal that a shell's exit code stands for, else the log's exception or last line."""
+    if code - SIGNAL_OFFSET in set(signal.Signals):
+        return f"ended by {signal.Signals(code - SIGNAL_OFFSET).name}"
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - END_BYTES))
             lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
     except OSError as error:
         lines = [f"cannot read its log: {error.strerror}"]
-    said = next((line for line in reversed(lines) if EXCEPTION.match(line)), lines[-1] if lines else "").strip()
-    text = said or f"exit code {code}, nothing in its log"
-    return printable(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
+    last_line = next((line for line in reversed(lines) if EXCEPTION.match(line)), lines[-1] if lines else "").strip()
+    text = last_line or f"exit code {code}, nothing in its log"
+    return printable(text if len(text) <= MOST_CHARACTERS else f"{text[: MOST_CHARACTERS - 1]}…")

@@ -14,17 +14,17 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 T = TypeVar("T", bound="DataclassInstance")
-# What a text may hold where no values are declared: it becomes part of paths and commands.
+# What text may look like if no values are declared: it becomes part of paths and commands.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
 
 
 def axis(default: Any, *, allowed: Collection = (), minimum: float | None = None) -> Any:
-    """Declare a field of a cell or of its settings with the values that it may take; a text without any is a NAME."""
+    """Declare a field of a cell or its settings with its allowed values; text without any must match NAME."""
     return field(default=default, metadata={"allowed": allowed, "minimum": minimum})
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
-    """Build a frozen dataclass from words or YAML values; raises UserError, one line, which calls them `where`."""
+    """Build a frozen dataclass from words or YAML values; raises UserError, one line, calling their source `where`."""
     known = {item.name: item for item in fields(cls)}
     for key in values:
         if key not in known:
@@ -33,9 +33,9 @@ def build(cls: type[T], values: Mapping[str, Any], where: str) -> T:
 
 
 def expand(cell_type: type[T], grids: Iterable[Mapping[str, Any]], where: str) -> list[T]:
-    """Expand grids, each a cartesian product of the axes it lists, into distinct cells in their order.
+    """Expand grids, each a cartesian product of the axes it lists, into distinct cells in order.
 
-    An axis left out takes its default. Raises UserError, which calls the grids `where`, as `build` does.
+    An axis left out takes its default. Raises UserError as `build` does.
     """
     cells: dict[T, None] = {}
     for grid in grids:
@@ -46,19 +46,19 @@ def expand(cell_type: type[T], grids: Iterable[Mapping[str, Any]], where: str) -
 
 
 def value_patterns(cls: "type[DataclassInstance]", name: str) -> dict[str, str]:
-    """Return what a field may say in a path, as regular expressions by how a person reads them: `*` for any number."""
+    """Return regular expressions for a field's values in a path, by their readable form: `*` for any number."""
     item = next(item for item in fields(cls) if item.name == name)
     listed = {text(value): re.escape(text(value)) for value in item.metadata["allowed"]}
     return {"*": "[1-9][0-9]*"} if not listed and type(item.default) is int else listed
 
 
 def texts(instance: "DataclassInstance") -> dict[str, str]:
-    """Return every field as text, in their order."""
+    """Return every field as text, in declared order."""
     return {item.name: text(getattr(instance, item.name)) for item in fields(instance)}
 
 
 def words(instance: "DataclassInstance") -> list[str]:
-    """Return `name=value` for every field, in their order: what `parse_words` reads back."""
+    """Return `name=value` for every field, in declared order; `parse_words` reads them back."""
     return [f"{name}={value}" for name, value in texts(instance).items()]
 
 
@@ -87,14 +87,16 @@ def _checked(item: Field, value: Any, where: str) -> Any:
     if allowed and typed not in allowed:
         raise UserError(f"{where}: {item.name} must be one of {', '.join(map(text, allowed))}, got {shown}")
     if isinstance(typed, str) and not allowed and not NAME.fullmatch(typed):
-        raise UserError(f"{where}: {item.name} must be letters and digits, after the first also ._:+-, got {shown}")
+        raise UserError(
+            f"{where}: {item.name} must be letters, digits and ._:+-, starting with a letter or digit, got {shown}"
+        )
     if minimum is not None and typed < minimum:
         raise UserError(f"{where}: {item.name} must be at least {minimum}, got {text(typed)}")
     return typed
 
 
 def _typed(item: Field, value: Any, where: str) -> Any:
-    """Convert to the type of the field's default, strictly: 2.5 is no int, 'yes' no bool and inf no float."""
+    """Convert to the type of the field's default, strictly: 2.5 is not an int, 'yes' not a bool, inf not a float."""
     if item.default is MISSING:
         raise TypeError(f"field {item.name} needs a default: its type and value serve the cells that omit it")
     kind = type(item.default)

@@ -1,4 +1,4 @@
-"""Decide whether a cell's record is what would be measured now, by what it holds: docs/architecture.md, Freshness."""
+"""Decide from a cell's record whether it is up to date; see Freshness in docs/architecture.md."""
 
 import os
 import sys
@@ -13,8 +13,8 @@ from pipeline.loaded_modules import loaded_modules
 from pipeline.peers import PEERS, versions
 from pipeline.subjects.naming import Subject, facts
 
-# What counts beside the stage's own modules: what is measured, and the instruments that read it. Not what runs a cell,
-# nor what tables and pages derive from its record.
+# Modules that count besides the stage's own: the measured code and the instruments. Not the code that runs a cell, or
+# that derives tables and pages from its record.
 COUNTED = (
     "pipeline.attention",
     "pipeline.formulas.sizes",  # which model a name stands for
@@ -31,16 +31,16 @@ COUNTED = (
     "pipeline.tf32",
     "pipeline.ways",
 )
-# Of the user's own: what checks and wraps them, but for what reads their names and files.
-OF_SUBJECTS, NAMES_OF_SUBJECTS = "pipeline.subjects", ("naming", "files")
+# For the user's implementations, the modules that check and wrap them count, but not those that read names and files.
+SUBJECTS_PACKAGE, UNCOUNTED_SUBJECT_MODULES = "pipeline.subjects", ("naming", "files")
 CHANGED_MEANWHILE = "changed while it was measured"
 
 
 @dataclass(frozen=True)
-class Present:
-    """What a cell would be measured with now: software by name, how many GPUs at most, and the environment.
+class CurrentSetup:
+    """What a cell would be measured with now: software versions by name, the most GPUs, and the environment.
 
-    allowed: what the host allows to a cell, as `identity.allowed` tells; empty where another host measures.
+    allowed: the host's limits from `identity.allowed`; empty if another host measures.
     """
 
     software: Mapping[str, str]
@@ -50,14 +50,14 @@ class Present:
 
 
 def code_facts(package: str, issued_at: float, environment: Mapping[str, str], measured: bool = True) -> dict[str, Any]:
-    """Return the part of a record that tells which code measured: `modules`, a digest each, and one `digest` of all.
+    """Return the part of a record that identifies the measuring code: `modules`, a digest each, and `digest` of all.
 
-    And `environment`: what the variables that these modules name said; `libraries`: those that libraries read when they
-    are loaded; `peers`: the versions of those that the stage's `cell` names.
+    Also `environment`: the values of variables that these modules name; `libraries`: the variables that libraries read
+    when they load; `peers`: the versions of the packages that the stage's `cell` lists.
 
-    package: the stage's, `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds of the
-    epoch; a module put there since has no digest. environment: what it was when the cell began, for a package may set
-    variables as it is imported. measured: where nothing was, `needs`, which said so, counts too.
+    package: the stage's, such as `pipeline.stages.timing`. issued_at: when the cell's command was issued, in seconds
+    since the epoch; a module changed since then gets no digest. environment: as it was when the cell began, because a
+    package may set variables on import. measured: False if the cell was skipped; then `needs` counts too.
     """
     parts = ("cell", "measure") if measured else ("cell", "measure", "needs")
     reached = sources.reached_modules(*(f"{package}.{part}" for part in parts))
@@ -73,7 +73,7 @@ def code_facts(package: str, issued_at: float, environment: Mapping[str, str], m
 
 
 def subject_facts(subjects: Sequence[Subject], before: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """Return what a record holds of the user's own implementations; one edited while it was measured has no digest."""
+    """Return a record's facts about the user's implementations; one edited while it was measured gets no digest."""
     after = facts(subjects)
     return [
         was if was == is_now else {**was, "digest": CHANGED_MEANWHILE}
@@ -82,11 +82,11 @@ def subject_facts(subjects: Sequence[Subject], before: Sequence[dict[str, str]])
 
 
 def why_stale(
-    record: Mapping[str, Any], settings: Any, gpus: int, present: Present, subjects: Sequence[dict[str, str]] = ()
+    record: Mapping[str, Any], settings: Any, gpus: int, present: CurrentSetup, subjects: Sequence[dict[str, str]] = ()
 ) -> str | None:
-    """Say in a few words what has changed since a cell was measured; None where its values would be the same.
+    """Return in a few words what has changed since a cell was measured; None if its values would be the same.
 
-    gpus: how many GPUs the cell asks for; subjects: the facts of the user's own implementations that it is to measure.
+    gpus: how many GPUs the cell asks for; subjects: facts about the user's implementations that it would measure.
     """
     if has_failed(record):
         return "failed before"
@@ -99,58 +99,60 @@ def why_stale(
     if changed:
         return f"another version of {', '.join(changed)}"
     if min(gpus, present.gpus) > record["machine"].get("gpus_available", 0):
-        return f"{min(gpus, present.gpus)} GPUs for it now"
+        return f"{min(gpus, present.gpus)} GPUs available now"
     for name, value in present.allowed.items():
-        if record["machine"].get(name, value) != value:  # older records do not tell
+        if record["machine"].get(name, value) != value:  # older records lack it
             return f"{name} is {'unlimited' if value is None else value} now"
     for name, value in record["code"].get("environment", {}).items():
         if present.environment.get(name, "") != value:
             return f"{name} changed"
-    libraries, before = library_environment(present.environment), record["code"].get("libraries")
-    if before is not None and before != libraries:
-        return f"{', '.join(sorted(name for name, _ in before.items() ^ libraries.items()))} changed"
-    peers = record["code"].get("peers", {})  # of which older records do not tell
-    if changed := [name for name, found in versions(sorted(PEERS.keys() & peers)).items() if peers[name] != found]:
+    libraries, recorded_libraries = library_environment(present.environment), record["code"].get("libraries")
+    if recorded_libraries is not None and recorded_libraries != libraries:
+        return f"{', '.join(sorted(name for name, _ in recorded_libraries.items() ^ libraries.items()))} changed"
+    peers = record["code"].get("peers", {})  # older records lack them
+    if changed := [
+        name for name, version_now in versions(sorted(PEERS.keys() & peers)).items() if peers[name] != version_now
+    ]:
         return f"another version of {', '.join(PEERS[name] for name in changed)}"
     return _changed_code(record["code"].get("modules", {}))
 
 
-def _changed_subjects(measured: Sequence[dict[str, str]], asked: Sequence[dict[str, str]]) -> list[str]:
-    different = [subject for subject in (*asked, *measured) if not (subject in measured and subject in asked)]
+def _changed_subjects(measured: Sequence[dict[str, str]], requested: Sequence[dict[str, str]]) -> list[str]:
+    different = [subject for subject in (*requested, *measured) if not (subject in measured and subject in requested)]
     return list(dict.fromkeys(f"{subject['kind']}.{subject['name']}" for subject in different))
 
 
 def has_changed_code(record: Mapping[str, Any]) -> bool:
-    """Tell whether a cell was measured by other code than there is now; one that failed was measured by none."""
+    """Tell whether a cell was measured by code other than the current; False for a failed cell, which has no values."""
     return not has_failed(record) and _changed_code(record["code"].get("modules", {})) is not None
 
 
 def deriving_modules(package: str) -> set[str]:
-    """Return the modules by which the columns of a stage are declared and derived; not those that are measured."""
+    """Return the modules that declare and derive a stage's columns, without the measured ones."""
     reached = sources.reached_modules(f"{package}.cell", f"{package}.rows")
-    return {name for name in reached if not any(_is_in(name, room) for room in COUNTED)}
+    return {name for name in reached if not any(_is_in(name, package_name) for package_name in COUNTED)}
 
 
 def _counts(name: str, package: str) -> bool:
-    """Tell whether a module that measured a cell of a stage counts."""
-    if _is_in(name, OF_SUBJECTS):
-        return name.removeprefix(f"{OF_SUBJECTS}.") not in NAMES_OF_SUBJECTS
-    return any(_is_in(name, room) for room in (package, *COUNTED))
+    """Tell whether a module imported to measure a cell of a stage counts."""
+    if _is_in(name, SUBJECTS_PACKAGE):
+        return name.removeprefix(f"{SUBJECTS_PACKAGE}.") not in UNCOUNTED_SUBJECT_MODULES
+    return any(_is_in(name, package_name) for package_name in (package, *COUNTED))
 
 
-def _is_in(name: str, room: str) -> bool:
-    return name == room or name.startswith(f"{room}.")
+def _is_in(name: str, package_name: str) -> bool:
+    return name == package_name or name.startswith(f"{package_name}.")
 
 
 def _digest_before(name: str, moment: float) -> str:
-    # By the time of its last change of any kind, ctime: the one of its content may be set to anything.
+    # By ctime, the time of its last change of any kind, because mtime can be set to anything.
     path, digest = sources.source_path(name), sources.module_digest(name)
     return digest if path and digest and path.stat().st_ctime < moment else CHANGED_MEANWHILE
 
 
 def _changed_code(modules: Mapping[str, str]) -> str | None:
     if not modules:
-        return "its record does not tell the code"
+        return "its record does not name the code"
     changed = [name for name, digest in modules.items() if sources.module_digest(name) != digest]
     if not changed:
         return None

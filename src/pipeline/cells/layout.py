@@ -1,8 +1,8 @@
-"""Where records lie: a path for each cell, the one cell that a path names, and whether a run may measure there."""
+"""Map cells to the paths of their records and back, and check that a run may measure into a folder."""
 
 import os
 from collections.abc import Sequence
-from dataclasses import fields as declared
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ REMEDY = "move it out of the results"
 
 
 def cell_pattern(cell_class: type) -> str:
-    """Return the path of every cell of a class with its values left open: `size={size}/precision={precision}`."""
-    return "/".join(f"{axis.name}={{{axis.name}}}" for axis in declared(cell_class))
+    """Return the path pattern of all cells of a class: `size={size}/precision={precision}`."""
+    return "/".join(f"{axis.name}={{{axis.name}}}" for axis in dataclass_fields(cell_class))
 
 
 def record_path(results: Path, stage: str, cell: Any) -> Path:
@@ -26,7 +26,7 @@ def record_path(results: Path, stage: str, cell: Any) -> Path:
 
 
 def cell_named(stage: Stage, words: Sequence[str], where: str) -> Any:
-    """Return the cell whose path has just these words `axis=value`; raises UserError, which calls the path `where`."""
+    """Return the cell whose path has exactly these `axis=value` words; raises UserError, calling the path `where`."""
     cell = fields.parse_words(stage.cell_type, list(words), where)
     if list(words) != fields.words(cell):
         raise UserError(f"{where}: the path of this cell is {'/'.join(fields.words(cell))}")
@@ -34,7 +34,7 @@ def cell_named(stage: Stage, words: Sequence[str], where: str) -> Any:
 
 
 def recorded_cells(results: Path, stage: Stage) -> dict[Path, Any]:
-    """Return the cells of a stage's records by path; raises UserError, one line, for what is no record of its cell."""
+    """Return the cells of a stage's records by path; raises UserError, one line, for an invalid or misplaced record."""
     stages = {stage.name: stage}
     cells = {path: cell_at(results, path, stages) for path in record_paths(results, stage.name)}
     for path in cells:
@@ -43,7 +43,7 @@ def recorded_cells(results: Path, stage: Stage) -> dict[Path, Any]:
 
 
 def cell_at(results: Path, path: Path, stages: Stages) -> Any:
-    """Return the cell that the path of a record names; raises UserError where it names none."""
+    """Return the cell that a record's path names; raises UserError if it names none."""
     name, _, *words = path.relative_to(results).with_suffix("").parts
     try:
         if name not in stages:
@@ -54,7 +54,7 @@ def cell_at(results: Path, path: Path, stages: Stages) -> Any:
 
 
 def check_place(path: Path, record: dict[str, Any]) -> None:
-    """Raise UserError where a record lies at the path of another cell."""
+    """Raise UserError if a record lies at the path of another cell."""
     cell = [f"{axis}={fields.text(value)}" for axis, value in record["cell"].items()]
     if not str(path).endswith(f"{record['stage']}/cells/{'/'.join(cell)}.json"):
         raise UserError(f"{path} holds the record of another cell, {cell_name(record)}: {REMEDY}")
@@ -63,7 +63,7 @@ def check_place(path: Path, record: dict[str, Any]) -> None:
 def check_results(results: Path, machine_kind: str, stages: Stages) -> None:
     """Raise UserError, one line, unless this machine may and can measure into this folder.
 
-    It may hold neither records of another kind of machine, nor one in the place of another cell.
+    The folder may hold no records of another kind of machine, and none at the path of another cell.
     """
     for path in record_paths(results):
         if is_empty(path):
@@ -77,16 +77,16 @@ def check_results(results: Path, machine_kind: str, stages: Stages) -> None:
         try:
             cell_at(results, path, stages)
         except UserError:
-            continue  # the place of no cell, of an earlier version perhaps: nothing reads it
+            continue  # not a cell's path, perhaps from an earlier version: nothing reads it
         check_place(path, record)
     check_free(check_writable(results))
 
 
 def check_writable(folder: Path) -> Path:
-    """Return the folder, or the one to make it in; raises UserError, one line, where this user cannot write there."""
+    """Return the folder or its nearest existing parent; raises UserError, one line, if this user cannot write there."""
     existing = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     if not existing.is_dir():
-        raise UserError(f"{folder}/ cannot be written: {existing} is no folder")
+        raise UserError(f"{folder}/ cannot be written: {existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise UserError(f"{folder}/ cannot be written: {existing} is read-only for this user")
     return existing

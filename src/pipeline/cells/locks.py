@@ -1,7 +1,7 @@
-"""Locks that all users of the machine share: on GPUs, and on the host. The kernel holds each until its process dies.
+"""Locks on GPUs and on the host, shared by all users of the machine; the kernel frees them when their process dies.
 
-What others put into their sticky folder is not trusted: no link is followed, only plain files are opened, and nothing
-is written to a file before its lock is held.
+Every user may write to the lock folder (mode 1777), so its content is not trusted: links are not followed, only plain
+files are opened, and a file is written only while its lock is held.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from typing import TypeVar
 
 from pipeline.errors import UserError
 
-# Not under TMPDIR, which every user and every job may set. A container that shares GPUs or cores with others needs a
-# folder that it shares with them too, and tests one of their own.
+# Not under TMPDIR, which may differ by user and job. Containers that share GPUs or cores must share this folder too;
+# tests use one of their own.
 MACHINE_FOLDER = Path("/tmp/llm-systems-pipeline-locks")
 FOLDER_VARIABLE = "PIPELINE_LOCKS"
-FOR_EVERYONE = 0o1777
+SHARED_FOLDER_MODE = 0o1777
 LONGEST_TEXT = 1000
-OPENING = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-POLL_S = (0.1, 0.3)  # drawn anew each time, so that processes that wait do not collide again and again
-QUIET_S = 3.0
+OPEN_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+POLL_S = (0.1, 0.3)  # random each time, so that waiting processes do not keep colliding
+ANNOUNCE_AFTER_S = 3.0
 
 T = TypeVar("T")
 
@@ -39,82 +39,82 @@ def _forget_held() -> None:
     _held.clear()
 
 
-# A lock lasts until the last copy of its descriptor is closed: a daemon of the user's would keep the host.
+# A lock lasts until the last copy of its descriptor is closed, so a forked daemon would keep the host locked.
 os.register_at_fork(after_in_child=_forget_held)
 
 
 def check_folder() -> Path:
-    """Return the folder of the locks, made where it is missing; raises UserError, unless all users can share it."""
-    asked = os.environ.get(FOLDER_VARIABLE, str(MACHINE_FOLDER))
-    path = Path(asked)
+    """Return the lock folder, creating it if missing; raises UserError if not all users can share it."""
+    folder = os.environ.get(FOLDER_VARIABLE, str(MACHINE_FOLDER))
+    path = Path(folder)
     if not path.is_absolute():
-        raise UserError(f"{FOLDER_VARIABLE} must be an absolute path, got '{asked}'")
+        raise UserError(f"{FOLDER_VARIABLE} must be an absolute path, got '{folder}'")
     try:
         with contextlib.suppress(FileExistsError), _open_to_all_users():
-            path.mkdir(FOR_EVERYONE)
+            path.mkdir(SHARED_FOLDER_MODE)
         mode = path.lstat().st_mode
     except OSError as error:
         raise _unusable(path, error.strerror) from None
     if not stat.S_ISDIR(mode):
         raise _unusable(path, "it must be a folder")
-    if mode & FOR_EVERYONE != FOR_EVERYONE:
-        raise _unusable(path, f"its mode must be {FOR_EVERYONE:o}, got {stat.S_IMODE(mode):o}")
+    if mode & SHARED_FOLDER_MODE != SHARED_FOLDER_MODE:
+        raise _unusable(path, f"its mode must be {SHARED_FOLDER_MODE:o}, got {stat.S_IMODE(mode):o}")
     return path
 
 
 def try_lock(name: str, shared: bool = False) -> bool:
-    """Lock a name until this process dies; return False while others hold it; raises UserError without locks."""
+    """Lock a name until this process dies; return False if others hold it. Raises UserError if locking fails."""
     path = _path(name)
     if path in _held:
         return True
     descriptor = _open_file(path)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        # A cleaner of old files may have taken it away: the next try makes a new one.
-        is_taken = os.path.samestat(path.lstat(), os.fstat(descriptor))
+        # A cleaner of old files may have deleted it meanwhile: the next try creates a new one.
+        is_locked = os.path.samestat(path.lstat(), os.fstat(descriptor))
     except (BlockingIOError, FileNotFoundError):
-        is_taken = False
-    except OSError as error:  # a file system that has no locks
+        is_locked = False
+    except OSError as error:  # a file system without locks
         os.close(descriptor)
         raise _unusable(path, error.strerror) from None
-    if is_taken:
+    if is_locked:
         _held[path] = descriptor
     else:
         os.close(descriptor)
-    return is_taken
+    return is_locked
 
 
 def sign(name: str, command: str) -> None:
-    """Write into a lock that is held what those who wait for it are told."""
+    """Write this process and its command into a held lock, to be shown to those who wait for it."""
     text = f"process {os.getpid()} ({command})".encode(errors="replace")
-    with contextlib.suppress(OSError):  # a full disk: they are told less
+    with contextlib.suppress(OSError):  # if the disk is full, they do not see a name
         os.ftruncate(_held[_path(name)], 0)
         os.pwrite(_held[_path(name)], text[:LONGEST_TEXT], 0)
 
 
 def release(name: str) -> None:
-    """Give a lock back before this process dies."""
+    """Release a lock before this process dies."""
     os.close(_held.pop(_path(name)))
 
 
 def holder(name: str) -> str:
-    """Name the process that signed the lock last: `process 12 (python -m pipeline measure ...)`."""
+    """Return the process that last signed a lock: `process 12 (python -m pipeline measure ...)`."""
     with open(_open_file(_path(name)), "rb") as file:
         text = file.read(LONGEST_TEXT).decode(errors="replace")
-    # Anybody may have written it, and it goes to a terminal.
+    # Anybody may have written it, and it is shown in a terminal.
     return "".join(letter for letter in text if letter.isprintable()) or "a process that left no name"
 
 
 def wait_for(attempt: Callable[[], T | None], announcement: Callable[[], str]) -> tuple[T, float]:
-    """Try until something is found; return it and the seconds waited. A long wait is announced once on stderr."""
+    """Retry until `attempt` returns a value; return it and the seconds waited. Announce a long wait once on stderr."""
     began, announced = None, False
-    while (taken := attempt()) is None:
+    while (result := attempt()) is None:
         began = began or time.monotonic()
-        if not announced and time.monotonic() - began > QUIET_S:
+        if not announced and time.monotonic() - began > ANNOUNCE_AFTER_S:
             print(announcement(), file=sys.stderr, flush=True)
             announced = True
         time.sleep(random.uniform(*POLL_S))
-    return taken, time.monotonic() - began if began else 0.0
+    return result, time.monotonic() - began if began else 0.0
 
 
 def _path(name: str) -> Path:
@@ -122,24 +122,24 @@ def _path(name: str) -> Path:
 
 
 def _open_file(path: Path) -> int:
-    """Open a lock's file, made where it is missing; raises UserError for what is no file or has another name too."""
+    """Open a lock's file, creating it if missing; raises UserError unless it is a plain file without other links."""
     try:
-        # Apart, for where fs.protected_regular is set O_CREAT alone refuses a file that another user has made.
+        # Create and open separately: with fs.protected_regular set, O_CREAT refuses to open another user's file.
         with contextlib.suppress(FileExistsError), _open_to_all_users():
-            os.close(os.open(path, OPENING | os.O_CREAT | os.O_EXCL, 0o666))
-        descriptor = os.open(path, OPENING)
+            os.close(os.open(path, OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o666))
+        descriptor = os.open(path, OPEN_FLAGS)
     except OSError as error:
         raise _unusable(path, error.strerror) from None
     facts = os.fstat(descriptor)
-    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:  # a second name may lie outside the folder
+    if not stat.S_ISREG(facts.st_mode) or facts.st_nlink > 1:  # a hard link may lie outside the folder
         os.close(descriptor)
-        raise _unusable(path, "it must be a plain file with one name")
+        raise _unusable(path, "it must be a plain file without hard links")
     return descriptor
 
 
 def _unusable(path: Path, why: str | None) -> UserError:
     what = "it is a symbolic link" if path.is_symlink() else why
-    return UserError(f"cannot lock {path}: {what}; put that right, or set {FOLDER_VARIABLE} to another folder")
+    return UserError(f"cannot lock {path}: {what}; fix that, or set {FOLDER_VARIABLE} to another folder")
 
 
 @contextlib.contextmanager

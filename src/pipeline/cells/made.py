@@ -1,4 +1,4 @@
-"""Tables and pages: what each is made of, by which command, and whether it has to be made again."""
+"""Tables and pages: what each is made from, by which command, and whether it has to be made again."""
 
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -14,9 +14,9 @@ Files = dict[str, list[str]]
 
 
 def newer_input(path: Path) -> str:
-    """Return a file that is a little newer than this one: with it for an input, Snakemake makes what is there again."""
-    # No newer, for what is made has to be newer in turn, by the clock of whichever machine makes it. And with a content
-    # of its own: of an input with a content that it knows Snakemake disregards the time.
+    """Write and return a file slightly newer than an output; as its input, it makes Snakemake rebuild the output."""
+    # Only slightly newer, because the rebuilt output must be newer still, by the clock of whichever machine makes it.
+    # And with unique content, because Snakemake ignores the mtime of an input whose content has not changed.
     newer, time_ns = CHANGED / path, path.stat().st_mtime_ns
     newer.parent.mkdir(parents=True, exist_ok=True)
     newer.write_text(f"{time_ns}\n", encoding="utf-8")
@@ -26,12 +26,12 @@ def newer_input(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Made:
-    """A table or a page as its rule sees it; in paths, wildcards are open: `results/{stage}/cells.csv`.
+    """A table or a page as its rule sees it; paths contain wildcards: `results/{stage}/cells.csv`.
 
-    outputs: its path as `made`, and what comes with it. files: gives the input files of wildcards by name; command:
-    gives, of these, the words of its command but for its path. code, data: the modules that make it, and the files that
-    they read. beside: gives files that have to be there too. question: for Snakemake's own report. out: what its
-    command is told to write, where that is not its path.
+    outputs: its path as `made`, and further outputs. files: returns the input files for given wildcards, by name.
+    command: returns the words of its command for these files, without `--out`. code, data: the modules that make it,
+    and the files they read. other_files: returns files that must exist too. question: for Snakemake's own report.
+    out: the value of `--out`, if it is not its path.
     """
 
     name: str
@@ -41,42 +41,42 @@ class Made:
     command: Callable[[Files], Sequence[str]]
     code: Collection[str]
     data: Sequence[Path] = ()
-    beside: Callable[[], Iterable[Path]] = tuple
+    other_files: Callable[[], Iterable[Path]] = tuple
     constraints: Mapping[str, str] = field(default_factory=dict)
     question: str = ""
     out: str = ""
 
     @property
     def path(self) -> str:
-        """Where it is."""
+        """Its path."""
         return str(self.outputs["made"])
 
     @property
-    def made_by(self) -> str:
-        """The file beside it that holds its recipe, written last."""
+    def recipe_path(self) -> str:
+        """The file next to it that holds its recipe, written last."""
         folder, _, name = self.path.rpartition("/")
         return f"{folder}/.{name}.recipe"
 
     @property
     def log(self) -> str:
-        """Where what its command prints goes: logs/timing/bf16.csv.log."""
+        """The log of what its command prints: logs/timing/bf16.csv.log."""
         return f"logs/{self.path.partition('/')[2]}.log"
 
     def inputs(self, wildcards: Any) -> Files:
-        """Return its input files, and a newer one where it is stale or one is gone, which Snakemake would not miss."""
-        files, made = self.files(wildcards), Path(self.path.format(**wildcards))
-        if not made.exists():
+        """Return its inputs; if it is stale or lacks an input, add a newer file so that Snakemake rebuilds it."""
+        files, output = self.files(wildcards), Path(self.path.format(**wildcards))
+        if not output.exists():
             return files
         are_there = all(Path(path).exists() for paths in files.values() for path in paths)
-        return files if are_there and self._is_as_made(wildcards) else {**files, "changed": [newer_input(made)]}
+        return files if are_there and self._is_up_to_date(wildcards) else {**files, "changed": [newer_input(output)]}
 
-    def _is_as_made(self, wildcards: Any) -> bool:
-        """Tell whether all its files are there, not empty, and not written after a recipe that is the one of now."""
-        made, made_by = (Path(path.format(**wildcards)) for path in (self.path, self.made_by))
-        if not made_by.is_file() or made_by.read_text(errors="replace").strip() != self.recipe(wildcards):
+    def _is_up_to_date(self, wildcards: Any) -> bool:
+        """Tell whether its recipe is current, and its files exist, are not empty and are no newer than the recipe."""
+        output, recipe_path = (Path(path.format(**wildcards)) for path in (self.path, self.recipe_path))
+        if not recipe_path.is_file() or recipe_path.read_text(errors="replace").strip() != self.recipe(wildcards):
             return False
-        written_ns = made_by.stat().st_mtime_ns
-        files = [path.stat() if path.is_file() else None for path in (made, *self.beside())]
+        written_ns = recipe_path.stat().st_mtime_ns
+        files = [path.stat() if path.is_file() else None for path in (output, *self.other_files())]
         return all(file and file.st_size > 0 and file.st_mtime_ns <= written_ns for file in files)
 
     def words(self, wildcards: Any) -> list[str]:
@@ -84,7 +84,7 @@ class Made:
         return [*self.command(self.files(wildcards)), "--out", self.out or self.path.format(**wildcards)]
 
     def recipe(self, wildcards: Any) -> str:
-        """Return the digest of what it is made with now: code, data files, input paths, command words."""
+        """Return a digest of what it would be made from now: code, data files, input paths, command words."""
         inputs = sorted(path for paths in self.files(wildcards).values() for path in paths)
         data = sorted((path.name, sources.file_digest(path)) for path in self.data)
         return sources.digest([sources.code_digest(self.code), data, inputs, self.words(wildcards)])

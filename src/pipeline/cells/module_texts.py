@@ -1,4 +1,4 @@
-"""What the text of a module says, kept beside its bytecode: to parse them all is a third of a run without work."""
+"""Extract facts from a module's source and cache them beside its bytecode: parsing all is a third of a no-op run."""
 
 import ast
 import contextlib
@@ -13,15 +13,15 @@ from pathlib import Path
 from pipeline import syntax
 
 FILE_NAME = re.compile(r"[\w-]+(\.[\w-]+)+")
-# This project's variables of the environment.
+# This project's environment variables.
 VARIABLE = re.compile(r"PIPELINE_[A-Z_]+")
-# What is kept is of this code too.
-RULES = b"".join(Path(file).read_bytes() for file in (__file__, syntax.__file__))
+# Part of the cache key, because the facts depend on this code too.
+EXTRACTOR_CODE = b"".join(Path(file).read_bytes() for file in (__file__, syntax.__file__))
 
 
 @dataclass(frozen=True)
 class ModuleText:
-    """The digest of a module's code, what it imports, and its words that may name a file or a variable."""
+    """The digest of a module's code, its imports, and its strings that may name a file or an environment variable."""
 
     digest: str
     imports: list[str]
@@ -30,27 +30,29 @@ class ModuleText:
 
 
 def read(path: Path) -> ModuleText:
-    """Return what the text of a file says; parsed only where no process has kept it since the text changed."""
+    """Return the facts of a source file; parse it only if no process has cached them since it changed."""
     content = path.read_bytes()
-    key = hashlib.sha256(RULES + content).hexdigest()
-    place = Path(importlib.util.cache_from_source(str(path))).with_suffix(".facts")
+    key = hashlib.sha256(EXTRACTOR_CODE + content).hexdigest()
+    cache_path = Path(importlib.util.cache_from_source(str(path))).with_suffix(".facts")
     with contextlib.suppress(OSError, ValueError, TypeError):
-        kept = json.loads(place.read_bytes())
-        if isinstance(kept, dict) and kept.pop("of", None) == key:
-            return ModuleText(**kept)
+        cached = json.loads(cache_path.read_bytes())
+        if isinstance(cached, dict) and cached.pop("of", None) == key:
+            return ModuleText(**cached)
     text = _parse(content, path)
     if not sys.dont_write_bytecode:
         with contextlib.suppress(OSError):  # as for bytecode: the folder may be another user's
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(json.dumps({"of": key, **asdict(text)}), encoding="utf-8")
+            cache_path.parent.mkdir(parents=True, exist_ok=True)
+            cache_path.write_text(json.dumps({"of": key, **asdict(text)}), encoding="utf-8")
     return text
 
 
 def _parse(content: bytes, path: Path) -> ModuleText:
     digest, nodes = syntax.digest_and_nodes(ast.parse(content, filename=str(path)))
     imports = [name for node in (*nodes[ast.Import], *nodes[ast.ImportFrom]) for name in _imported_names(node)]
-    words = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
-    files, variables = ([word for word in words if pattern.fullmatch(word)] for pattern in (FILE_NAME, VARIABLE))
+    strings = {node.value for node in nodes[ast.Constant] if isinstance(node.value, str)}
+    files, variables = (
+        [string for string in strings if pattern.fullmatch(string)] for pattern in (FILE_NAME, VARIABLE)
+    )
     return ModuleText(digest, imports, files, variables)
 
 
@@ -58,5 +60,5 @@ def _imported_names(node: ast.Import | ast.ImportFrom) -> list[str]:
     names = [alias.name for alias in node.names]
     if isinstance(node, ast.Import):
         return names
-    # `from package import name`: the name may be a module of its own.
+    # `from package import name`: the name may itself be a module.
     return [node.module, *(f"{node.module}.{name}" for name in names)] if node.module and not node.level else []

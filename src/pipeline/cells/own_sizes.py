@@ -1,9 +1,9 @@
-"""Model sizes of the user's own: from the configuration, YAML files and the config.json of Hugging Face models."""
+"""Read the user's own model sizes from the configuration, YAML files and the config.json of Hugging Face models."""
 
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from dataclasses import fields as declared
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from pipeline.formulas.sizes import SHORT_NAME, SIZES, UNMODELLED, OwnSize, comp
 
 @dataclass(frozen=True)
 class _Numbers:
-    """What a size is given by; 0 stands for what may be left out."""
+    """The numbers that define a size; 0 means not given."""
 
     d_model: int = fields.axis(0)
     d_ff: int = fields.axis(0)
@@ -28,14 +28,14 @@ class _Numbers:
     tie_embeddings: bool = fields.axis(False)
 
 
-KEYS = tuple(item.name for item in declared(_Numbers))
-# The same in a config.json of transformers.
+KEYS = tuple(item.name for item in dataclass_fields(_Numbers))
+# The same keys, in order, in a config.json of transformers.
 HUGGING_FACE = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "vocab_size", "head_dim", "tie_word_embeddings"),
 )
-NEEDED = 4  # the first of both
-# Kinds of models that are ours but for words of UNMODELLED, with what transformers takes where a file does not say it.
+NEEDED = 4  # the first four of both are required
+# Model types that match ours except for features in UNMODELLED, with transformers' defaults for keys a file lacks.
 MODEL_TYPES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"num_key_value_heads": 8},
@@ -44,36 +44,36 @@ MODEL_TYPES: dict[str, dict[str, Any]] = {
     "phi3": {},
     "gemma": {"head_dim": 256, "tie_word_embeddings": True, "hidden_act": "gelu"},
 }
-# Well-known kinds that are not, and why.
+# Well-known types that do not match, and why.
 OTHER_TYPES = {
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v3", "gpt_oss"), "a mixture of experts"),
     **dict.fromkeys(
         ("gpt2", "opt", "phi", "gpt_neox", "starcoder2"), "two matrices in a feed-forward layer, not three"
     ),
     "olmo": "norms without weights",
-    **dict.fromkeys(("olmo2", "olmo3", "gemma2", "gemma3_text"), "norms behind attention and feed-forward layers"),
+    **dict.fromkeys(("olmo2", "olmo3", "gemma2", "gemma3_text"), "norms after attention and feed-forward layers"),
 }
-# Keys that ask for experts in place of one feed-forward layer.
+# Keys that replace the feed-forward layer by experts.
 EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 AXIS = "size"
 
 
-def read_sizes(asked: Any, where: str) -> dict[str, str]:
-    """Return the names that stand for sizes on an axis `size` by the user's names of them.
+def read_sizes(sizes: Any, where: str) -> dict[str, str]:
+    """Map the user's names of sizes to their names on an axis `size`, which spell out all numbers.
 
-    asked: a mapping of names to numbers, or to the path of a config.json; or the path of a YAML file that holds one.
+    sizes: a mapping of names to numbers or to the path of a config.json, or the path of a YAML file that holds one.
     Raises UserError, one line that names the key, its value and what is allowed.
     """
-    if isinstance(asked, str):
-        where, asked = asked, read_yaml(Path(os.path.expanduser(asked)))
-    if not isinstance(asked, Mapping):
-        raise UserError(f"{where} must be a mapping of names to numbers, or the path of a YAML file, got {asked!r}")
-    return {str(name): _size(str(name), given, f"{where}: {name}").name(str(name)) for name, given in asked.items()}
+    if isinstance(sizes, str):
+        where, sizes = sizes, read_yaml(Path(os.path.expanduser(sizes)))
+    if not isinstance(sizes, Mapping):
+        raise UserError(f"{where} must be a mapping of names to numbers, or the path of a YAML file, got {sizes!r}")
+    return {str(name): _size(str(name), given, f"{where}: {name}").name(str(name)) for name, given in sizes.items()}
 
 
 def unmodelled(names: Iterable[str]) -> list[str]:
-    """Say of each of these sizes in a line what the user's model has that ours leaves out, if there is such a thing."""
-    sizes = {name: SIZES.get(name) for name in names}  # another stage may have models of its own
+    """Return a line for each of these sizes whose model has features that ours leaves out."""
+    sizes = {name: SIZES.get(name) for name in names}  # a stage may have models of its own, which are not in SIZES
     return [
         f"sizes: {name}: not modelled: {', '.join(UNMODELLED[word] for word in size.without)}"
         f" ({left_out_parameter_count(size):,} parameters)"
@@ -82,8 +82,8 @@ def unmodelled(names: Iterable[str]) -> list[str]:
     ]
 
 
-def with_sizes(asked: Mapping[str, Any], sizes: Mapping[str, str]) -> dict[str, Any]:
-    """Return what is asked of each stage, in whose grids the names that say numbers replace the user's names."""
+def with_sizes(stages: Mapping[str, Any], sizes: Mapping[str, str]) -> dict[str, Any]:
+    """Replace the user's names of sizes in each stage's grids by the names that spell out their numbers."""
 
     def renamed(grid: Mapping[str, Any]) -> dict[str, Any]:
         given = grid.get(AXIS, [])
@@ -91,8 +91,8 @@ def with_sizes(asked: Mapping[str, Any], sizes: Mapping[str, str]) -> dict[str, 
         return {**grid, AXIS: names} if AXIS in grid else {**grid}
 
     return {
-        stage: {**words, "grids": list(map(renamed, words["grids"]))} if "grids" in words else words
-        for stage, words in asked.items()
+        stage: {**entry, "grids": list(map(renamed, entry["grids"]))} if "grids" in entry else entry
+        for stage, entry in stages.items()
     }
 
 
@@ -100,23 +100,23 @@ def _size(name: str, given: Any, where: str) -> OwnSize:
     if not SHORT_NAME.fullmatch(name):
         raise UserError(f"{where}: a name must be at most 24 letters, digits, _ and .")
     if name in SIZES:
-        raise UserError(f"{where}: the pipeline has a size of this name; it has {', '.join(SIZES)}")
+        raise UserError(f"{where}: this name is taken: the pipeline's sizes are {', '.join(SIZES)}")
     numbers, without = _hugging_face(Path(os.path.expanduser(given))) if isinstance(given, str) else (given, ())
     if not isinstance(numbers, Mapping):
         raise UserError(f"{where} must be a mapping of {', '.join(KEYS)}, or the path of a config.json, got {given!r}")
     missing = [key for key in KEYS[:NEEDED] if key not in numbers]
-    if missing and {*numbers} <= {*KEYS}:  # else an unknown key is told, which may be one of these misspelt
+    if missing and {*numbers} <= {*KEYS}:  # otherwise `build` names the unknown key, which may be a misspelt one
         raise UserError(f"{where} has no {', '.join(missing)}")
-    whole = asdict(fields.build(_Numbers, numbers, where))
-    whole["num_kv_heads"] = whole["num_kv_heads"] or whole["num_heads"]
-    tied = whole.pop("tie_embeddings")
-    if why := complaint(**whole):
+    checked = asdict(fields.build(_Numbers, numbers, where))
+    checked["num_kv_heads"] = checked["num_kv_heads"] or checked["num_heads"]
+    tied = checked.pop("tie_embeddings")
+    if why := complaint(**checked):
         raise UserError(f"{where}: {why}")
-    return OwnSize(**whole, tie_embeddings=tied, without=without)
+    return OwnSize(**checked, tie_embeddings=tied, without=without)
 
 
 def _hugging_face(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Read the widths and counts of a config.json, and which words of UNMODELLED it asks for."""
+    """Read the widths and counts of a config.json, and which features in UNMODELLED it uses."""
     config = read_yaml(path)
     kind = config.get("model_type") if isinstance(config, Mapping) else config
     if not isinstance(config, Mapping) or kind not in MODEL_TYPES:
@@ -125,9 +125,9 @@ def _hugging_face(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     config = MODEL_TYPES[kind] | {key: value for key, value in config.items() if value is not None}
     for key in EXPERTS:
         if config.get(key, 0):
-            raise UserError(f"{path}: {key} must be absent, for experts are not modelled, got {config[key]!r}")
+            raise UserError(f"{path}: {key} must be absent, because experts are not modelled, got {config[key]!r}")
     if (share := _positions(config).get("partial_rotary_factor", config.get("partial_rotary_factor", 1))) != 1:
-        raise UserError(f"{path}: partial_rotary_factor must be 1, for all of a head is rotated, got {share!r}")
+        raise UserError(f"{path}: partial_rotary_factor must be 1, because whole heads are rotated, got {share!r}")
     given = {ours: config.get(theirs) for ours, theirs in zip(KEYS, HUGGING_FACE, strict=True)}
     given = {name: value for name, value in given.items() if value is not None}
     missing = [
@@ -135,11 +135,11 @@ def _hugging_face(path: Path) -> tuple[dict[str, Any], tuple[str, ...]]:
     ]
     if missing:
         raise UserError(f"{path} has no {', '.join(missing)}")
-    return given, tuple(word for word, is_asked in _asked(config).items() if is_asked)
+    return given, tuple(feature for feature, is_used in _unmodelled_features(config).items() if is_used)
 
 
-def _asked(config: Mapping[str, Any]) -> dict[str, bool]:
-    """Tell for each word of UNMODELLED whether a config.json asks for it; transformers has some in code alone."""
+def _unmodelled_features(config: Mapping[str, Any]) -> dict[str, bool]:
+    """Tell which features in UNMODELLED a config.json uses; some exist only in transformers' code for its type."""
     kind, positions = config["model_type"], _positions(config)
     always_slides = kind in ("mistral", "phi3")
     window = config.get("sliding_window", 4096 if kind == "mistral" else None)
@@ -155,7 +155,7 @@ def _asked(config: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def _positions(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return what a config.json says of rotary positions beyond their base."""
+    """Return what a config.json says about rotary positions besides their base."""
     return next(
         (given for key in ("rope_scaling", "rope_parameters") if isinstance(given := config.get(key), dict)), {}
     )

@@ -1,7 +1,7 @@
-"""The host of a cell: for it alone or shared with other cells, and how busy processes that are no cells keep it.
+"""Lock the host for a cell, alone or shared with other cells, and check how busy other processes keep it.
 
-Where those keep more than half of a cell's cores busy, it waits for them, once a run and a minute at most, is measured
-all the same, and its record says so.
+If other processes keep more than half of a cell's cores busy, the cell waits for them, once per run and for at most a
+minute. If they stay busy, it is measured anyway and its record says so.
 """
 
 import os
@@ -17,39 +17,39 @@ from pipeline.instruments.machine.cpu_use import CpuUse, cpu_use
 SAMPLE_S = 0.25
 BUSY_SHARE = 0.5
 PATIENCE_S = 60.0
-# For tests, whose machine is busy with other tests.
+# `off` disables the check, for tests, whose machine is busy with other tests.
 CHECK_VARIABLE = "PIPELINE_HOST_CHECK"
-# The workflow names in it a file by which the cells of its run tell that one has waited. A command by hand is a run of
-# its own.
+# Path of a file, set by the workflow, that exists once a cell of the run has waited. Without it, every command counts
+# as its own run.
 RUN_VARIABLE = "PIPELINE_RUN"
-# Who waits for the host keeps the turn, so that cells that come later do not share it for ever with one another.
+# A cell waiting for the host holds the turn, so that later cells cannot keep sharing the host and starve it.
 HOST, TURN = "host", "host-turn"
 
 
 class Host:
-    """The host as this process has it, from when it was taken until the process dies.
+    """This process's lock on the host, held until the process dies.
 
-    others_cores: how many of `cores` other processes kept busy just before the cell, None where nobody looked.
+    others_cores: how many of `cores` other processes kept busy just before the cell; None if that was not sampled.
     """
 
     def __init__(self, alone: bool, command: str) -> None:
-        """Wait for the host; raises UserError where no lock can be had; command: what others who wait are told."""
-        wish = os.environ.get(CHECK_VARIABLE, "")
-        if wish not in ("", "off"):
-            raise UserError(f"{CHECK_VARIABLE} must be off or left unset, got '{wish}'")
+        """Wait for the host; raises UserError if locking fails. command: shown to others who wait for the host."""
+        setting = os.environ.get(CHECK_VARIABLE, "")
+        if setting not in ("", "off"):
+            raise UserError(f"{CHECK_VARIABLE} must be off or unset, got '{setting}'")
         _, self.waited_s = locks.wait_for(
             lambda: (locks.try_lock(TURN) and locks.try_lock(HOST, shared=not alone)) or None,
-            lambda: f"waiting for the host, last taken by {locks.holder(HOST)}",
+            lambda: f"waiting for other cells on this host; last started: {locks.holder(HOST)}",
         )
         locks.sign(HOST, command)
         locks.release(TURN)
-        # All that it may use now: its settings may keep it to fewer later.
+        # All cores it may use now; its settings may limit it to fewer later.
         self._core_ids: Collection[int] = os.sched_getaffinity(0)
         self.cores = float(len(self._core_ids))
         self.others_cores: float | None = None
         self._load_before = 0.0
         self._before: CpuUse | None = None
-        self._looks = not wish
+        self._is_checking = not setting
         if alone:
             self.watch(self._core_ids)
 
@@ -59,22 +59,22 @@ class Host:
         return self.others_cores is not None and self.others_cores > BUSY_SHARE * self.cores
 
     def watch(self, core_ids: Collection[int]) -> None:
-        """Look from now on at what other processes use of these cores, which are this cell's own."""
+        """Watch, from now on, how much other processes use these cores, which belong to this cell."""
         self._core_ids, self.cores = core_ids, float(len(core_ids))
-        self._before = cpu_use(core_ids) if self._looks else None
+        self._before = cpu_use(core_ids) if self._is_checking else None
 
     def settle(self) -> None:
-        """Look at what other processes, not this one, have used since the host was taken; wait for a busy host."""
+        """Sample how busy other processes have kept the cores since `watch`, and wait if they are busy."""
         if self._before is not None:
             self._sample(self._before)
             if self.is_busy and _is_first_wait_of_run():
                 self._wait()
             if self.is_busy:
-                print(f"measured on a busy host: {self._words()}", file=sys.stderr, flush=True)
+                print(f"measured on a busy host: {self._load_text()}", file=sys.stderr, flush=True)
         self._load_before = os.getloadavg()[0]
 
     def facts(self) -> dict[str, Any]:
-        """Describe the host before and after, for a record: JSON-able; the load averages are over a minute."""
+        """Return the host's state before and after the cell, for its record; load averages are over one minute."""
         return {
             "cores": float(self.cores),
             "others_cores": self.others_cores,
@@ -84,7 +84,7 @@ class Host:
         }
 
     def _wait(self) -> None:
-        print(f"{self._words()}: waiting up to {PATIENCE_S:.0f} s, once a run", file=sys.stderr, flush=True)
+        print(f"{self._load_text()}: waiting up to {PATIENCE_S:.0f} s, once per run", file=sys.stderr, flush=True)
         began = time.monotonic()
         while self.is_busy and time.monotonic() - began < PATIENCE_S:
             self._sample(cpu_use(self._core_ids))
@@ -97,16 +97,16 @@ class Host:
             if now := cpu_use(self._core_ids):
                 self.others_cores, self.cores = now.others_cores(before), now.cores
 
-    def _words(self) -> str:
+    def _load_text(self) -> str:
         return f"other processes use {self.others_cores:.1f} of {self.cores:g} cores"
 
 
 def _is_first_wait_of_run() -> bool:
-    noted = os.environ.get(RUN_VARIABLE)
-    if noted is None:
+    marker = os.environ.get(RUN_VARIABLE)
+    if marker is None:
         return True
     try:
-        os.close(os.open(noted, os.O_CREAT | os.O_EXCL))
-    except OSError:  # it is there, or cannot be
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except OSError:  # it exists, or cannot be created
         return False
     return True

@@ -1,4 +1,4 @@
-"""The record: the JSON file that a cell leaves, written whole or not at all."""
+"""Write, read and check records: the JSON file that each cell leaves, written completely or not at all."""
 
 import json
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 import pipeline
 from pipeline.cells import fields
-from pipeline.cells.disk import WholeFile, files_below
+from pipeline.cells.disk import AtomicFile, files_below
 from pipeline.cells.scheduler import SlurmJob
 from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.yaml_files import file_content, schema_complaint
@@ -19,17 +19,17 @@ from pipeline.instruments.machine import identity
 
 SCHEMA_VERSION = 3
 SCHEMA = Path(__file__).with_name("record.schema.json")
-# Limits to what is read, for it may be anyone's. Full runs on GPUs have hundreds of records, of at most 200 kB each.
+# Limits on what is read, since it may come from anyone. A full GPU run has hundreds of records of at most 200 kB each.
 MOST_RECORD_BYTES = 16 * 2**20
-MOST_INTEGER = 2**63 - 1  # what a table can hold
+MOST_INTEGER = 2**63 - 1  # the largest that a table can hold
 MOST_ARCHIVE_BYTES = 256 * 2**20
 MOST_ARCHIVE_MEMBERS = 20_000
-# What a record tells of how busy the host was, and of the scheduler's job, where there was one.
+# A record's keys about how busy the host was, and about the scheduler's job if there was one.
 HOST_PARTS = ("cores", "others_cores", "busy", "load_before", "load_after")
 SCHEDULER_PARTS = ("name", "job", "nodes")
 REMEDY = "measure it again (delete the file and repeat the command)"
 
-# Records without their rows, by path, time and size of the file.
+# Cache of records without their rows, by the file's path, mtime and size.
 _heads: dict[tuple[Path, int, int], dict[str, Any]] = {}
 
 
@@ -43,7 +43,7 @@ def new_record(
     code: Mapping[str, Any],
     **parts: Any,
 ) -> dict[str, Any]:
-    """Return a record; started_at: seconds of the epoch; parts: the others of `record.schema.json`."""
+    """Return a record; started_at: seconds since the epoch; parts: the remaining keys of `record.schema.json`."""
     return {
         "schema_version": SCHEMA_VERSION,
         "stage": stage.name,
@@ -57,21 +57,21 @@ def new_record(
     }
 
 
-def write_record(file: WholeFile, record: dict[str, Any]) -> None:
-    """Write a record as JSON; a non-finite value is a bug, not a value, and raises ValueError."""
+def write_record(file: AtomicFile, record: dict[str, Any]) -> None:
+    """Write a record as JSON; raises ValueError for NaN or infinity, which would be a bug."""
     file.write(json.dumps(record, indent=1, allow_nan=False) + "\n")
 
 
 def read_record(path: Path, stages: Stages) -> dict[str, Any]:
-    """Read a record of one of these stages; its rows have their derived columns.
+    """Read a record of one of these stages and add the derived columns of its rows.
 
-    Raises UserError, one line, where it is not whole, of another version, of an unknown stage, or has an unsound row.
+    Raises UserError, one line, if it is incomplete, of another version or an unknown stage, or has an invalid row.
     """
     return parse_complete(file_content(path, MOST_RECORD_BYTES), str(path), stages)
 
 
 def read_head(path: Path, stages: Stages) -> dict[str, Any]:
-    """Return a record without its rows: it is read once for as long as its file stays as it is; see `read_record`."""
+    """Return a record without its rows, cached until its file changes; raises as `read_record`."""
     try:
         file = path.stat()
     except OSError as error:
@@ -84,15 +84,15 @@ def read_head(path: Path, stages: Stages) -> dict[str, Any]:
 
 
 def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
-    """Parse a record, or its beginning, that messages call `name`, its rows as recorded; raises as `read_record`."""
+    """Parse a record that messages call `name`; its rows stay as recorded. Raises as `read_record` does."""
     if len(content) > MOST_RECORD_BYTES:
-        raise UserError(f"{name} is no record: it is larger than {MOST_RECORD_BYTES / 2**20:.0f} MiB")
+        raise UserError(f"{name} is not a valid record: it is larger than {MOST_RECORD_BYTES / 2**20:.0f} MiB")
     try:
         record = json.loads(content.decode(), parse_int=_integer, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{name} is no record: {error}") from None
+        raise UserError(f"{name} is not a valid record: {error}") from None
     if not isinstance(record, dict) or "schema_version" not in record:
-        raise UserError(f"{name} is no record: it has no schema_version")
+        raise UserError(f"{name} is not a valid record: it has no schema_version")
     if record["schema_version"] != SCHEMA_VERSION:
         found = json.dumps(record["schema_version"])[:60]
         raise UserError(
@@ -100,21 +100,21 @@ def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
         )
     complaint = _complaint(record, stages)
     if complaint is not None:
-        raise UserError(f"{name} is no record: {complaint}: {REMEDY}")
+        raise UserError(f"{name} is not a valid record: {complaint}: {REMEDY}")
     return record
 
 
 def parse_complete(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
-    """Parse a record that messages call `name`; its rows have their derived columns. Raises as `read_record` does."""
+    """Parse a record that messages call `name` and add its rows' derived columns; raises as `read_record`."""
     record = parse_record(content, name, stages)
     try:
         return with_derived(record, stages)
     except ValueError as error:
-        raise UserError(f"{name} is no record: {error}: {REMEDY}") from None
+        raise UserError(f"{name} is not a valid record: {error}: {REMEDY}") from None
 
 
 def with_derived(record: dict[str, Any], stages: Stages) -> dict[str, Any]:
-    """Return a sound record whose rows have their derived columns; raises ValueError where one cannot be made."""
+    """Return a valid record with its rows' derived columns added; raises ValueError if one cannot be computed."""
     stage = stages[record["stage"]]
     cell = fields.build(stage.cell_type, record["cell"], "its cell")
     return record | {"rows": stage.row_types.complete(cell, record["settings"], record["machine"], record["rows"])}
@@ -123,20 +123,20 @@ def with_derived(record: dict[str, Any], stages: Stages) -> dict[str, Any]:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:20]} is no finite number")
+        raise ValueError(f"{text[:20]} is not a finite number")
     return number
 
 
 def _integer(text: str) -> int:
-    _finite(text)  # also what is too long to be read
+    _finite(text)  # also rejects integers too long for int()
     number = int(text)
     if abs(number) > MOST_INTEGER:
-        raise ValueError(f"{text[:20]} is no number of 64 bits")
+        raise ValueError(f"{text[:20]} does not fit into 64 bits")
     return number
 
 
 def _complaint(record: dict[str, Any], stages: Stages) -> str | None:
-    """Say what keeps a record from being read, by the schema of all records, then by what its stage declares."""
+    """Return why a record is invalid, by the schema of all records, then by its stage's declarations; else None."""
     if complaint := schema_complaint(record, SCHEMA):
         return complaint
     stage = stages.get(record["stage"])
@@ -150,12 +150,12 @@ def _complaint(record: dict[str, Any], stages: Stages) -> str | None:
 
 
 def is_empty(path: Path) -> bool:
-    """Tell whether a record's file has lost all that it held: nothing is lost where it is measured again."""
+    """Tell whether a record's file is empty, so that measuring its cell again loses nothing."""
     return path.is_file() and path.stat().st_size == 0
 
 
 def cell_name(record: Mapping[str, Any]) -> str:
-    """Return what a record is of, as one line: its stage and the values of its axes."""
+    """Return a record's stage and axis values as one line."""
     return " ".join([record["stage"], *(f"{axis}={fields.text(value)}" for axis, value in record["cell"].items())])
 
 
@@ -165,6 +165,6 @@ def has_failed(record: Mapping[str, Any]) -> bool:
 
 
 def record_paths(results: Path, stage: str = "*") -> Iterator[Path]:
-    """Yield the records of a results folder, of one stage or of all, in a stable order."""
+    """Yield the paths of a results folder's records, of one stage or all, in a stable order."""
     for cells in sorted(results.glob(f"{stage}/cells")):
         yield from files_below(cells, ".json")

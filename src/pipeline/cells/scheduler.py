@@ -4,12 +4,12 @@ import os
 import subprocess
 from dataclasses import dataclass
 
-PATIENCE_S = 10.0  # squeue asks a controller that is down again and again
+PATIENCE_S = 10.0  # squeue keeps retrying if the controller is down
 
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """A job of Slurm: its number, its nodes as Slurm writes them (`n[1-2]`), and how many they are."""
+    """A Slurm job: its number, its nodes as Slurm writes them (`n[1-2]`), and how many there are."""
 
     number: str
     nodes: str
@@ -17,20 +17,20 @@ class SlurmJob:
 
 
 def slurm_job() -> SlurmJob | None:
-    """Return the Slurm job that this process belongs to; None outside of one; of nodes not told, this one counts."""
+    """Return the Slurm job of this process, None outside of one; if its nodes are unknown, one is assumed."""
     number = os.environ.get("SLURM_JOB_ID")
     if number is None:
         return None
     nodes, count = (os.environ.get(name, "") for name in ("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"))
     if not count:  # Snakemake's plugin leaves only the number to a job that starts its own steps
-        nodes, _, count = _asked(number).partition(" ")
+        nodes, _, count = _ask_squeue(number).partition(" ")
     return SlurmJob(number, nodes, int(count) if count.isdecimal() else 1)
 
 
-def _asked(number: str) -> str:
+def _ask_squeue(number: str) -> str:
     command = ["squeue", "--noheader", "--format=%N %D", "--jobs", number]
     try:
-        done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=PATIENCE_S)
+        result = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=PATIENCE_S)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.rstrip()
+    return result.stdout.rstrip()

@@ -1,4 +1,4 @@
-"""The project's own source: digests of what its modules do, and what they import and read by their text alone."""
+"""Digests of the project's own modules, and what they import and read, from their source text alone."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ class _Module:
 
 
 def module_digest(name: str) -> str | None:
-    """Return a digest of a module's code, without comments, docstrings and layout; None if there is no such module."""
+    """Return a digest of a module's code, ignoring comments, docstrings and layout; None if it does not exist."""
     return _module(name).digest
 
 
@@ -46,32 +46,32 @@ def digest(value: object) -> str:
 
 
 def reached_modules(*modules: str) -> set[str]:
-    """Return modules and what they reach by import inside the package, wherever the import stands."""
+    """Return these modules and all they import, directly or not, inside the package, wherever the import stands."""
     # Importing a.b.c runs a.b, and before that a: what they do counts too.
     return {*reached(modules, lambda name: [*_module(name).imports, *filter(None, [name.rpartition(".")[0]])])}
 
 
 def data_files(modules: Iterable[str]) -> list[Path]:
-    """Return the files beside modules that they read: those that they name, and those of their own name."""
+    """Return the data files next to modules that they read: those they name, and those with the module's name."""
     return sorted({path for name in modules for path in _module(name).files})
 
 
 def variables(modules: Iterable[str]) -> list[str]:
-    """Return the environment variables of this project that modules name."""
+    """Return this project's environment variables that the modules name."""
     return sorted({name for module in modules for name in _module(module).variables})
 
 
 @cache
 def source_path(name: str) -> Path | None:
-    """Return the file of a module of the package; None where there is none."""
-    # Not importlib.util.find_spec: it runs the parent packages, and with them torch.
+    """Return the source file of a module of the package; None if there is none."""
+    # Not importlib.util.find_spec: it imports the parent packages, and with them torch.
     path = SOURCES.joinpath(*name.split("."))
     candidates = (path.with_name(f"{path.name}.py"), path / "__init__.py")
     return next((candidate for candidate in candidates if candidate.is_file()), None)
 
 
 def forget() -> None:
-    """Forget what was read: files may have changed since."""
+    """Clear the caches, because files may have changed since."""
     source_path.cache_clear()
     _module.cache_clear()
 

@@ -1,4 +1,4 @@
-"""A stage as all that measures, tabulates and writes up sees it: its declarations, and where its parts are."""
+"""A stage as the code that measures, tabulates and reports sees it: its declarations and where its parts are."""
 
 import ast
 import importlib
@@ -15,13 +15,13 @@ from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.subjects.naming import KINDS, Measured, Subject
 
-# What the workflow reads of a stage before it runs anything, and what it would miss only in the middle of a run.
+# Files that the workflow reads before it runs anything, or would otherwise find missing in the middle of a run.
 FILES = ("cell.py", "rows.py", "measure.py", "report.py", "report.md")
-OF_CELL = {
-    "gpus": "how many GPUs a cell uses where there are any",
+CELL_MEMBERS = {
+    "gpus": "how many GPUs a cell uses, if there are any",
     "row_keys": "the keys of the rows of a cell that could not be measured",
 }
-# Settings stand in tables under this, so that none is taken for a column of the rows.
+# Prefix of settings in tables, so that none is taken for a column of the rows.
 SETTING = "setting_"
 # The columns of every table that say what a row was measured on.
 RUN_COLUMNS = ("machine", *SOFTWARE)
@@ -29,26 +29,26 @@ RUN_COLUMNS = ("machine", *SOFTWARE)
 
 @dataclass(frozen=True)
 class Stage:
-    """One experiment: a package with the modules `cell`, `rows`, `measure`, `report` and, perhaps, `needs`.
+    """One experiment: a package with the modules `cell`, `rows`, `measure`, `report` and, optionally, `needs`.
 
-    `cell` and `rows` import no torch, for the workflow reads them.
+    `cell` and `rows` must not import torch, because the workflow reads them.
     """
 
     name: str
     package: str
 
-    def _part(self, name: str, *needed: str) -> Any:
-        """Import a module of its package; raises UserError where it is not there or lacks one of these names."""
+    def _import_part(self, name: str, *needed: str) -> Any:
+        """Import a module of its package; raises UserError if it is missing or lacks one of the names."""
         if not (self.folder / f"{name}.py").is_file():
-            raise UserError(f"{self.folder}/ has no {name}.py, which every stage has")
+            raise UserError(f"{self.folder}/ has no {name}.py, which every stage needs")
         module = importlib.import_module(f"{self.package}.{name}")
-        if lacking := [each for each in needed if not hasattr(module, each)]:
-            raise UserError(f"{module.__file__} has no {', '.join(lacking)}")
+        if missing := [each for each in needed if not hasattr(module, each)]:
+            raise UserError(f"{module.__file__} has no {', '.join(missing)}")
         return module
 
     @cached_property
     def _cell(self) -> Any:
-        return self._part("cell", "Cell", "Settings", "SPLIT_AXIS")
+        return self._import_part("cell", "Cell", "Settings", "SPLIT_AXIS")
 
     @property
     def cell_type(self) -> Any:
@@ -67,16 +67,16 @@ class Stage:
 
     @property
     def naming_axes(self) -> tuple[str, ...]:
-        """The axes that say what a row is of: all but `repeat` and those that only choose which rows a cell has."""
+        """The axes that identify a row: all but `repeat` and those that only choose which rows a cell has."""
         return tuple(name for name in self.axes if name not in ("repeat", *getattr(self._cell, "CHOOSES_ROWS", ())))
 
     @property
     def question(self) -> str:
         """What the stage asks, in one line."""
-        # As its file has it: `python -OO` keeps no docstring.
+        # Read from the file, because `python -OO` drops docstrings.
         text = Path(self._cell.__file__).read_text(encoding="utf-8")
         if not (docstring := ast.get_docstring(ast.parse(text))):
-            raise UserError(f"{self._cell.__file__} has no docstring that asks its question")
+            raise UserError(f"{self._cell.__file__} needs a docstring: its first line is the stage's question")
         return docstring.splitlines()[0]
 
     @property
@@ -91,11 +91,11 @@ class Stage:
 
     @property
     def subjects(self) -> Measured | None:
-        """How its cells measure implementations of the user's own beside the others; None where they measure none."""
+        """How its cells measure the user's implementations beside the others; None if they measure none."""
         return getattr(self._cell, "SUBJECTS", None)
 
     def subjects_among(self, subjects: Iterable[Subject], cell: Any = None) -> tuple[Subject, ...]:
-        """Return those of the kind that it measures; of a cell whose `takes(name)` chooses among them, its own."""
+        """Return the subjects of the kind it measures; for a cell with a method `takes(name)`, only those it takes."""
         measured, takes = self.subjects, getattr(cell, "takes", lambda _name: True)
         of_kind = (subject for subject in subjects if measured is not None and subject.kind == measured.kind)
         return tuple(subject for subject in of_kind if takes(subject.name))
@@ -107,12 +107,12 @@ class Stage:
 
     @cached_property
     def row_types(self) -> RowTypes:
-        """The kinds of rows that its cells leave."""
-        return self._part("rows", "ROW_TYPES").ROW_TYPES
+        """The types of the rows that its cells produce."""
+        return self._import_part("rows", "ROW_TYPES").ROW_TYPES
 
     @property
     def table_columns(self) -> tuple[str, ...]:
-        """The columns of its tables, in their order."""
+        """The columns of its tables, in order."""
         settings = [SETTING + item.name for item in fields(self.settings_type)]
         return (*self.axes, *self.row_types.column_names(), *settings, *RUN_COLUMNS)
 
@@ -121,11 +121,11 @@ class Stage:
         return importlib.import_module(f"{self.package}.needs") if (self.folder / "needs.py").is_file() else None
 
     def needed_bytes(self, cell: Any, settings: Any) -> int:
-        """Return the least memory that a cell takes on a CPU, by formula; 0 where the stage does not say."""
+        """Return the least memory that a cell takes on a CPU, by formula; 0 if the stage does not say."""
         return getattr(self._needs, "needed_bytes", lambda *_: 0)(cell, settings)
 
     def expected_s(self, cell: Any, settings: Any, on_gpu: bool) -> float | None:
-        """Return about how many seconds a cell takes; None where the stage does not say."""
+        """Return about how many seconds a cell takes; None if the stage does not say."""
         return getattr(self._needs, "expected_s", lambda *_: None)(cell, settings, on_gpu)
 
     def measure(self) -> Callable[..., list[dict[str, Any]]]:
@@ -133,7 +133,7 @@ class Stage:
         return importlib.import_module(f"{self.package}.measure").measure
 
     def report(self) -> Callable[..., Any]:
-        """Return what builds its section from its frame and, by name, those of READS: `build(rows, beside)`."""
+        """Return `build(rows, other_stages)` for its section; other_stages: the rows of each stage in READS."""
         return importlib.import_module(f"{self.package}.report").build
 
     @cached_property
@@ -143,20 +143,20 @@ class Stage:
         return Path(path, self.package.rpartition(".")[2])
 
     def check(self, known: Iterable[str]) -> None:
-        """Raise UserError, one line, where the stage lacks a part, or two columns of its tables have one name."""
+        """Raise UserError, one line, if the stage lacks a part or two columns of its tables have the same name."""
         complaint = next(self._complaints(known), None)
         if complaint is not None:
             raise UserError(f"{self.folder}/{complaint}")
 
     def _complaints(self, known: Iterable[str]) -> Iterator[str]:
-        yield from (f" has no {name}, which every stage has" for name in FILES if not (self.folder / name).is_file())
+        yield from (f" has no {name}, which every stage needs" for name in FILES if not (self.folder / name).is_file())
         self.question  # noqa: B018 Raises where there is none.
-        for name, meaning in OF_CELL.items():
+        for name, meaning in CELL_MEMBERS.items():
             if not hasattr(self.cell_type, name):
                 yield f"cell.py: Cell has no {name}, {meaning}"
         for row_type in self.row_types.types.values():
             where, declared = f"rows.py: {row_type.__name__}", {item.name for item in fields(row_type)}
-            yield from (f"{where}: KEYS has '{key}', which is no column of it" for key in {*row_type.KEYS} - declared)
+            yield from (f"{where}: KEYS has '{key}', which it does not declare" for key in {*row_type.KEYS} - declared)
             try:
                 columns(row_type)
             except TypeError as error:
@@ -164,32 +164,33 @@ class Stage:
         if self.split_axis not in self.axes:
             yield f"cell.py: SPLIT_AXIS must be one of {', '.join(self.axes)}, got '{self.split_axis}'"
         for name in {*self.reads} - {*known}:
-            yield f"cell.py: READS has '{name}', known stages are {', '.join(known)}"
+            yield f"cell.py: READS has unknown stage '{name}': must be one of {', '.join(known)}"
         if self.subjects is not None and self.subjects.kind not in KINDS:
             yield f"cell.py: SUBJECTS must be of one of the kinds {', '.join(KINDS)}, got '{self.subjects.kind}'"
-        for name, times in Counter(self.table_columns).items():
-            if times > 1:
+        for name, count in Counter(self.table_columns).items():
+            if count > 1:
                 yield f": two columns of its tables are called '{name}': rename one of them"
 
 
 Stages = Mapping[str, Stage]
 
 
-def taken_names(stages: Stages) -> dict[str, set[str]]:
-    """Return, by kind, the names that no implementation of the user's own may have: those of its stages' own."""
-    taken: dict[str, set[str]] = {kind: set() for kind in KINDS}
+def reserved_names(stages: Stages) -> dict[str, set[str]]:
+    """Return, by kind, the names that the user's implementations may not have: those of the stages' own."""
+    names: dict[str, set[str]] = {kind: set() for kind in KINDS}
     for stage in stages.values():
         if stage.subjects is not None:
-            taken[stage.subjects.kind] |= stage.row_types.names()
-    return taken
+            names[stage.subjects.kind] |= stage.row_types.names()
+    return names
 
 
 def shares_host(cell: Any, gpus_present: int) -> bool:
-    """Tell whether other cells may run beside a cell, because company on the host changes none of its values.
+    """Tell whether other cells may run beside a cell, because that does not change its values.
 
-    One that uses GPUs may where each GPU has cores of its own, one without only where it says so.
+    If each GPU has its own cores, a cell that uses GPUs shares the host unless its `shares_host` forbids it; if not, it
+    runs alone. A cell without GPUs shares the host only if its `shares_host` says so.
     """
     uses_gpus = gpus_present > 0 and cell.gpus > 0
-    if uses_gpus and not own_cores.each_gpu_has_its_own():
+    if uses_gpus and not own_cores.each_gpu_has_own_cores():
         return False
     return getattr(cell, "shares_host", uses_gpus)

@@ -1,4 +1,4 @@
-"""Records to tidy tables: one of a stage's rows, one of its cells and how they were run."""
+"""Turn records into tidy tables: one of a stage's rows, one of its cells and how they were run."""
 
 import csv
 import io
@@ -19,18 +19,18 @@ from pipeline.peers import PEERS
 if TYPE_CHECKING:
     import pandas as pd
 
-# Whose kernels are measured beside ours.
+# Libraries whose kernels are measured alongside ours.
 LIBRARIES = ("cudnn", "nccl")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
-# Without pandas: a run makes tens of tables, each in a process of its own, and its import takes longer than a table.
+# No pandas here: a run makes dozens of tables, each in its own process, and importing pandas takes longer than a table.
 
 
 def stage_lines(stage: Stage, records: Iterable[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return the columns and the rows of a stage's records: axes, row, settings, machine and software, lists as lists.
+    """Return the columns and rows of a stage's records: axes, row, settings, machine and software; lists stay lists.
 
-    The columns are those of the stage that any of these rows has, in their declared order, and always `reason`.
+    The columns are those of the stage that at least one row has, in declared order; `reason` is always included.
     """
-    axes = asdict(stage.cell_type())  # records of earlier versions lack those that came later
+    axes = asdict(stage.cell_type())  # defaults for axes that older records lack
     lines = [
         {
             **axes,
@@ -42,16 +42,16 @@ def stage_lines(stage: Stage, records: Iterable[Mapping[str, Any]]) -> tuple[lis
         for record in records
         for row in record["rows"]
     ]
-    _hold_against_one_peak(lines)
+    _use_highest_peak(lines)
     present = dict.fromkeys(["reason", *(name for line in lines for name in line)])
     order = dict.fromkeys([*stage.table_columns, *present])
     return [name for name in order if name in present], lines
 
 
-def _hold_against_one_peak(lines: Iterable[dict[str, Any]]) -> None:
-    """Hold the rates of all lines against the highest peak of their precision that any of them has.
+def _use_highest_peak(lines: Iterable[dict[str, Any]]) -> None:
+    """Recompute the MFU of all lines against the highest peak that any of them has for their precision.
 
-    Where no data sheet has it every process measures its own, some on a busy host: of two steps the faster one could
+    Without a data sheet each process measures its own peak, some on a busy host. The faster of two steps could then
     have the lower MFU, or one above 100%.
     """
     peaks: dict[Any, float] = {}
@@ -84,7 +84,7 @@ def row_table(paths: Iterable[Path], stages: Stages) -> str:
 
 
 def cell_table(paths: Iterable[Path], stages: Stages) -> str:
-    """Return, as CSV, one line per cell: its status, when, how long, on what, by which command."""
+    """Return one line per cell as CSV: its status, when and where it ran, for how long, and its command."""
     records = [read_record(path, stages) for path in paths]
     lines = [cell_line(record, stages[record["stage"]].row_types) for record in records]
     return _csv(list(dict.fromkeys(name for line in lines for name in line)), lines)
@@ -99,7 +99,7 @@ def _csv(columns: Sequence[str], lines: Iterable[Mapping[str, Any]]) -> str:
 
 
 def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
-    """Return what a table of cells says of a record: its cell, what came of it, when and on what it was measured."""
+    """Return a record's line in a table of cells: cell, outcome, when and on which machine it was measured."""
     machine = record["machine"]
     cores = machine.get("cores") or machine["cpu"]["logical_cores"]
     seconds = {f"{name}_s": value for name, value in record["seconds"].items()}
@@ -127,17 +127,17 @@ def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
 
 
 def outcome(rows: list[dict[str, Any]], row_types: RowTypes) -> dict[str, str]:
-    """Return the status of the cell, with the reason: the worst of its rows that have a value, or of all if none has.
+    """Return a cell's status and reason: the worst among its rows with a value, or among all rows if none has one.
 
-    Where some values alone are unstable, the reason says how many. A reference counts where nothing else has a value.
+    If only some values are unstable, the reason says how many. A reference counts only if nothing else has a value.
     """
     timed = [row for row in rows if row["status"] in WITH_VALUES]
     with_value = [row for row in timed if not row_types.is_reference(row)] or timed
     worst = max(with_value or rows, key=lambda row: STATUSES.index(row["status"]))
     status, reason = worst["status"], worst.get("reason", "")
-    like_it = sum(row["status"] == status for row in with_value)
-    if status == "unstable" and like_it < len(with_value):
-        reason = f"{like_it} of {len(with_value)} values{', the first' if like_it > 1 else ''}: {reason}"
+    same_status = sum(row["status"] == status for row in with_value)
+    if status == "unstable" and same_status < len(with_value):
+        reason = f"{same_status} of {len(with_value)} values{', the first' if same_status > 1 else ''}: {reason}"
     return {"status": status, "reason": reason}
 
 
@@ -147,13 +147,13 @@ def _machine(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _peers(record: Mapping[str, Any]) -> list[str]:
-    """Name the known peers that a cell's stage measures and that were installed, with their versions."""
+    """List the installed peers that a cell's stage measures, with their versions."""
     found = record["code"].get("peers", {})
     return [f"{package} {found[name]}" for name, package in PEERS.items() if found.get(name, "absent") != "absent"]
 
 
 def _cell(value: Any) -> Any:
-    """Return a value as a table holds it: a list as JSON, and a text that a spreadsheet would compute quoted."""
+    """Format a value for CSV: a list as JSON; text that a spreadsheet would run as a formula gets a leading quote."""
     if isinstance(value, list):
         return json.dumps(value)
     return f"'{value}" if isinstance(value, str) and value.startswith(FORMULA_STARTS) else value

@@ -1,4 +1,4 @@
-"""Read YAML or JSON that a person wrote, and check it against a schema: a mistake is one line with its place."""
+"""Read handwritten YAML or JSON and check it against a schema; a mistake becomes one line with its place."""
 
 import json
 from functools import cache
@@ -27,9 +27,9 @@ TYPE_NAMES = {
 
 
 def file_content(path: Path, most_bytes: int) -> bytes:
-    """Return what a plain file holds; raises UserError where there is none, or it holds more than so many bytes."""
+    """Return the content of a plain file; raises UserError if it is missing or larger than `most_bytes`."""
     try:
-        if path.exists() and not path.is_file():  # a pipe would be waited for, a device never ends
+        if path.exists() and not path.is_file():  # reading a pipe would block, a device never ends
             raise UserError(f"cannot read {path}: it must be a plain file")
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
@@ -41,47 +41,49 @@ def file_content(path: Path, most_bytes: int) -> bytes:
 
 
 def read_yaml(path: Path) -> Any:
-    """Read a YAML file, or JSON by its name; raises UserError with the place of a typo, or for what is no such file."""
+    """Read a YAML file, or JSON if it is called *.json; raises UserError, with the place of a syntax error."""
     try:
         text = file_content(path, MOST_BYTES).decode()
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}: line {line} is no UTF-8: byte 0x{error.object[error.start]:02x}") from None
+        raise UserError(f"{path}: line {line} is not UTF-8: byte 0x{error.object[error.start]:02x}") from None
     if path.suffix != ".json":
         return yaml_value(text, str(path))
     try:
-        return json.loads(text)  # may hold tabs, which YAML has not
+        return json.loads(text)  # may contain tabs, which YAML does not allow
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: no valid JSON: {error}") from None
+        raise UserError(f"{path}: not valid JSON: {error}") from None
 
 
 def yaml_value(text: str, where: str) -> Any:
-    """Read a value as YAML; raises UserError, which calls its source `where`, with the place of a mistake."""
+    """Parse text as YAML; raises UserError with the place of a mistake. where: the source's name in messages."""
     try:
         return yaml.load(text, Loader=_Loader)
     except RecursionError:
-        complaint = "its keys and lists are nested too deep"
+        complaint = "its keys and lists are nested too deeply"
     except ReaderError as error:
         complaint = f"line {text.count(chr(10), 0, error.position) + 1}: character #x{error.character:04x}"
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, a date to YAML
-        mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        begun = getattr(error, "context_mark", None)
-        within = f", {getattr(error, 'context', '')} that begins in line {begun.line + 1}" if begun else ""
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: 2026-99-99, which YAML takes for a date
+        problem_mark = getattr(error, "problem_mark", None)
+        place = f"line {problem_mark.line + 1}, column {problem_mark.column + 1}: " if problem_mark else ""
+        context_mark = getattr(error, "context_mark", None)
+        within = (
+            f", {getattr(error, 'context', '')} that begins in line {context_mark.line + 1}" if context_mark else ""
+        )
         complaint = f"{place}{getattr(error, 'problem', error)}{within}"
-    raise UserError(f"{where}: no valid YAML: {complaint}")
+    raise UserError(f"{where}: not valid YAML: {complaint}")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads plain YAML, in which a key that is given twice is a mistake: PyYAML itself forgets the first."""
+    """A safe loader that rejects a key given twice, where PyYAML itself silently drops the first."""
 
     def construct_document(self, node: yaml.Node) -> Any:
-        """Build the whole value at once: PyYAML then refuses an anchor inside of itself, which has no end."""
+        """Build the whole value at once, so that PyYAML rejects an anchor that contains itself."""
         self.deep_construct = True
         return super().construct_document(node)
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        node = super().compose_mapping_node(anchor)  # a text or None; the stubs say dict
+        node = super().compose_mapping_node(anchor)  # `anchor` is text or None; the stubs say dict
         first: dict[tuple[str, str], yaml.Node] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and first.setdefault((key.tag, key.value), key) is not key:
@@ -102,27 +104,27 @@ def _validator(schema: Path) -> Draft202012Validator:
 
 
 def schema_complaint(instance: Any, schema: Path) -> str | None:
-    """Return one line on where a value most clearly breaks a JSON schema, or None where it does not."""
+    """Return one line on the clearest violation of a JSON schema, or None if the value is valid."""
     error = best_match(_validator(schema).iter_errors(instance))
     if error is None:
         return None
     key = ".".join(map(str, error.absolute_path))
-    # The stubs allow for an error without these, which no validator raises.
+    # Any, because the stubs allow an error without these, which no validator raises.
     rules: Any = error.schema
-    found: Any = error.instance
-    wanted: Any = error.validator_value
-    got = json.dumps(found, default=str)[:60]
+    value: Any = error.instance
+    expected: Any = error.validator_value
+    got = json.dumps(value, default=str)[:60]
     match error.validator:
         case "additionalProperties" if "properties" in rules:
-            unknown = ", ".join(f"'{name}'" for name in found if name not in rules["properties"])
+            unknown = ", ".join(f"'{name}'" for name in value if name not in rules["properties"])
             under = f" under {key}" if key else ""
             return f"unknown key {unknown}{under}: must be one of {', '.join(rules['properties'])}"
         case "required":
-            missing = (f"{key}.{name}" if key else name for name in wanted if name not in found)
+            missing = (f"{key}.{name}" if key else name for name in expected if name not in value)
             return f"it has no {', '.join(missing)}"
         case "type":
-            kinds = (TYPE_NAMES[kind] for kind in ([wanted] if isinstance(wanted, str) else wanted))
-            return f"{key or 'the whole'} must be {' or '.join(kinds)}, got {got}"
+            kinds = (TYPE_NAMES[kind] for kind in ([expected] if isinstance(expected, str) else expected))
+            return f"{key or 'it'} must be {' or '.join(kinds)}, got {got}"
         case "oneOf" | "minItems" if "description" in rules:
             return f"{key} must be {rules['description']}, got {got}"
     return f"{key}: {error.message[:200]}"

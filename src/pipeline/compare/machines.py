@@ -21,7 +21,7 @@ MACHINE = "–"
 
 
 def prices(words: Sequence[str], runs: Sequence[Run]) -> dict[str, float]:
-    """Read `NAME=USD` for runs; raises UserError, one line, for a name that no run has and for what is no price."""
+    """Read the prices `NAME=USD` of runs; raises UserError, one line, for an unknown name or an invalid price."""
     found, names = {}, [run.name for run in runs]
     for word in words:
         name, _, price = word.rpartition("=")
@@ -34,9 +34,9 @@ def prices(words: Sequence[str], runs: Sequence[Run]) -> dict[str, float]:
 
 
 def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
-    """Return a line per model and way to train it: rates, memory, and USD per million tokens of each run.
+    """Return a line per model and way to train it: rates, memory and USD per million tokens of each run.
 
-    prices: USD per GPU hour, by the name of a run; a step of these tables takes one GPU.
+    prices: USD per GPU hour, by the name of a run; the steps in this table use one GPU.
     """
     lines: list[dict[str, Any]] = [
         {
@@ -56,16 +56,16 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
         if (step := model[way])
     ]
     keys = ["model", "way", "precision", "shape"]
-    shown = _by_run(lines, runs, ["run", "status", "usd", "tokens_per_s", *keys])
-    sizes = list(dict.fromkeys(shown["model"]))
-    shown = shown.sort_values("model", key=lambda names: names.map(sizes.index), kind="stable", ignore_index=True)
-    priced = shown.dropna(subset="usd").groupby(keys)
-    best = shown.loc[priced["usd"].idxmin()[priced.size() > 1], [*keys, "run"]].set_index(keys)["run"].astype(str)
-    is_unstable = priced["status"].agg(lambda each: each.eq("unstable").any()).reindex(best.index)
+    frame = _by_run(lines, runs, ["run", "status", "usd", "tokens_per_s", *keys])
+    sizes = list(dict.fromkeys(frame["model"]))
+    frame = frame.sort_values("model", key=lambda names: names.map(sizes.index), kind="stable", ignore_index=True)
+    priced = frame.dropna(subset="usd").groupby(keys)
+    best = frame.loc[priced["usd"].idxmin()[priced.size() > 1], [*keys, "run"]].set_index(keys)["run"].astype(str)
+    is_unstable = priced["status"].agg(lambda statuses: statuses.eq("unstable").any()).reindex(best.index)
     cheapest = best.mask(is_unstable.astype(bool), "undecided")
-    shown = shown.join(cheapest.rename("cheapest"), on=keys)
+    frame = frame.join(cheapest.rename("cheapest"), on=keys)
     names = "model way precision shape cheapest run tokens_per_s:count mfu_pct peak_bytes:gb usd:number"
-    table = WORDS.table("models", shown, names, across="run", only_filled=True)
+    table = WORDS.table("models", frame, names, across="run", only_filled=True)
     rates = " / ".join(head for head, name, _ in table.columns if name not in (*keys, "cheapest", "run"))
     return replace(table, caption=f"{table.caption} ({rates}):")
 
@@ -75,7 +75,7 @@ def _usd_per_million(usd_per_hour: float | None, tokens_per_s: float | None) -> 
 
 
 def ceilings(runs: Sequence[Run]) -> Table:
-    """Return what each run's stages compare machines by: peaks, bandwidths, attention, collectives."""
+    """Return the values by which stages compare machines: peaks, bandwidths, attention, collectives."""
     lines = [
         {"rate_of": each.what, "unit": each.unit, "run": run.name, "per_s": each.value, "status": each.status}
         for run in runs
@@ -86,7 +86,7 @@ def ceilings(runs: Sequence[Run]) -> Table:
 
 
 def differences(runs: Sequence[Run]) -> Table:
-    """Return the facts that differ between runs: of machines and software, and of stages that all runs have."""
+    """Return the facts that differ between runs: machines, software, and the stages that all runs have."""
     shared = set.intersection(*({record["stage"] for record in run.records} for run in runs))
     lines = [
         {"stage": stage, "what": what, "run": run.name, "value": fields.text(value)}
@@ -103,19 +103,19 @@ def differences(runs: Sequence[Run]) -> Table:
 
 
 def _by_run(lines: list[dict[str, Any]], runs: Sequence[Run], columns: Sequence[str] = ("run",)) -> pd.DataFrame:
-    """Return lines with their runs in the order in which they were named; the columns are those of no lines."""
+    """Return lines as a frame, with `run` in the order of `runs`; columns: those of an empty frame."""
     found = pd.DataFrame(lines, columns=None if lines else list(columns))
     return found.assign(run=pd.Categorical(found["run"], [run.name for run in runs]))
 
 
 def _facts(record: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
-    """Return the facts of a record by stage, MACHINE for those of the machine, and name."""
+    """Return the facts of a record by stage (MACHINE for facts about the machine) and name."""
     machine, code, cpu = record["machine"], record["code"], record["machine"]["cpu"]
     of_machine = {"machine": machine["kind"], "cpu": cpu["model"], "logical cores": cpu["logical_cores"]}
     sizes = {f"{(gpu.get('memory_bytes') or 0) / 2**30:.0f} GiB" for gpu in machine["gpus"]}
     of_machine |= {"GPUs": len(machine["gpus"]), "GPU memory": ", ".join(sorted(sizes)) or "none"}
     of_machine |= {name: machine[name] for name in ("threads", "os")} | machine["software"] | {"commit": code["commit"]}
     of_stage = {"code": code["digest"], **record["settings"]}
-    of_stage |= {f"code of {own['name']}": own["digest"] for own in record.get("subjects", [])}
+    of_stage |= {f"code of {subject['name']}": subject["digest"] for subject in record.get("subjects", [])}
     both = {MACHINE: of_machine, record["stage"]: of_stage}
     return {(stage, name): value for stage, facts in both.items() for name, value in facts.items()}

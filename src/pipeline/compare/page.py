@@ -20,44 +20,44 @@ from pipeline.report.words import Words
 from pipeline.report.writeup import blocks
 
 WORDS = Words(__file__)
-# What a reader sees of a time of two runs.
-OF_TIME = {"ms, A": "median_ms_a", "ms, B": "median_ms_b", "speed-up of B": "ratio", "low": "low", "high": "high"}
+# Columns of the page's table of times, by heading.
+TIME_COLUMNS = {"ms, A": "median_ms_a", "ms, B": "median_ms_b", "speed-up of B": "ratio", "low": "low", "high": "high"}
 Parts = Sequence[Markdown | Part]
 
 
 def comparison(
-    runs: Sequence[Run], prices: Mapping[str, float], pair: Pair | None, beside: Table | None, every: bool = False
+    runs: Sequence[Run], prices: Mapping[str, float], pair: Pair | None, published: Table | None, show_all: bool = False
 ) -> Parts:
-    """Return what compares runs: models, ceilings, what differs; of two also row by row; beside: published values.
+    """Return the parts of a comparison: models, ceilings, differences and, for two runs, row by row.
 
-    every: all rows, and times that are the same too.
+    published: published values. show_all: show all rows, and undecided and unchanged times too.
     """
-    told = {run.name: WORDS.say("price", usd=prices[run.name]) if run.name in prices else "" for run in runs}
-    head = [WORDS.say("run", price=told[run.name], run=run) for run in runs]
-    parts = [models(runs, prices), ceilings(runs), differences(runs), *(_details(pair, every) if pair else [])]
-    parts += [replace(beside, all_rows=every)] if beside else []
+    price_texts = {run.name: WORDS.say("price", usd=prices[run.name]) if run.name in prices else "" for run in runs}
+    head = [WORDS.say("run", price=price_texts[run.name], run=run) for run in runs]
+    parts = [models(runs, prices), ceilings(runs), differences(runs), *(_details(pair, show_all) if pair else [])]
+    parts += [replace(published, all_rows=show_all)] if published else []
     return [Markdown("\\\n").join(head), *parts]
 
 
-def explored(pair: Pair | None, beside: Table | None) -> dict[str, RowTable]:
-    """Return the tables that a reader of the page filters: every time of two runs, every published value."""
+def filterable_tables(pair: Pair | None, published: Table | None) -> dict[str, RowTable]:
+    """Return the tables that can be filtered on the page: every time of two runs, every published value."""
     found = {}
     if pair is not None and len(pair.times):
-        rows = pair.times[[*KEYS, "verdict", *OF_TIME.values()]]
-        found["times"] = row_table(rows.set_axis([*KEYS, "verdict", *OF_TIME], axis="columns"), {})
-    return found | ({"published": row_table(beside.rows, {})} if beside else {})
+        rows = pair.times[[*KEYS, "verdict", *TIME_COLUMNS.values()]]
+        found["times"] = row_table(rows.set_axis([*KEYS, "verdict", *TIME_COLUMNS], axis="columns"), {})
+    return found | ({"published": row_table(published.rows, {})} if published else {})
 
 
 def one_row(rows: pd.DataFrame) -> Parts:
-    """Return what follows one row over runs."""
+    """Return the parts that show the history of one row: its name, chart and table."""
     return [WORDS.say("row", **rows.iloc[0]), history.chart(rows), history.table(rows)]
 
 
 def markdown(parts: Parts, drawn: bool = False) -> Markdown:
-    """Return parts as Markdown; drawn: with links to charts' drawings."""
+    """Return parts as Markdown; drawn: include charts, as links to their drawings."""
     shown = [part for part in parts if drawn or not isinstance(part, Chart)]
-    found = [[part] if isinstance(part, Markdown) else blocks("compare", [part]) for part in shown]
-    return Markdown("\n\n".join(chain(*found)))
+    texts = [[part] if isinstance(part, Markdown) else blocks("compare", [part]) for part in shown]
+    return Markdown("\n\n".join(chain(*texts)))
 
 
 def html(runs: Sequence[Run], parts: Parts, tables: Mapping[str, RowTable]) -> str:
@@ -67,20 +67,21 @@ def html(runs: Sequence[Run], parts: Parts, tables: Mapping[str, RowTable]) -> s
     return page(markdown([title, *parts], drawn=True), charts, tables)
 
 
-def _details(pair: Pair, every: bool) -> list[Part]:
+def _details(pair: Pair, show_all: bool) -> list[Part]:
     verdicts = pair.times.groupby(["quantity", "verdict"], sort=False).size().rename("times").reset_index()
     in_both, in_a, in_b = (pair.outcomes[pair.outcomes["of"] == of] for of in ("both", "left_only", "right_only"))
-    of_time = "quantity median_ms_a median_ms_b gain verdict repeats_a repeats_b"
-    told = (SLOWER, FASTER, UNDECIDED, SAME) if every else (SLOWER, FASTER)
+    time_columns = "quantity median_ms_a median_ms_b gain verdict repeats_a repeats_b"
+    verdict_names = (SLOWER, FASTER, UNDECIDED, SAME) if show_all else (SLOWER, FASTER)
     shown = {
-        **{word: (pair.times[pair.times["verdict"] == word], of_time) for word in told},
+        **{word: (pair.times[pair.times["verdict"] == word], time_columns) for word in verdict_names},
         "memory": (pair.memory, "quantity bytes_a bytes_b ratio:times"),
         "outcomes": (in_both, "status_a status_b reason_b"),
         "only_a": (in_a, "status_a"),
         "only_b": (in_b, "status_b"),
     }
     tables = [
-        WORDS.table(name, rows, f"stage cell:code row {names}", all_rows=every) for name, (rows, names) in shown.items()
+        WORDS.table(name, rows, f"stage cell:code row {names}", all_rows=show_all)
+        for name, (rows, names) in shown.items()
     ]
     ratios = [_ratios(pair)] if len(pair.times) else []
     return [*ratios, WORDS.table("verdicts", verdicts, "quantity verdict times", across="verdict"), *tables]

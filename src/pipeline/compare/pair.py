@@ -16,21 +16,21 @@ from pipeline.report.versus import JUDGED, SLOWER, judged
 ROW = ["stage", "cell", "row"]
 KEYS = [*ROW, "quantity"]
 COLUMNS = [*KEYS, *JUDGED, "reason", "repeats", "cards", "bytes"]
-OF_REPEATS = ("samples_of_repeats", "spread_log_std", "spread_degrees")
-# How long the GPU works in a step: one number, where a time has a median and quartiles.
+REPEAT_COLUMNS = ("samples_of_repeats", "spread_log_std", "spread_degrees")
+# How long the GPU is busy in a step: a single number, without quartiles.
 GPU_BUSY = "gpu_busy_ms"
-# What depends on the host more than on what is measured.
-OF_HOST = ("call_ms", "enqueue_ms")
+# Times that depend on the host more than on what is measured.
+HOST_TIMES = ("call_ms", "enqueue_ms")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """What differs between run A and run B, as tables; `_a` and `_b` end the columns of either.
+    """The differences between run A and run B, as tables; the suffixes `_a` and `_b` mark the columns of each run.
 
-    times: of rows with values in both: KEYS, medians, repeats, COLUMNS of `versus` (ratio: how many times as fast B
-    is), worse (slower by more than the tolerance). memory: peaks that differ by more than it, with their ratio B to A.
-    outcomes: rows whose outcome changed, of `both`, and those of one alone, `left_only` and `right_only` in the column
-    `of`; lost: whether B has not the values of A. tolerance: a fraction.
+    times: rows with a time in both: KEYS, medians, repeats, COLUMNS of `versus` (ratio: how many times as fast B is),
+    worse (slower by more than the tolerance). memory: peaks that differ by more than the tolerance, with the ratio B to
+    A. outcomes: rows whose outcome changed (`both` in the column `of`) and rows that only one run has (`left_only`,
+    `right_only`); lost: both have the row, but only A has values. tolerance: a fraction.
     """
 
     times: pd.DataFrame
@@ -40,24 +40,24 @@ class Pair:
 
     @property
     def failure(self) -> str:
-        """Why B is worse than A, or cannot be compared; empty where it is neither."""
+        """Why B is worse than A, or why they cannot be compared; empty otherwise."""
         slower, lost = self.times[self.times["worse"]], int(self.outcomes["lost"].sum())
-        once = int(slower[["repeats_a", "repeats_b"]].lt(2).any(axis=1).sum())
-        by = f"{100 * self.tolerance:g}% ({once} of them without repeats)"
+        num_unrepeated = int(slower[["repeats_a", "repeats_b"]].lt(2).any(axis=1).sum())
+        limit = f"{100 * self.tolerance:g}% ({num_unrepeated} of them without repeats)"
         reasons = {
-            f"{len(slower)} times are slower by more than {by}": not slower.empty,
+            f"{len(slower)} times are slower by more than {limit}": not slower.empty,
             f"{lost} rows lost their values": lost,
-            "no time is in both": self.times.empty,
+            "no timing is in both runs": self.times.empty,
         }
-        return ", ".join(reason for reason, holds in reasons.items() if holds)
+        return ", ".join(reason for reason, is_true in reasons.items() if is_true)
 
 
 def compare(a: Run, b: Run, tolerance: float) -> Pair:
-    """Compare the rows of two runs; differences below the fraction `tolerance` fail nothing."""
+    """Compare the rows of two runs; a difference below the fraction `tolerance` is not a failure."""
     values = [pd.DataFrame(_values(run), columns=COLUMNS).drop_duplicates(KEYS) for run in (a, b)]
     both = values[0].merge(values[1], on=KEYS, suffixes=("_a", "_b"))
-    each = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in values]
-    rows = each[0].merge(each[1], "outer", ROW, suffixes=("_a", "_b"), indicator="of")
+    statuses = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in values]
+    rows = statuses[0].merge(statuses[1], "outer", ROW, suffixes=("_a", "_b"), indicator="of")
     rows = rows[(rows["of"] != "both") | (rows["status_a"] != rows["status_b"])]
     lost = rows["of"].eq("both") & rows["status_a"].isin(WITH_VALUES) & ~rows["status_b"].isin(WITH_VALUES)
     return Pair(
@@ -68,16 +68,20 @@ def compare(a: Run, b: Run, tolerance: float) -> Pair:
     )
 
 
-def named(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
-    """Name a row of a frame by ROW: its cell without the repeat, its keys, of which texts stand without their name."""
-    named = [(name, word, f"{name}={word}") for name, word in words(row, stage).items()]
-    keys = (word if isinstance(row[name], str) else whole for name, word, whole in named if name not in stage.axes)
-    cell = (whole for name, _, whole in named if name in stage.axes)
+def row_names(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
+    """Name a row of a frame by ROW: its stage, its cell without the repeat, its keys (text keys by value alone)."""
+    words_by_name = [(name, word, f"{name}={word}") for name, word in words(row, stage).items()]
+    keys = (
+        word if isinstance(row[name], str) else pair_text
+        for name, word, pair_text in words_by_name
+        if name not in stage.axes
+    )
+    cell = (pair_text for name, _, pair_text in words_by_name if name in stage.axes)
     return {"stage": stage.name, "cell": " ".join(cell), "row": " ".join(keys)}
 
 
 def words(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
-    """Return the values of a row's axes and keys, as words that name it."""
+    """Return the values of a row's axes and keys as text, by name."""
     names = (*stage.naming_axes, *stage.row_types.key_columns())
     return {name: _word(row[name]) for name in names if pd.notna(row[name])}
 
@@ -87,26 +91,26 @@ def _word(value: Any) -> str:
 
 
 def _values(run: Run) -> Iterator[dict[str, Any]]:
-    """Yield COLUMNS of each value: a time has its median and quartiles, a peak of memory `bytes`.
+    """Yield COLUMNS for each value: median and quartiles of a time, `bytes` of a memory peak.
 
-    A row without values has one line, of quantity ``.
+    A row without values has one line, with an empty quantity.
     """
     for name, rows in run.frames.items():
         for row in rows.to_dict("records"):
             line = {column: row[column] for column in ("status", "reason", "repeats", "cards")}
             found = _quantities(row) if row["status"] in WITH_VALUES else {}
             for quantity, value in (found or {"": {}}).items():
-                yield {**named(row, run.stages[name]), **line, "quantity": quantity, **value}
+                yield {**row_names(row, run.stages[name]), **line, "quantity": quantity, **value}
 
 
 def _quantities(row: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
-    known = {name: value for name, value in row.items() if isinstance(value, int | float) and pd.notna(value)}
+    numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and pd.notna(value)}
     found: dict[str, dict[str, Any]] = {}
-    for name, value in known.items():
+    for name, value in numbers.items():
         part = name.removeprefix("median_")
-        if part != name and f"q1_{part}" in known:
+        if part != name and f"q1_{part}" in numbers:
             found[part] = {"median_ms": value, "q1_ms": row[f"q1_{part}"], "q3_ms": row[f"q3_{part}"]}
-            found[part] |= {each: row.get(each) for each in OF_REPEATS} if part == "ms" else {}
+            found[part] |= {each: row.get(each) for each in REPEAT_COLUMNS} if part == "ms" else {}
         elif name == GPU_BUSY and value > 0:
             found[name] = dict.fromkeys(("median_ms", "q1_ms", "q3_ms"), value)
         elif name.startswith("peak_") and name.endswith("bytes") and value > 0:
@@ -117,9 +121,9 @@ def _quantities(row: Mapping[Any, Any]) -> dict[str, dict[str, Any]]:
 def _times(both: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     found = judged(both, "_a", "_b")
     found["worse"] = (found["verdict"] == SLOWER) & (found["ratio"].astype(float) * (1 + tolerance) < 1)
-    # The furthest apart first, and what hangs on the host last.
+    # Largest difference first; times that depend on the host last.
     apart = np.log(found["ratio"].astype(float)).abs()
-    found = found.assign(apart=apart, of_host=found["quantity"].isin(OF_HOST))
+    found = found.assign(apart=apart, of_host=found["quantity"].isin(HOST_TIMES))
     found = found.sort_values(["of_host", "apart"], ascending=[True, False], kind="stable", ignore_index=True)
     return found.drop(columns=["of_host", "apart"])
 

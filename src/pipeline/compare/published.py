@@ -1,7 +1,7 @@
-"""Put values that five write-ups of the course's problems, and the course, published beside the values of runs.
+"""Show the values of runs beside those published by the course and by five write-ups of its problems.
 
-`published.csv` has one line per value: source (which write-up), stage, machine (empty where it is not named), of (what
-it measures, in the words of the stage's axes and row keys, as far as the source says), quantity (a column of the stage,
+`published.csv` has one line per value: source (which write-up), stage, machine (empty if it is not named), of (what it
+measures, as `name=value` of the stage's axes and row keys, as far as the source says), quantity (a column of the stage,
 with its unit), value. Values taken under a profiler, or without waiting for the GPU, are left out.
 """
 
@@ -13,7 +13,7 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.stage import Stage
-from pipeline.compare.pair import KEYS, named, words
+from pipeline.compare.pair import KEYS, row_names, words
 from pipeline.compare.runs import Run
 from pipeline.report.formats import number
 from pipeline.report.table import Table
@@ -21,8 +21,8 @@ from pipeline.report.table import named as columns
 
 FILE = Path(__file__).with_name("published.csv")
 CAPTION = (
-    "Beside what write-ups and the course published, by other code and on machines of their own, so without verdicts. "
-    "What a source does not say is taken for the stage's default:"
+    "Compared with values published by the course and by write-ups, from other code on other machines, so without "
+    "verdicts. Unstated axes are assumed to have the stage's defaults:"
 )
 
 
@@ -32,7 +32,7 @@ def load(stage: str) -> pd.DataFrame:
     return rows[rows["stage"] == stage]
 
 
-def beside(runs: Sequence[Run]) -> Table:
+def comparison_table(runs: Sequence[Run]) -> Table:
     """Return one line per row of a run that a source has a value for, with a column for each run and each source."""
     found = [line for run in runs for name in run.frames for line in _matched(run, run.stages[name])]
     lines = pd.DataFrame(found, columns=[*KEYS, "of", "value"])
@@ -44,20 +44,20 @@ def beside(runs: Sequence[Run]) -> Table:
 
 
 def _matched(run: Run, stage: Stage) -> Iterator[dict[str, Any]]:
-    """Yield for each value of a stage that a row of the run is of the row's own value, and the published one."""
+    """Yield each published value of a stage with that of the run's row that fits it best; ties are left out."""
     published = load(stage.name)
     rows = run.frames[stage.name].to_dict("records") if len(published) else []
-    known = [words(row, stage) for row in rows]
-    # Write-ups time by the host's clock.
+    row_words = [words(row, stage) for row in rows]
+    # Write-ups time with the host's clock.
     defaults = fields.texts(stage.cell_type()) | {"clock": "host"}
     for value in published.to_dict("records"):
-        said = dict(word.split("=") for word in value["of"].split()).items()
-        fits = [place for place, each in enumerate(known) if said <= each.items()]
-        fits = [place for place in fits if pd.notna(rows[place].get(value["quantity"]))]
-        alike = [len(defaults.items() & known[place].items()) for place in fits]
-        if alike.count(max(alike, default=0)) == 1:
-            row = rows[fits[alike.index(max(alike))]]
-            line = named(row, stage) | {"quantity": value["quantity"]}
+        stated = dict(word.split("=") for word in value["of"].split()).items()
+        matches = [place for place, each in enumerate(row_words) if stated <= each.items()]
+        matches = [place for place in matches if pd.notna(rows[place].get(value["quantity"]))]
+        scores = [len(defaults.items() & row_words[place].items()) for place in matches]
+        if scores.count(max(scores, default=0)) == 1:
+            row = rows[matches[scores.index(max(scores))]]
+            line = row_names(row, stage) | {"quantity": value["quantity"]}
             yield {**line, "of": run.name, "value": row[value["quantity"]]}
             who = f"write-up {value['source']}" if value["source"].isdigit() else f"the {value['source']}"
             of = f"{who} ({value['machine'] or 'machine not named'}, other code)"

@@ -1,4 +1,4 @@
-"""Name runs to compare, and fold their records into frames and sections."""
+"""Load the runs to compare, and build frames and sections from their records."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from pipeline.snapshots.records import Record, load_records
 
 @dataclass(frozen=True)
 class Run:
-    """One run: what it is called, where it was read from, its records."""
+    """One run: its name, where it was read from, its records."""
 
     name: str
     source: Path
@@ -29,20 +29,23 @@ class Run:
 
     @cached_property
     def frames(self) -> Mapping[str, pd.DataFrame]:
-        """The frame of each stage that it has records of, by name, in the order of the stages."""
+        """The frames of the stages that have records, by name, in the order of the stages."""
         return frame.by_stage(self.stages, self.records)
 
     @cached_property
     def sections(self) -> Sequence[Section]:
-        """The sections of the stages that it has records of, in their order."""
-        return [pages.told(self.stages[name], self.stages, self.frames).section for name in self.frames]
+        """The sections of the stages that have records, in the order of the stages."""
+        return [pages.stage_report(self.stages[name], self.stages, self.frames).section for name in self.frames]
 
 
 def load_runs(sources: Sequence[Path], stages: Stages) -> list[Run]:
-    """Read runs, each called by the last part of its path, or all of it where two would have one name.
+    """Load runs, named after the last part of their paths, or after whole paths if two names would be the same.
 
     Raises UserError, one line, as `load_records` does.
     """
     short = [source.resolve().name.partition(".")[0] for source in sources]
     names = short if len(set(short)) == len(short) else map(str, sources)
-    return [Run(name, each, load_records(each, stages), stages) for name, each in zip(names, sources, strict=True)]
+    return [
+        Run(name, source_path, load_records(source_path, stages), stages)
+        for name, source_path in zip(names, sources, strict=True)
+    ]

@@ -1,6 +1,6 @@
-"""Gluon's private names: all that this project uses, each with its reason and the public way that is missing.
+"""Gluon's private names that this project uses, each with its reason and the public alternative that is missing.
 
-`tests/compat/test_gluon_private.py` fails by name where an upgrade has moved one.
+`tests/compat/test_gluon_private.py` fails if an upgrade has moved one.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from triton.experimental.gluon.language._core import builtin
 def tma_reduce_add(descriptor: Any, coordinates: Sequence[Any], source: Any, _semantic: Any = None) -> None:
     """Add a tile in shared memory to one in global memory; `tma.store_wait` waits until it has been read.
 
-    Gluon has the operation, and up to 3.7 no function for it. Private are `builtin`, what `_semantic` stands for, and
+    Gluon has the operation but, up to 3.7, no function for it. Private: `builtin`, the object behind `_semantic`, and
     the operation's name.
     """
     coordinates = _semantic._convert_to_ir_values(coordinates, require_i64=False)

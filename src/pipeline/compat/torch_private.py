@@ -1,7 +1,7 @@
-"""Torch's private names that this project uses, each with its reason and the public way that is missing.
+"""Torch's private names that this project uses, each with its reason and the public alternative that is missing.
 
-`tests/compat/test_torch_private.py` fails by name if an upgrade has moved one. Not listed here are the modules that the
-worker imports ahead of need (`worker.child`): it works without them.
+`tests/compat/test_torch_private.py` fails if an upgrade has moved one. The private modules that the worker preloads
+(`worker.child`) are not listed here, because it works without them.
 """
 
 from collections.abc import Mapping
@@ -72,9 +72,9 @@ def parameters_of(module: torch.nn.Module) -> dict[str, Any]:
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples, dictionaries and what else is registered with torch's pytrees.
+    """Return the tensors in nested lists, tuples, dictionaries and other containers registered with torch's pytrees.
 
-    Torch has them in a private module.
+    Pytrees are in a private module of torch.
     """
     return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
@@ -84,21 +84,21 @@ def coalescing(device: torch.device) -> AbstractContextManager[Any]:
 
     The public `batch_isend_irecv` does so only for sends and receives.
     """
-    # Imported here to spare all others torch.distributed.
+    # Imported here, so that other users of this module need not load torch.distributed.
     from torch.distributed.distributed_c10d import _coalescing_manager
 
     return _coalescing_manager(device=device, async_ops=True)
 
 
 def context_parallel(mesh: Any, buffers: Mapping[Tensor, int]) -> AbstractContextManager[None]:
-    """Have SDPA pass keys and values around a mesh; cut each of these tensors, in place and for good, along its axis.
+    """Make SDPA pass keys and values around a mesh; shard each buffer along its axis, in place and for good.
 
-    A prototype by torch's own words, and for CUDA alone. Its functional successor is private still (torch 2.11, 2.13).
+    Torch calls it a prototype, and it needs CUDA. Its functional successor is still private (torch 2.11, 2.13).
     """
     from torch.distributed.tensor.experimental import context_parallel as torchs
 
-    cut, axes = list(buffers), list(buffers.values())
-    return torchs(mesh, buffers=cut, buffer_seq_dims=axes, no_restore_buffers=set(cut))
+    tensors, axes = list(buffers), list(buffers.values())
+    return torchs(mesh, buffers=tensors, buffer_seq_dims=axes, no_restore_buffers=set(tensors))
 
 
 def record_memory_history(enabled: Literal["state", "all"] | None, **options: Any) -> None:

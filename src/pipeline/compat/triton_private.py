@@ -1,6 +1,6 @@
-"""Triton's private names that this project uses, each with its reason and the public way that is missing.
+"""Triton's private names that this project uses, each with its reason and the public alternative that is missing.
 
-`tests/compat/test_triton_private.py` fails by name if an upgrade has moved one.
+`tests/compat/test_triton_private.py` fails if an upgrade has moved one.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,9 +21,9 @@ def is_interpreted() -> bool:
 
 
 def shared_bytes_of(gpu: int) -> int:
-    """Return how much shared memory a program may have on a GPU: what Triton itself refuses kernels by.
+    """Return how much shared memory a program may use on a GPU: the limit beyond which Triton rejects a kernel.
 
-    `torch.cuda.get_device_properties` tells it of NVIDIA's GPUs only.
+    `torch.cuda.get_device_properties` has it only for NVIDIA GPUs.
     """
     return max_shared_mem(gpu)
 
@@ -34,11 +34,11 @@ def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Se
     For every launch Triton prepares hooks, such as its profiler's, and asks the driver whether each tensor's address is
     on the GPU. This function skips both (the hooks only while there are none). The public way is `kernel[grid]`.
 
-    Private are a compiled kernel's `run`, `function`, `packed_metadata` and `metadata`, the order of `run`'s arguments,
-    the active driver, and `calls` of a chain of hooks.
-    Kernels for AMD's GPUs have no `global_scratch_size`, and need no such memory.
+    Private: a compiled kernel's `run`, `function`, `packed_metadata` and `metadata`, the order of `run`'s arguments,
+    the active driver, and a hook chain's `calls`.
+    Kernels for AMD GPUs have no `global_scratch_size` and need no such memory.
     """
-    with_hooks = compiled[grid]  # this loads it
+    with_hooks = compiled[grid]  # this loads the kernel
     device, current_stream = driver.active.get_current_device(), driver.active.get_current_stream
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
     hooks = knobs.runtime
@@ -57,5 +57,5 @@ def launcher(compiled: CompiledKernel, grid: tuple[int, int, int], arguments: Se
 
 
 def _allocate(size: int, _alignment: int, _stream: int | None) -> Tensor:
-    """Allocate the memory in which each program makes its tensor descriptors."""
+    """Allocate the memory in which each program builds its tensor descriptors."""
     return torch.empty(size, dtype=torch.int8, device="cuda")

@@ -14,8 +14,8 @@ from pipeline.cells.rows import WITH_VALUES
 class Axis:
     """One axis: the column that it shows, and its title with the unit.
 
-    log: logarithmic; powers of two get a tick each. zero: a linear axis starts at zero, else near the data. most: where
-    it ends, None where the data do. prefixes: its ticks are short, such as 10M.
+    log: logarithmic; on an x axis with few values, each gets a tick. zero: a linear axis starts at 0, not near the
+    data. most: where the axis ends; None: where the data end. prefixes: use short ticks, such as 10M.
     """
 
     column: str
@@ -26,13 +26,13 @@ class Axis:
     prefixes: bool = False
 
     def middle(self, first: float, last: float) -> float:
-        """Return what lies half way between two values as the axis is drawn."""
+        """Return the midpoint of two values, as drawn on this axis."""
         return math.sqrt(first * last) if self.log else (first + last) / 2
 
 
 @dataclass(frozen=True)
 class Limit:
-    """A line across a chart at one value of its axis of numbers, such as a peak."""
+    """A line across a chart at one value of its numeric axis, such as a peak."""
 
     value: float
     label: str
@@ -40,15 +40,15 @@ class Limit:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of a section; `name` is unique in it, and its file's.
+    """A chart of a section; `name` is unique in the section and names the chart's file.
 
-    mark: `bar`, horizontal bars, those of one `y` side by side; `stack`, horizontal bars whose parts follow each other;
-    `strip`, points of one `y` on a line; `line`, points joined by `colour`; `point`, points that carry their `label`.
-    title: what is seen. rows: with `status`, as a frame has it; an unstable row is drawn faint, one without a value by
-    its outcome. colour: the column that gives colours, each name the same in all charts (look.py). label: the column
-    written beside marks. panel: a column that splits the chart, drawn below each other and chosen from on the page.
-    low, high: columns of the ends of error bars. limits: lines across, on the axis of numbers. lines: other ones behind
-    points, by label, each from point to point. hover: what the page tells of a mark, by title.
+    mark: `bar`, horizontal bars, grouped by `y`; `stack`, horizontal stacked bars; `strip`, the points of each `y` on
+    one line; `line`, points joined by `colour`; `point`, points with their `label`. title: what the chart shows. rows:
+    with `status`, as in a frame; an unstable row is drawn faint, and a bar without a value shows its outcome. colour:
+    the column that sets colours; a name has the same colour in all charts (look.py). label: the column written beside
+    marks. panel: a column that splits the chart into panels, one below the other in a file, one at a time on the page.
+    low, high: columns with the ends of error bars. limits: lines across the chart, at values of the numeric axis.
+    lines: lines behind the points, by label, each given as points. hover: columns shown on hover, by title.
     """
 
     name: str
@@ -68,22 +68,22 @@ class Chart:
 
     @property
     def is_horizontal(self) -> bool:
-        """Whether names stand below each other, and only the x axis has numbers."""
+        """Whether the y axis has names, and only the x axis has numbers."""
         return self.mark in ("bar", "stack", "strip")
 
     @property
     def has_value(self) -> pd.Series:
-        """Which rows have a value on each axis of numbers."""
+        """Which rows have a value on each numeric axis."""
         numbers = [self.x.column] if self.is_horizontal else [self.x.column, self.y.column]
         return self.rows[numbers].notna().all(axis=1)
 
     @property
     def drawn(self) -> pd.DataFrame:
-        """The rows that have a place: with a value, or bars without one, which tell their outcome."""
-        tells_outcome = self.mark == "bar" and "status" in self.rows and ~self.rows["status"].isin(WITH_VALUES)
-        return self.rows[self.has_value | tells_outcome]
+        """The rows to draw: those with a value, and bars without one, which show their outcome."""
+        shows_outcome = self.mark == "bar" and "status" in self.rows and ~self.rows["status"].isin(WITH_VALUES)
+        return self.rows[self.has_value | shows_outcome]
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would be seen."""
+        """Whether no row has a value."""
         return not self.has_value.any()

@@ -1,4 +1,4 @@
-"""Describe a run: machines, software, outcomes by stage, how far its repeats lie apart."""
+"""Describe a run: machines, software, outcomes by stage, spread between repeats."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,30 +13,30 @@ from pipeline.instruments.machine.identity import SOFTWARE
 from pipeline.report.frame import WHOLE_STEP, having, readable
 from pipeline.statistics.medians import pooled_spread
 
-# What differs from row to row in reasons that are otherwise the same.
-OWN_NUMBERS = r"[\d.]+(?= s, above)|(?<=known to )[\d.]+%"
+# Numbers that differ between reasons that are otherwise the same.
+OWN_NUMBERS = r"[\d.]+(?= s, above)|(?:(?<=error of the median )|(?<=known to ))[\d.]+%"
 ABSENT = ("none", "absent")
 MOST_GPUS_NAMED = 4
 
 
 def cells(records: Sequence[Mapping[str, Any]], stages: Stages) -> pd.DataFrame:
-    """Return one row per record: the stage, the cell, what came of it, when and on what it was measured."""
+    """Return one row per record: stage, cell, outcome, when and on what it was measured."""
     return readable(pd.DataFrame([cell_line(record, stages[record["stage"]].row_types) for record in records]))
 
 
 def machine(cells: pd.DataFrame) -> dict[str, str]:
-    """Return the facts of the machines and of the run, by name; those that are not known are left out."""
+    """Return facts about the machines and the run, by name; unknown ones are left out."""
     started = pd.to_datetime(cells["started_at"])
     seconds = cells[["start_up_s", "set_up_s", "measuring_s"]].sum()
     share = 100 * seconds["measuring_s"] / (seconds.sum() or 1.0)  # all may have failed
     software = {name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in (*SOFTWARE, *LIBRARIES)}
     peers = dict.fromkeys(", ".join(cells["peers"].dropna()).split(", "))
     uuids = gpus(cells)
-    told = {
+    described = {
         "machine": _listed(cells["machine"]),
         "GPU memory": _sizes(having(cells, "gpu_memory_bytes").get("gpu_memory_bytes", pd.Series(dtype=float))),
-        # Many are hard to read.
-        "GPUs used": " / ".join(uuids) if len(uuids) <= MOST_GPUS_NAMED else f"{len(uuids)}, named in the cells' table",
+        # A long list is hard to read.
+        "GPUs used": " / ".join(uuids) if len(uuids) <= MOST_GPUS_NAMED else f"{len(uuids)}, listed in cells.csv",
         "host": f"{_listed(cells['cpu'])}; {_sizes(cells['memory_bytes'])}",
         "software": ", ".join(
             [*(f"{name} {versions}" for name, versions in software.items() if versions), *filter(None, peers)]
@@ -44,7 +44,7 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
         "measured": f"{started.min():%Y-%m-%d %H:%M} to {started.max():%Y-%m-%d %H:%M} UTC",
         "cells took": f"{seconds.sum() / 60:,.0f} minutes without waits, {share:.0f}% of it measuring",
     }
-    return {what: words for what, words in told.items() if words}
+    return {what: words for what, words in described.items() if words}
 
 
 def of_several_commits(cells: pd.DataFrame) -> list[str]:
@@ -54,7 +54,7 @@ def of_several_commits(cells: pd.DataFrame) -> list[str]:
 
 
 def vocabularies(frames: Mapping[str, pd.DataFrame]) -> dict[int, list[str]]:
-    """Return the stages by the vocabulary of their models, where these are not all of one; most stages first."""
+    """Return the stages by vocabulary size of their models, most stages first; empty if all have the same size."""
     found: dict[int, list[str]] = {}
     for stage, rows in frames.items():
         for size in rows.get("setting_vocab_size", pd.Series(dtype=float)).dropna().unique():
@@ -76,15 +76,15 @@ def _sizes(bytes_: pd.Series) -> str:
 
 
 def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Return one row per stage: cells, those with values, times, unstable ones, repeats, and how far these lie apart.
+    """Return one row per stage: cells, those with values, times, unstable ones, repeats, and the spread of repeats.
 
-    std between repeats: of their medians, pooled over its whole steps, or all times where it has none; furthest two: of
-    one such time.
+    std_between_repeats: of their medians in percent, pooled over whole steps, or over all times if there are none;
+    furthest_two: the largest difference between repeats of one such time, in percent.
     """
-    return pd.DataFrame([_of_stage(cells[cells["stage"] == name], frame) for name, frame in frames.items()])
+    return pd.DataFrame([_stage_summary(cells[cells["stage"] == name], frame) for name, frame in frames.items()])
 
 
-def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
+def _stage_summary(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
     times = having(frame, "median_ms")
     steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
     repeated = having(steps if len(steps) else times, "spread_pct")
@@ -102,9 +102,9 @@ def _of_stage(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def without_values(cells: pd.DataFrame) -> pd.DataFrame:
-    """Count the cells without values but failed ones, which the first screen names.
+    """Count the cells without values, except failed ones, which the first screen lists.
 
-    Those of one stage, outcome and reason share a row; all that the machine lacks what it takes share one.
+    Cells with the same stage, outcome and reason share a row; all skipped cells share one row.
     """
     lacking = cells[~cells["status"].isin([*WITH_VALUES, "failed"])].rename(columns={"status": "outcome"})
     reasons = lacking["reason"].astype("string").str.replace(OWN_NUMBERS, "…", regex=True).fillna("")
@@ -121,14 +121,14 @@ def _distinct(separator: str) -> Callable[[pd.Series], str]:
     return lambda values: separator.join(values.drop_duplicates())
 
 
-def missing(asked: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Count, by stage, the cells that the scale asks for and that have no record; asked: their stages and cells."""
-    return dict(Counter(each["stage"] for each in asked))
+def missing(cells: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Count, by stage, the cells of the scale that have no record; cells: their stages and cells."""
+    return dict(Counter(each["stage"] for each in cells))
 
 
 def changed_since(cells: pd.DataFrame, outdated: Sequence[str]) -> dict[str, int]:
-    """Count, by stage, the cells that were measured by code that has changed since: its digests are `outdated`."""
-    return by_stages(cells, cells["digest"].isin(outdated))
+    """Count, by stage, the cells measured by code that has changed since; outdated: digests of that code."""
+    return count_by_stage(cells, cells["digest"].isin(outdated))
 
 
 def side_by_side(cells: pd.DataFrame) -> int:
@@ -137,6 +137,6 @@ def side_by_side(cells: pd.DataFrame) -> int:
     return int((on_gpus["host_cores"] < on_gpus["cores"]).sum()) if len(on_gpus) else 0
 
 
-def by_stages(cells: pd.DataFrame, is_told: pd.Series) -> dict[str, int]:
-    """Count some of the cells by stage."""
-    return cells.loc[is_told, "stage"].value_counts(sort=False).to_dict()
+def count_by_stage(cells: pd.DataFrame, is_selected: pd.Series) -> dict[str, int]:
+    """Count, by stage, the cells that the mask `is_selected` selects."""
+    return cells.loc[is_selected, "stage"].value_counts(sort=False).to_dict()

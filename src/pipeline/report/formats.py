@@ -10,12 +10,12 @@ import pandas as pd
 
 from pipeline.report.markup import Markdown, code
 
-# What writes one value of a column.
+# A function that writes one value of a column.
 Form = Callable[..., str]
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Write a number to so many significant figures, without an exponent down to 1e-4; n/a for NaN."""
+    """Write a number to `digits` significant figures, without an exponent down to 1e-4; n/a if it is not finite."""
     if not math.isfinite(value):
         return "n/a"
     if value == 0:
@@ -50,7 +50,7 @@ def plain(value: Any) -> str:
 
 
 def ms(value: float) -> str:
-    """Write milliseconds with their unit: from a second on as seconds, below a tenth as microseconds."""
+    """Write milliseconds with a unit: as seconds from 1000 ms on, as microseconds below 0.1 ms."""
     if value >= 1000:
         return f"{significant(value / 1000)} s"
     return f"{significant(value)} ms" if value >= 0.1 or value <= 0 else f"{significant(1000 * value)} µs"
@@ -67,7 +67,7 @@ def mark(status: str) -> Markdown:
 
 
 def percent(value: float) -> str:
-    """Write per cent: 41%; below ten with a decimal."""
+    """Write a percentage: 41%, 4.1%."""
     return f"{significant(value, 2)}%"
 
 
@@ -77,7 +77,7 @@ def gb(value: float) -> str:
 
 
 def data_size(value: float) -> str:
-    """Write bytes with their unit, powers of ten."""
+    """Write bytes with a unit, in powers of ten: 1.20 GB."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if value >= size:
             return f"{significant(value / size)} {unit}"
@@ -85,14 +85,14 @@ def data_size(value: float) -> str:
 
 
 def interval(row: Mapping[Any, Any] | pd.Series) -> str:
-    """Write a ratio of `versus` with its interval: `1.41× (1.38 to 1.44)`; the ratio alone where none is known."""
+    """Write a ratio of `versus` with its interval: `1.41× (1.38 to 1.44)`; the ratio alone if it has none."""
     if pd.isna(row["low"]):
         return times(row["ratio"])
     return f"{_ratio(row['ratio'])}× ({_ratio(row['low'])} to {_ratio(row['high'])})"
 
 
 def _ratio(value: float) -> str:
-    """Write a ratio: to a thousandth where a hundredth would hide on which side of 1 it lies."""
+    """Write a ratio: to three decimals if two would hide on which side of 1 it lies."""
     return f"{value:.3f}" if f"{value:.2f}" == "1.00" else times(value).removesuffix("×")
 
 
@@ -102,18 +102,18 @@ FORMS: Mapping[str, Form] = {
 
 
 class Filling(string.Formatter):
-    """Fills templates whose fields may name what writes them: `{median_ms:ms}`; finish: what each becomes then."""
+    """Fills templates whose fields may name a form: `{median_ms:ms}`; finish: applied to each written field."""
 
     def __init__(self, finish: Form = str) -> None:
         self.finish = finish
 
     def format_field(self, value: Any, form: str) -> str:
-        """Return a field in its form: one of FORMS or, as in `{tokens:,}`, a format of Python's."""
+        """Write a field in its form: one of FORMS or, as in `{tokens:,}`, a Python format."""
         return self.finish(FORMS[form](value) if form in FORMS else format(value, form) if form else value)
 
 
 def written(rows: pd.DataFrame, template: str) -> list[str | None]:
-    """Fill a template such as `{size}, {median_ms:ms}` with each of the rows; nothing where a value is missing."""
+    """Fill a template such as `{size}, {median_ms:ms}` from each row; None if a value is missing."""
     filling = Filling()
     named = rows[list(dict.fromkeys(name for _, name, _, _ in filling.parse(template) if name))]
     lines = zip(named.to_dict("records"), named.notna().all(axis=1), strict=True)

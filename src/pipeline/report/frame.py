@@ -1,14 +1,14 @@
-"""Build one frame per stage from its records, the repeats of a cell folded into one row.
+"""Build one frame per stage from its records, with the repeats of a cell folded into one row.
 
-A row holds the median of its repeats in every column of numbers, of bytes the largest, and beside it:
+A row holds the median of its repeats in every numeric column (for bytes, the largest), and these columns:
 
-- `repeats`: how many of them have values; `medians_ms`: the median of each; `spread_pct`: how far the furthest two
+- `repeats`: how many repeats have values; `medians_ms`: the median of each; `spread_pct`: how far the furthest two
   lie apart;
-- `samples_of_repeats`: for each repeat its samples, which `versus` compares;
-- `spread_log_std`, `spread_degrees`: how far repeats of such rows lie apart, pooled over all of the stage;
+- `samples_of_repeats`: the samples of each repeat, which `versus` compares;
+- `spread_log_std`, `spread_degrees`: the spread between repeats of such rows, pooled over the stage;
 - `cards`: the machines and GPUs that measured it; `on_cpu`: whether the machine has no GPU.
 
-The outcome is `unstable` where that of a repeat is, or where the repeats contradict each other.
+A row is `unstable` if one of its repeats is, or if its repeats contradict each other.
 """
 
 import re
@@ -25,25 +25,25 @@ from pipeline.cells.timed_rows import MOST_HELD_UP, NEGLIGIBLE_SHARE, idle_colum
 from pipeline.report.markup import one_line
 from pipeline.statistics.medians import pooled_spread
 
-# With pyarrow installed pandas would keep text in Arrow's arrays, which refuse to be added to a column without a value.
+# With pyarrow installed, pandas would keep text in Arrow arrays, which cannot be added to a column without values.
 pd.set_option("mode.string_storage", "python")
 
 Records = Sequence[Mapping[str, Any]]
-# Rows with the same values here pool the spread of their repeats.
+# Rows with the same values in these columns pool the spread of their repeats.
 KIND = ("phase", "clock", "precision", "dtype", "limited_by")
-# From the repeats of a single cell nothing follows for others: so many degrees of freedom take two cells.
+# The repeats of one cell say nothing about others: at three repeats each, this many degrees of freedom take two cells.
 LEAST_DEGREES = 4
 WHOLE_STEP = "train_step"
-# What a phase shares with the whole step that it is of.
-OF_STEP = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")
+# The columns in which a phase agrees with its whole step.
+STEP_COLUMNS = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")
 LIMIT = f"{SETTING}unstable_rel_error"
 # "CUDA out of memory. Tried to allocate ... Process 579 has 70.67 GiB memory in use. ... this process has 56.20 ..."
 OUT_OF_MEMORY = re.compile(r"CUDA out of memory\. .*", re.DOTALL)
-OF_OTHERS = re.compile(r"Process \d+ has ([\d.]+) GiB memory in use")
+OTHER_PROCESS = re.compile(r"Process \d+ has ([\d.]+) GiB memory in use")
 
 
 def by_stage(stages: Stages, records: Records) -> dict[str, pd.DataFrame]:
-    """Return the frame of each stage that there are records of, in the order of the stages."""
+    """Return the frame of each stage that has records, in the order of the stages."""
     found = {name: [record for record in records if record["stage"] == name] for name in stages}
     return {name: build(stages[name], own) for name, own in found.items() if own}
 
@@ -68,7 +68,7 @@ def card(record: Mapping[str, Any]) -> str:
 
 
 def readable(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows fit to be shown: each text one line, reasons brief, NaN wherever there is nothing."""
+    """Return rows fit for display: texts on one line, short reasons, NaN for missing values."""
     shown = rows.where(rows.notna(), np.nan).infer_objects()
     for name in shown.select_dtypes(exclude=["number", "bool"]):
         shown[name] = pd.Series(map(_one_line, shown[name]), shown.index, dtype=object)
@@ -78,20 +78,20 @@ def readable(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def brief(reason: str) -> str:
-    """Shorten what PyTorch says where a GPU's memory runs out: that it did, and how many GiB other processes held.
+    """Shorten PyTorch's out-of-memory message; keep how many GiB of the GPU other processes held.
 
-    Where the driver cannot tell this process from others, all that it lists may be this one.
+    If the driver cannot tell this process from others, none is counted: any listed process may be this one.
     """
 
-    def told(found: re.Match[str]) -> str:
-        held_gib = sum(map(float, OF_OTHERS.findall(found[0]))) if "this process has" in found[0] else 0.0
+    def shortened(match: re.Match[str]) -> str:
+        held_gib = sum(map(float, OTHER_PROCESS.findall(match[0]))) if "this process has" in match[0] else 0.0
         return "CUDA out of memory" + (f"; other processes held {held_gib:.0f} GiB of the GPU" if held_gib else "")
 
-    return OUT_OF_MEMORY.sub(told, reason)
+    return OUT_OF_MEMORY.sub(shortened, reason)
 
 
 def undisturbed(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Leave out what profiling disturbed: what was exposed in steps that it held up, and longer captures of a step.
+    """Drop what profiling disturbed: exposed communication of slowed steps, and all but the shortest capture of a step.
 
     Parts of captures from different repeats would make up a step that never ran.
     """
@@ -105,32 +105,32 @@ def undisturbed(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
-    """Fold rows that are the same in `keys`, the repeats of each other, into one; see the head of this module."""
-    of = _groups(rows, keys)
+    """Fold rows with the same `keys`, which are repeats, into one; see the docstring of this module."""
+    groups = _groups(rows, keys)
     has_values = rows["status"].isin(WITH_VALUES)
-    # A repeat with values speaks for those without; the order of rows stays.
-    spoken = pd.concat([rows[has_values], rows[~has_values]])
-    first = spoken[~of[spoken.index].duplicated()].sort_index()
-    first.index = pd.Index(of[first.index])
-    measured, own = rows[has_values], [*keys, "repeat", *rows.filter(like=SETTING)]
-    numbers = measured.select_dtypes("number").columns.difference(own)
-    repeats = measured.groupby(of)
-    folded = repeats[list(numbers)].median()
-    sizes = folded.columns[folded.columns.str.endswith("_bytes")]
-    folded[sizes] = repeats[list(sizes)].max()
-    # What else was read of a row without values stays.
-    first[numbers] = folded.reindex(first.index).fillna(first[numbers])
-    first = _with_limit(first)
-    first["cards"] = repeats["cards"].agg(lambda cards: ", ".join(dict.fromkeys(cards)))
-    first["repeats"] = repeats.size().reindex(first.index, fill_value=0)
-    first = first.drop(columns="repeat", errors="ignore")
+    # Other columns come from a repeat with values, if there is one; the order of rows stays.
+    with_values_first = pd.concat([rows[has_values], rows[~has_values]])
+    folded = with_values_first[~groups[with_values_first.index].duplicated()].sort_index()
+    folded.index = pd.Index(groups[folded.index])
+    measured, not_folded = rows[has_values], [*keys, "repeat", *rows.filter(like=SETTING)]
+    numbers = measured.select_dtypes("number").columns.difference(not_folded)
+    repeats = measured.groupby(groups)
+    medians = repeats[list(numbers)].median()
+    sizes = medians.columns[medians.columns.str.endswith("_bytes")]
+    medians[sizes] = repeats[list(sizes)].max()
+    # A row without values keeps the numbers that it has.
+    folded[numbers] = medians.reindex(folded.index).fillna(folded[numbers])
+    folded = _with_limit(folded)
+    folded["cards"] = repeats["cards"].agg(lambda cards: ", ".join(dict.fromkeys(cards)))
+    folded["repeats"] = repeats.size().reindex(folded.index, fill_value=0)
+    folded = folded.drop(columns="repeat", errors="ignore")
     if "samples_ms" in rows:
-        first = _with_spread(first, having(measured, "samples_ms").groupby(of))
-    return first.reset_index(drop=True).copy()  # as few blocks, of which sections take rows again and again
+        folded = _with_spread(folded, having(measured, "samples_ms").groupby(groups))
+    return folded.reset_index(drop=True).copy()  # defragment it: sections select rows again and again
 
 
 def _with_limit(first: pd.DataFrame) -> pd.DataFrame:
-    """Say of folded steps what limits them by their own idle time: one repeat may wait for its host, another not."""
+    """Set what limits folded steps by their folded idle time: one repeat may wait for its host, another not."""
     if "gpu_idle_pct" not in first or "limited_by" not in first:
         return first
     busy_ms = first["median_ms"] * (1 - first["gpu_idle_pct"] / 100)
@@ -139,52 +139,52 @@ def _with_limit(first: pd.DataFrame) -> pd.DataFrame:
     return first.assign(limited_by=pd.Series(limits, busy.index, dtype=object).combine_first(first["limited_by"]))
 
 
-def _with_spread(first: pd.DataFrame, timed: Any) -> pd.DataFrame:
-    """Add what the repeats say of each other to folded rows; timed: the repeats, grouped by their rows."""
-    medians = timed["median_ms"].agg(list).reindex(first.index)
+def _with_spread(rows: pd.DataFrame, timed: Any) -> pd.DataFrame:
+    """Add the spread between repeats to folded rows; timed: the repeats, grouped by their rows."""
+    medians = timed["median_ms"].agg(list).reindex(rows.index)
     spread = medians.map(lambda each: max(each) / min(each) - 1, na_action="ignore").astype(float)
     samples = timed["samples_ms"].agg(list)
-    first = first.assign(samples_of_repeats=samples, medians_ms=medians, spread_pct=100 * spread)
-    unstable = timed["status"].agg(lambda each: "unstable" in set(each)).astype(bool)
-    unstable = unstable.reindex(first.index, fill_value=False)
-    apart = _contradict(first, spread, medians)
-    first["status"] = first["status"].mask(unstable | apart, "unstable")
-    words = first["spread_pct"].map("repeats lie {:.0f}% apart".format, na_action="ignore")
-    first["reason"] = first["reason"].astype(object).mask(apart & ~unstable, words)
-    return _with_pooled_spread(first)
+    rows = rows.assign(samples_of_repeats=samples, medians_ms=medians, spread_pct=100 * spread)
+    is_unstable = timed["status"].agg(lambda each: "unstable" in set(each)).astype(bool)
+    is_unstable = is_unstable.reindex(rows.index, fill_value=False)
+    contradict = _contradict(rows, spread, medians)
+    rows["status"] = rows["status"].mask(is_unstable | contradict, "unstable")
+    words = rows["spread_pct"].map("repeats differ by {:.0f}%".format, na_action="ignore")
+    rows["reason"] = rows["reason"].astype(object).mask(contradict & ~is_unstable, words)
+    return _with_pooled_spread(rows)
 
 
-def _contradict(first: pd.DataFrame, spread: pd.Series, medians: pd.Series) -> pd.Series:
-    """Tell of which rows the repeats lie further apart than a sample may, and than matters to their whole step."""
-    if LIMIT not in first:
-        return pd.Series(False, index=first.index)
+def _contradict(rows: pd.DataFrame, spread: pd.Series, medians: pd.Series) -> pd.Series:
+    """Tell which rows have repeats further apart than their limit, by a time that matters to their whole step."""
+    if LIMIT not in rows:
+        return pd.Series(False, index=rows.index)
     apart_ms = medians.map(lambda each: max(each) - min(each), na_action="ignore").astype(float)
-    limit = first[LIMIT].astype(float)
-    return (spread > limit) & (apart_ms > NEGLIGIBLE_SHARE * limit * _whole_steps_ms(first))
+    limit = rows[LIMIT].astype(float)
+    return (spread > limit) & (apart_ms > NEGLIGIBLE_SHARE * limit * _whole_steps_ms(rows))
 
 
-def _whole_steps_ms(first: pd.DataFrame) -> pd.Series:
-    """Return the time of the whole step that each row is a phase of; 0 where there is none."""
-    if "phase" not in first or not (first["phase"] == WHOLE_STEP).any():
-        return pd.Series(0.0, index=first.index)
-    of = _groups(first, OF_STEP)
-    return of.map(first[first["phase"] == WHOLE_STEP].groupby(of)["median_ms"].max()).fillna(0.0)
+def _whole_steps_ms(rows: pd.DataFrame) -> pd.Series:
+    """Return the time of the whole step that each row belongs to; 0 if there is none."""
+    if "phase" not in rows or not (rows["phase"] == WHOLE_STEP).any():
+        return pd.Series(0.0, index=rows.index)
+    groups = _groups(rows, STEP_COLUMNS)
+    return groups.map(rows[rows["phase"] == WHOLE_STEP].groupby(groups)["median_ms"].max()).fillna(0.0)
 
 
 def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
-    """Number the groups of rows that are the same in these columns; those that are not there are left out."""
+    """Number the groups of rows that have the same values in these columns; missing columns are ignored."""
     present = [name for name in columns if name in rows]
     return rows.groupby(present, sort=False, dropna=False).ngroup() if present else pd.Series(0, rows.index)
 
 
-def _with_pooled_spread(first: pd.DataFrame) -> pd.DataFrame:
-    """Add how far repeats of the same kind lie apart, unstable ones too: a single process stands for them as well."""
-    kinds = _groups(first, KIND)
-    pooled = {kind: pooled_spread(medians.dropna()) for kind, medians in first["medians_ms"].groupby(kinds)}
+def _with_pooled_spread(rows: pd.DataFrame) -> pd.DataFrame:
+    """Add the spread of repeats of the same kind, also of unstable ones: an unrepeated process could be one of them."""
+    kinds = _groups(rows, KIND)
+    pooled = {kind: pooled_spread(medians.dropna()) for kind, medians in rows["medians_ms"].groupby(kinds)}
     log_std, degrees = (kinds.map({kind: spread[place] for kind, spread in pooled.items()}) for place in (0, 1))
     degrees = degrees.where(degrees > 0)
-    too_few = first["repeats"].lt(2) & degrees.lt(LEAST_DEGREES)
-    return first.assign(spread_log_std=log_std.mask(too_few), spread_degrees=degrees.mask(too_few))
+    too_few = rows["repeats"].lt(2) & degrees.lt(LEAST_DEGREES)
+    return rows.assign(spread_log_std=log_std.mask(too_few), spread_degrees=degrees.mask(too_few))
 
 
 def _one_line(value: Any) -> Any:
@@ -193,27 +193,27 @@ def _one_line(value: Any) -> Any:
     return one_line(value) if isinstance(value, str) else value
 
 
-# What sections ask of frames
+# Helpers for sections
 
 
 def with_values(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep rows that carry values."""
+    """Keep rows with values."""
     return rows[rows["status"].isin(WITH_VALUES)]
 
 
 def without_skipped(rows: pd.DataFrame, who: str) -> pd.DataFrame:
-    """Leave out the names in this column that were skipped in every row of theirs."""
+    """Drop the names in the column `who` whose rows were all skipped."""
     return rows[~rows["status"].eq("skipped").groupby(rows[who]).transform("all").astype(bool)]
 
 
 def having(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
-    """Keep rows that have something in each of these columns; none where there is no such column."""
+    """Keep rows with a value in each of these columns; no rows if a column is missing."""
     if not set(columns) <= set(rows):
         return rows.head(0)
     return rows[rows[list(columns)].notna().all(axis=1)]
 
 
-def alike(rows: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
+def matching(rows: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
     """Keep rows that have these values."""
     return rows[(rows[list(setting)] == pd.Series(dict(setting), dtype=object)).all(axis=1)]
 
@@ -224,13 +224,13 @@ def shares_a_cpu(rows: pd.DataFrame) -> bool:
 
 
 def card_counts(rows: pd.DataFrame, *columns: str) -> list[int]:
-    """Count the machines and GPUs that the times of each row come from, by these columns like `cards`."""
+    """Count, for each row, the machines and GPUs named in these columns, which are like `cards`."""
     named = rows[list(columns)].fillna("").to_numpy().tolist()
     return [len({card for cards in each for card in cards.split(", ") if card}) for each in named]
 
 
 def in_order(rows: pd.DataFrame, keys: Sequence[str], orders: Mapping[str, Sequence[Any]]) -> pd.DataFrame:
-    """Sort by these columns; the names of a column in `orders` as listed there, unknown ones after them."""
+    """Sort by these columns; a column in `orders` is sorted as listed there, with unknown names last."""
 
     def rank(column: pd.Series) -> pd.Series:
         order = orders.get(str(column.name))

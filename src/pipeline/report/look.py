@@ -7,7 +7,7 @@ from pathlib import Path
 
 # Okabe and Ito's colours; their yellow is too pale on white, so grey takes its place.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#7F7F7F", "#000000")
-# One colour, one meaning; of what has an order, the darker the more.
+# Each colour has one meaning; among ordered names, darker means more.
 MEANINGS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 KNOWN = {name: colour for colour, names in MEANINGS.items() for name in names}
 
@@ -19,10 +19,10 @@ def colour(name: str) -> str:
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """Return a colour for each of the names of one chart, no two alike where there are enough."""
+    """Return a colour for each name of one chart; no two are the same as long as there are enough."""
     found: dict[str, str] = {}
-    own = {name: colour(name) for name in names}
-    spare = [each for each in COLOURS if each not in own.values()]
-    for name, each in own.items():
+    preferred = {name: colour(name) for name in names}
+    spare = [each for each in COLOURS if each not in preferred.values()]
+    for name, each in preferred.items():
         found[name] = spare.pop(0) if each in found.values() and spare else each
     return found

@@ -1,4 +1,4 @@
-"""Escape text for a Markdown page, for records may hold anything; what is marked as Markdown stays."""
+"""Escape text for a Markdown page, because records may hold anything; text marked as Markdown is left as it is."""
 
 import re
 from typing import Any
@@ -7,7 +7,7 @@ from markupsafe import Markup
 
 from pipeline.errors import printable
 
-# What could be markup where it stands; all else, and so all that an honest run writes, stays as it is.
+# Characters that could be markup where they stand. All others stay, so the text of an honest run does not change.
 _MARKUP = re.compile(
     r"""
       [\\`*|$~]                   # escapes, code, emphasis, cells, formulas, strokes
@@ -20,26 +20,26 @@ _MARKUP = re.compile(
     """,
     re.VERBOSE,
 )
-# Renderers make links of bare addresses too, even where a character is written as a reference.
+# Renderers also link bare addresses, even if one of their characters is written as a reference.
 _ADDRESS = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=@)(?=\w)", re.IGNORECASE)
 _ZERO_WIDTH_SPACE = "\u200b"
-# And runs of spaces at either end, which make a block of code or a line break.
+# Line breaks, and runs of spaces at either end, which would make a code block or a line break.
 _LINE_BREAKS = re.compile(r"\s*[^\S ]\s*|^ {4,}| {2,}$")
 
 
 class Markdown(Markup):
-    """Text that is Markdown already; `+`, `join` and `format` escape whatever else they are given.
+    """Text that is Markdown already; its `+`, `join` and `format` escape anything that is not.
 
-    Jinja takes it as it is, for it has the interface of markup.
+    Jinja leaves it as it is, because it has the interface of Markup.
     """
 
     __slots__ = ()
 
     @classmethod
     def escape(cls, text: Any) -> "Markdown":
-        """Return text as Markdown that shows just its characters, wherever on a line, in a cell or in HTML it stands.
+        """Return text as Markdown that shows exactly its characters, anywhere on a line, in a table cell or in HTML.
 
-        Character references and not backslashes, for these mean nothing inside of HTML.
+        It uses character references, because backslashes mean nothing inside HTML.
         """
         if hasattr(text, "__html__"):
             return cls(text)
@@ -48,13 +48,13 @@ class Markdown(Markup):
 
 
 def code(text: str) -> Markdown:
-    """Write text as a code span, which inside HTML is none; as text where it holds what a span in a cell cannot."""
+    """Write text as a code span, which works only outside HTML; as text if a span in a table cell cannot hold it."""
     plain = one_line(text)
     return Markdown.escape(plain) if re.search(r"[`|]|^\s*$", plain) else Markdown(f"`{plain}`")
 
 
 def unwrapped(text: str) -> str:
-    """Return Markdown with each paragraph on one line, as pages have it; lines of tables, lists, code stay."""
+    """Return Markdown with each paragraph on one line; lines of tables, lists and code stay."""
     return re.sub(r"(?<=[^\n])(?<!  )\n(?![\n|#> ]|[-*] |\d+[.)] |```|\[\[|$)", " ", text)
 
 
@@ -64,9 +64,9 @@ def anchor(heading: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text as one line of characters that can be seen: spaces for line breaks, escapes for all else."""
+    """Return text as one line of visible characters: spaces for line breaks, escapes for invisible characters."""
     return printable(_LINE_BREAKS.sub(" ", text))
 
 
-def _references(found: re.Match[str]) -> str:
-    return "".join(character if character == " " else f"&#{ord(character)};" for character in found[0])
+def _references(match: re.Match[str]) -> str:
+    return "".join(character if character == " " else f"&#{ord(character)};" for character in match[0])

@@ -1,4 +1,4 @@
-"""Rank the user's own implementations beside the others that solve the same problem."""
+"""Rank the user's own implementations against others of the same problem."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
@@ -9,8 +9,8 @@ import pandas as pd
 from pipeline.cells.fields import text as field_text
 from pipeline.cells.stage import Stage
 from pipeline.report.formats import number
-from pipeline.report.frame import alike, with_values
-from pipeline.report.section import Part, Told
+from pipeline.report.frame import matching, with_values
+from pipeline.report.section import Part, StageReport
 from pipeline.report.table import Table
 from pipeline.report.versus import versus
 from pipeline.report.words import Words
@@ -22,7 +22,7 @@ RANKED = "problem median_ms place of best median_ms_best ratio:times verdict rea
 
 
 def without_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
-    """Drop the rows of the user's own, which sections do not speak of."""
+    """Drop the rows of the user's own implementations, which sections do not cover."""
     if stage.subjects is None or "impl" not in rows:
         return rows
     known = stage.row_types.names()
@@ -30,53 +30,53 @@ def without_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
 
 
 def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
-    """Return the rows that rank implementations, of problems that the user's own were measured at.
+    """Return the rows that rank implementations, for the problems on which the user's own were measured.
 
-    Added columns: `problem` (the axes and keys that differ, or all axes of a single one, as text), `own`, `place` among
-    those with values, `of` how many, `best`, `median_ms_best`, `ratio`, `verdict` beside the fastest other. The stage's
-    first problem leads.
+    Added columns: `problem` (the axes and keys that differ, or all axes if there is one problem, as text), `own`
+    (whether it is the user's), `place` among the `of` rows with values, and `best`, `median_ms_best`, `ratio`,
+    `verdict` against the fastest other. The stage's first problem comes first.
     """
-    measured = stage.subjects
-    if measured is None or "impl" not in rows:
+    subjects = stage.subjects
+    if subjects is None or "impl" not in rows:
         return rows.head(0)
-    if measured.pipelines:
-        rows = rows.assign(impl=rows["impl"].astype(object).fillna(measured.pipelines))
-    whole = alike(rows, measured.whole)
-    whole = whole[~whole["impl"].isin(measured.apart)]
-    whole = whole.assign(own=~whole["impl"].isin(stage.row_types.names()))
-    if not whole["own"].any():
+    if subjects.pipelines:
+        rows = rows.assign(impl=rows["impl"].astype(object).fillna(subjects.pipelines))
+    ranking = matching(rows, subjects.whole)
+    ranking = ranking[~ranking["impl"].isin(subjects.apart)]
+    ranking = ranking.assign(own=~ranking["impl"].isin(stage.row_types.names()))
+    if not ranking["own"].any():
         return rows.head(0)
-    told = ("impl", *measured.whole, *measured.apart_by)
-    keys = [name for name in stage.row_types.key_columns() if name in whole and name not in told]
-    differing = [name for name in (*stage.axes, *measured.apart_by) if name in whole and whole[name].nunique() > 1]
-    differing = differing or [name for name in stage.axes if name in whole]
-    lines = whole.to_dict("records")
-    whole = whole.assign(
+    not_in_label = ("impl", *subjects.whole, *subjects.apart_by)
+    keys = [name for name in stage.row_types.key_columns() if name in ranking and name not in not_in_label]
+    differing = [name for name in (*stage.axes, *subjects.apart_by) if name in ranking and ranking[name].nunique() > 1]
+    differing = differing or [name for name in stage.axes if name in ranking]
+    lines = ranking.to_dict("records")
+    ranking = ranking.assign(
         problem=[" ".join(f"{name}={field_text(row[name])}" for name in differing) for row in lines],
         label=[_label(row, keys) for row in lines],
-        first=whole.index.isin(alike(whole, measured.first).index),
+        first=ranking.index.isin(matching(ranking, subjects.first).index),
     )
-    whole = whole[whole["problem"].isin(whole.loc[whole["own"], "problem"])]
-    timed = with_values(whole).groupby("problem")["median_ms"]
-    whole = _beside_best(whole.assign(place=timed.rank(method="min"), of=timed.transform("size")))
-    return whole.sort_values(["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable")
+    ranking = ranking[ranking["problem"].isin(ranking.loc[ranking["own"], "problem"])]
+    timed = with_values(ranking).groupby("problem")["median_ms"]
+    ranking = _with_best_other(ranking.assign(place=timed.rank(method="min"), of=timed.transform("size")))
+    return ranking.sort_values(["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable")
 
 
-def _beside_best(whole: pd.DataFrame) -> pd.DataFrame:
-    names, others = (whole.loc[whole["own"] == own, "impl"].unique().tolist() for own in (True, False))
+def _with_best_other(ranking: pd.DataFrame) -> pd.DataFrame:
+    names, others = (ranking.loc[ranking["own"] == own, "impl"].unique().tolist() for own in (True, False))
     found = {"label_peer": "best", "median_ms_peer": "median_ms_best", "status_peer": "status_best"}
     found |= {"ratio": "ratio", "verdict": "verdict"}
-    duel = versus(whole, ["problem"], "impl", names, others).drop_duplicates(["problem", "label"])
-    return whole.join(duel.set_index(["problem", "label"])[[*found]].rename(columns=found), on=["problem", "label"])
+    duel = versus(ranking, ["problem"], "impl", names, others).drop_duplicates(["problem", "label"])
+    return ranking.join(duel.set_index(["problem", "label"])[[*found]].rename(columns=found), on=["problem", "label"])
 
 
 def _label(row: Mapping[Hashable, Any], keys: Sequence[str]) -> str:
-    told = ", ".join(f"{key} {field_text(int(row[key]))}" for key in keys if pd.notna(row[key]))
-    return f"{row['impl']} ({told})" if told else row["impl"]
+    options = ", ".join(f"{key} {field_text(int(row[key]))}" for key in keys if pd.notna(row[key]))
+    return f"{row['impl']} ({options})" if options else row["impl"]
 
 
 def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
-    """Return the table and the chart of the user's own in a stage's section; none where there is none."""
+    """Return the table and chart of the user's own implementations for a stage's section; empty without any."""
     found = ranked(rows, stage)
     if found.empty:
         return []
@@ -89,10 +89,10 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     return [table, chart]
 
 
-def first_table(told: Sequence[Told]) -> Table:
-    """Return the first screen's table: each of the user's own at the first problem of its stage."""
-    every = [ranked(each.rows, each.stage).assign(stage=each.stage.name) for each in told]
-    mine = [rows[rows["own"]] for rows in every if len(rows)]
-    first = [rows[rows["problem"] == rows["problem"].iloc[0]].drop_duplicates("impl") for rows in mine]
-    rows = pd.concat(first, ignore_index=True) if first else pd.DataFrame()
+def first_table(stage_reports: Sequence[StageReport]) -> Table:
+    """Return the first screen's table: each of the user's own implementations on its stage's first problem."""
+    rankings = [ranked(each.rows, each.stage).assign(stage=each.stage.name) for each in stage_reports]
+    own_rows = [rows[rows["own"]] for rows in rankings if len(rows)]
+    first_problems = [rows[rows["problem"] == rows["problem"].iloc[0]].drop_duplicates("impl") for rows in own_rows]
+    rows = pd.concat(first_problems, ignore_index=True) if first_problems else pd.DataFrame()
     return WORDS.table("first_own", rows, f"label:code stage {RANKED}", all_rows=False)

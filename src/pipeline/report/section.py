@@ -33,9 +33,9 @@ class Change:
     def between(
         cls, what: str, where: str, before: pd.Series, after: pd.Series, memory: str = "peak_bytes"
     ) -> "Change":
-        """Make a change of two steps, `after` judged beside `before`, with the repeats of that which has fewer.
+        """Make a change from two steps; after: judged against `before`. Its repeats are the fewer of the two.
 
-        memory: the column of their bytes, if known.
+        memory: the column of their bytes, which may be missing values.
         """
         old, new = (
             formats.ms(step["median_ms"]) + (f", {formats.data_size(step[memory])}" if pd.notna(step[memory]) else "")
@@ -46,7 +46,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Compared:
-    """A value by which machines are compared: what it is of, its unit, its value and outcome."""
+    """A value by which machines are compared: what was measured, its unit, its value and outcome."""
 
     what: str
     unit: str
@@ -68,10 +68,10 @@ class FirstScreen:
 class Section:
     """A stage's section; its title is the stage's question.
 
-    answer: one sentence or two, a template filled with values (`say`). parts: tables and charts in reading order; those
-    without rows are left out. for_course: further ones, which only the course's page shows. compared: a few values by
-    which machines are compared. alarms: tables that the first screen shows where they have rows; trust: a line for its
-    end.
+    answer: one or two sentences, a template filled with values (`say`). parts: tables and charts in reading order;
+    those without rows are left out. for_course: more parts, shown only on the course's page. compared: a few values by
+    which machines are compared. alarms: tables that the first screen shows if they have rows. trust: a line for the
+    end of the first screen.
     """
 
     answer: str
@@ -85,8 +85,8 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a stage tells on the pages: its section, its parts in order with the user's own, its note, its rows."""
+class StageReport:
+    """What pages show of a stage: its section, its parts in order including the user's own, its note, its rows."""
 
     stage: Stage
     section: Section
@@ -95,16 +95,16 @@ class Told:
     rows: pd.DataFrame = field(repr=False)
 
     @property
-    def every(self) -> dict[str, Part]:
-        """All that would show something, by name: of the section, of the first screen, of the course's page."""
+    def all_parts(self) -> dict[str, Part]:
+        """All parts that are not empty, by name: of the section, the first screen and the course's page."""
         screen = self.section.first_screen
         found = [*self.parts, *([screen.chart] if screen else []), *self.section.for_course]
         return {part.name: part for part in found if not part.is_empty}
 
 
 def say(template: str, /, **values: Any) -> Markdown:
-    """Fill a sentence that is Markdown with values, which are escaped unless they are Markdown too.
+    """Fill a Markdown sentence with values, which are escaped unless they are Markdown too.
 
-    A field may name what writes it in pipeline.report.formats: `{step[median_ms]:ms}`.
+    A field may name a form of pipeline.report.formats: `{step[median_ms]:ms}`.
     """
     return Markdown(formats.Filling(Markdown.escape).vformat(template, (), values))

@@ -1,4 +1,4 @@
-"""Write tables: a header, a column and a format each; an outcome stands in for a missing value."""
+"""Write tables whose columns have a header and a format; an outcome replaces a missing value."""
 
 import json
 import re
@@ -16,21 +16,21 @@ from pipeline.report.markup import Markdown
 MOST_ROWS, MOST_COLUMNS = 12, 10
 OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable", "wrong": "wrong", "failed": "failed"}
 NOTHING = "–"
-TO_THE_LEFT: tuple[Form, ...] = (text, code)
+LEFT_ALIGNED: tuple[Form, ...] = (text, code)
 Column = tuple[str, str, Form]
 Columns = list[Column]
-# Headings of columns, by how their names begin; others are headed by their names.
+# Headings of columns, by the beginning of their names; other columns are headed by their names.
 HEADS = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a section; `name` is unique in it.
+    """A table of a section; `name` is unique in the section.
 
-    columns: header, column of `rows`, and how its values are written. What has no value shows the outcome of its row,
-    by the column `status`; a column such as `median_ms_peer` has its own in `status_peer`. `~` leads the values of an
-    unstable row in columns of times and rates. all_rows: every row is written, however many. across: a column whose
-    values become headers: those before it name a row, those behind it share a cell, in their order.
+    columns: header, column of `rows`, and how its values are written. A missing value shows the outcome of its row,
+    from the column `status`; for a column such as `median_ms_peer`, from `status_peer`. `~` marks the values of an
+    unstable row in columns of times and rates. all_rows: write every row, however many. across: a column whose values
+    become headers: columns before it name a row, columns after it share a cell, in order.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Table:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing would be seen."""
+        """Whether it has no rows."""
         return self.rows.empty
 
     def markdown(self) -> Markdown:
@@ -52,14 +52,14 @@ class Table:
         needed = [name for name in shown if name in names or str(name).startswith("status")]
         lines = [[_cell(row, name, form) for _, name, form in self.columns] for row in shown[needed].to_dict("records")]
         heads: list[str] = [Markdown.escape(head) for head, _, _ in self.columns]
-        rule = [":--" if form in TO_THE_LEFT else "--:" for _, _, form in self.columns]
+        rule = [":--" if form in LEFT_ALIGNED else "--:" for _, _, form in self.columns]
         if self.across is not None:
             place = [name for _, name, _ in self.columns].index(self.across)
             _, name, form = self.columns[place]
             order = shown[name].drop_duplicates()
             order = order.sort_values() if is_numeric_dtype(order) or order.dtype == "category" else order
             values: list[str] = [Markdown.escape(form(value)) for value in order]
-            lines = _spread(lines, place, values)
+            lines = _pivoted(lines, place, values)
             heads, rule = [*heads[:place], *(f"{heads[place]} {value}".strip() for value in values)], rule[:place]
             rule += ["--:"] * len(values)
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
@@ -72,10 +72,10 @@ class Table:
 def named(rows: pd.DataFrame, names: str) -> Columns:
     """Return columns of rows, named in one string: `size median_ms reason:code`.
 
-    How values are written stands behind a name, one of `formats.FORMS`, or follows of the unit that the name ends with.
+    A form after the colon is one of `formats.FORMS`; without one it follows from the values or the unit in the name.
     """
-    told = [name.partition(":")[::2] for name in names.split()]
-    return [(heading(name), name, FORMS[form] if form else _form(name, rows.get(name, ()))) for name, form in told]
+    specs = [name.partition(":")[::2] for name in names.split()]
+    return [(heading(name), name, FORMS[form] if form else _form(name, rows.get(name, ()))) for name, form in specs]
 
 
 def heading(name: str) -> str:
@@ -96,8 +96,8 @@ def filled(rows: pd.DataFrame, columns: Columns) -> Columns:
     return [each for each in columns if each[1] in rows and rows[each[1]].notna().any()]
 
 
-def _spread(lines: list[list[str]], place: int, values: list[str]) -> list[list[str]]:
-    """Make a line of each name, which is the cells before `place`, and in it a cell of each value at `place`."""
+def _pivoted(lines: list[list[str]], place: int, values: list[str]) -> list[list[str]]:
+    """Pivot lines: one line per name (the cells before `place`), with one cell for each value at `place`."""
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     for line in lines:
         found = line[place + 1 :]
@@ -111,17 +111,17 @@ def _spread(lines: list[list[str]], place: int, values: list[str]) -> list[list[
 def _cell(row: dict[Any, Any], name: str, form: Form) -> str:
     value, status = row.get(name), _status(row, name)
     if value is None or (not isinstance(value, list) and pd.isna(value)):
-        return NOTHING if form in TO_THE_LEFT else OUTCOME_WORDS.get(status, NOTHING).replace("unstable", NOTHING)
+        return NOTHING if form in LEFT_ALIGNED else OUTCOME_WORDS.get(status, NOTHING).replace("unstable", NOTHING)
     return (mark(status) if _is_noisy(name) else Markdown()) + Markdown.escape(form(value))
 
 
 def _status(row: dict[Any, Any], name: str) -> str:
-    """Return the outcome that a column's values have: that of the longest suffix that a status column shares."""
+    """Return the outcome for a column, from the status column that shares the longest suffix with its name."""
     suffixes = [key.removeprefix("status") for key in row if isinstance(key, str) and key.startswith("status")]
     suffix = max((each for each in suffixes if name.endswith(each)), key=len, default="")
     return str(row.get(f"status{suffix}", "ok"))
 
 
 def _is_noisy(name: str) -> bool:
-    """Tell whether a column holds times, or what is derived from them."""
+    """Tell whether a column holds times or values derived from times."""
     return any(f"_{words}_" in f"_{name}_" for words in ("ms", "per_s", "mfu", "ratio", "gbps", "share_pct", "usd"))

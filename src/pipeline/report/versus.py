@@ -1,11 +1,11 @@
 """Decide which of two rows is faster, by one rule for pages and comparisons.
 
-Beside the ratio stand its 95% interval and a verdict. Faster, slower: the interval excludes 1 and the ratio is off by
-1% or more. Same: the interval lies within 2% of 1. Undecided: anything else; always where a side is unstable.
+A ratio has a 95% interval and a verdict. Faster, slower: the interval excludes 1 and the ratio is off by 1% or more.
+Same: the interval lies within 2% of 1. Undecided: anything else, and always if a side is unstable.
 
-With repeats the interval is that of pipeline.statistics.medians: by the spread of both sides' own repeats where each
-has three, else by that of their kind. Without any of the kind it is the range that the quartiles allow, and only a
-ratio off by 5% or more is called.
+With repeats, the interval comes from pipeline.statistics.medians: it uses the spread of both sides' own repeats if each
+has three, else that of repeats of the same kind. If nothing of the kind was repeated, it is the range that the
+quartiles allow, and only a ratio off by 5% or more is called faster or slower.
 """
 
 import math
@@ -29,9 +29,9 @@ from pipeline.statistics.medians import (
 FASTER, SLOWER, SAME, UNDECIDED = "faster", "slower", "same", "undecided"
 LEAST_DIFFERENCE, LARGEST_SAMENESS, LEAST_WITHOUT_REPEATS = 1.01, 1.02, 1.05
 COLUMNS = ("ratio", "low", "high", "verdict", "gain")
-# Fewer repeats of a side say too little about how far its processes lie apart.
+# Fewer repeats of a side say too little about the spread between its processes.
 LEAST_REPEATS = 3
-# What of a row decides.
+# The columns that decide.
 JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
 Row = Mapping[str, Any]
 
@@ -39,10 +39,10 @@ Row = Mapping[str, Any]
 def versus(
     frame: pd.DataFrame, on: Sequence[str], who: str, ours: str | Sequence[str], peers: Sequence[str]
 ) -> pd.DataFrame:
-    """Put `ours` beside the fastest of `peers`: one row per `on` and name in `ours`, where both have values.
+    """Compare `ours` with the fastest of `peers`: one row per `on` and name in `ours`, if both have values.
 
-    who: the column that names them. Columns are those of ours, with `_peer` those of the other, and COLUMNS: ratio is
-    the peer's time over ours, so above 1 ours is faster; gain is the ratio with its interval, as text.
+    who: the column that names them. The columns are those of ours, those of the peer with the suffix `_peer`, and
+    COLUMNS: ratio is the peer's time over ours, so ours is faster above 1; gain is ratio and interval as text.
     """
     timed = frame[frame["status"].isin(WITH_VALUES)]
     mine, theirs = (timed[timed[who].isin([names] if isinstance(names, str) else names)] for names in (ours, peers))
@@ -51,15 +51,15 @@ def versus(
 
 
 def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, peer: str) -> pd.DataFrame:
-    """Put two beside each other wherever `ours` has a row, whatever came of it; the columns are those of `versus`."""
+    """Compare two names wherever `ours` has a row, whatever its outcome; the columns are those of `versus`."""
     mine, theirs = (frame[frame[who] == name] for name in (ours, peer))
     return judged(mine.merge(theirs, "left", list(on), suffixes=("", "_peer")), "_peer")
 
 
 def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.DataFrame:
-    """Put each row beside the first of its `on` that is a base and has values.
+    """Compare each row with its base: the first row with the same `on` that `is_base` selects and that has values.
 
-    Added: COLUMNS, empty for that row itself and where a side has no values; `base`, that row's index.
+    Added: COLUMNS, empty for the base itself and if a side has no values; `base`, the index of the base.
     """
     groups = rows.groupby(list(on), sort=False, dropna=False).ngroup()
     first = groups[is_base & rows["status"].isin(WITH_VALUES)].drop_duplicates()
@@ -69,7 +69,7 @@ def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.Data
 
 
 def judged(both: pd.DataFrame, base: str, other: str = "") -> pd.DataFrame:
-    """Add COLUMNS to rows of two sides, told by the suffixes of their columns; empty where one has no values."""
+    """Add COLUMNS to rows that hold two sides; base, other: suffixes of their columns. Empty if one has no values."""
     sides = (
         both.reindex(columns=[f"{name}{suffix}" for name in JUDGED]).set_axis([*JUDGED], axis="columns")
         for suffix in (base, other)
@@ -77,12 +77,12 @@ def judged(both: pd.DataFrame, base: str, other: str = "") -> pd.DataFrame:
     pairs = zip(*(rows.to_dict("records") for rows in sides), strict=True)
     found = [judge(a, b) if {a["status"], b["status"]} <= {*WITH_VALUES} else {} for a, b in pairs]
     columns = pd.DataFrame(found, both.index, COLUMNS)
-    # As few blocks: sections add columns to it.
+    # Defragment it: sections add columns.
     return pd.concat([both.drop(columns=[*COLUMNS], errors="ignore"), columns], axis="columns").copy()
 
 
 def judge(base: Row, other: Row) -> dict[str, Any]:
-    """Return COLUMNS for two rows of a frame: the time of `base` over that of `other`, whether `other` is faster."""
+    """Return COLUMNS for two rows of a frame; the ratio is the time of `base` over that of `other`."""
     found = _by_repeats(base, other) or _by_quartiles(base, other)
     unsure = {"verdict": UNDECIDED} if "unstable" in (base["status"], other["status"]) else {}
     return found | unsure | {"gain": interval(found)}
@@ -94,12 +94,12 @@ def peer_of(row: pd.Series) -> pd.Series:
 
 
 def shaded(both: pd.DataFrame) -> pd.DataFrame:
-    """Give rows of `versus` the outcome by which a chart draws undecided ratios faint."""
+    """Set the status of rows of `versus` so that a chart draws undecided ratios faint."""
     return both.assign(status=both["verdict"].map({UNDECIDED: "unstable"}).fillna("ok"))
 
 
 def median_interval(row: Row) -> tuple[float, float]:
-    """Return the 95% interval of a row's median in ms; the quartiles where nothing of its kind was repeated."""
+    """Return the 95% interval of a row's median in ms; the quartiles if nothing of its kind was repeated."""
     spread, repeats = _widest_spread(row), row.get("samples_of_repeats")
     if spread is None or not isinstance(repeats, list) or min(map(len, repeats)) < LEAST_SAMPLES:
         return row["q1_ms"], row["q3_ms"]
@@ -108,14 +108,14 @@ def median_interval(row: Row) -> tuple[float, float]:
 
 
 def compare_samples(base: Repeats, other: Repeats, spread: RepeatSpread) -> dict[str, Any] | None:
-    """Return COLUMNS for two sides, each given as the samples of its repeats in the order taken.
+    """Return ratio, low, high and verdict for two sides, each given as the samples of its repeats in the order taken.
 
-    spread: that of repeats of such values. None with fewer than LEAST_SAMPLES in a repeat.
+    spread: that between repeats of such values. None if a repeat has fewer than LEAST_SAMPLES.
     """
     if min(map(len, [*base, *other])) < LEAST_SAMPLES:
         return None
     log_ratio, half = log_median(base) - log_median(other), half_interval([base, other], spread)
-    ratio, low, high = (math.exp(log_ratio + off) for off in (0.0, -half, half))
+    ratio, low, high = (math.exp(log_ratio + shift) for shift in (0.0, -half, half))
     return _verdict(ratio, low, high, LEAST_DIFFERENCE, LARGEST_SAMENESS)
 
 
@@ -147,7 +147,7 @@ def _has_no_spread(repeats: object) -> bool:
 
 
 def _verdict(ratio: float, low: float, high: float, least: float, widest: float) -> dict[str, Any]:
-    """Call a ratio `least` or more off whose interval excludes 1; widest: the interval within which it is the same."""
+    """Judge a ratio; least: the smallest called faster or slower; widest: the widest interval called the same."""
     apart = max(ratio, 1 / ratio)
     if apart >= least and not low <= 1 <= high:
         word = FASTER if ratio > 1 else SLOWER

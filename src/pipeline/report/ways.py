@@ -1,6 +1,6 @@
 """Report ways to train on several ranks: steps, memory, traffic, captured steps.
 
-Rows name their `way` and their `case`, the cell in words.
+Rows have the columns `way` and `case`, the cell in words.
 """
 
 from collections.abc import Sequence
@@ -24,18 +24,18 @@ CASE = "{size}, {precision}, {world_size} ranks, batch {batch_size_per_rank} per
 MODEL = "{size}, {precision}, {context_length}"
 GATHERING = ("all_reduce", "all_gather")
 KINDS = {"parameters": "parameters", "gradients": "gradients", "optimizer_state": "optimizer"}
-PARTS = 80  # of a captured step, as drawn
+LANE_BINS = 80  # of a captured step, as drawn
 
 
 def of_cases(rows: pd.DataFrame, ways: Sequence[str]) -> pd.DataFrame:
-    """Add the way and the case of rows."""
+    """Add the columns `way` and `case` to rows."""
     return rows.assign(way=ways, case=written(rows, CASE))
 
 
 def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataFrame:
-    """Return the whole steps by the host's clock, each beside the way `base` of its case (`versus.beside`).
+    """Return the whole steps by the host's clock, each compared with the way `base` of its case (`versus.beside`).
 
-    Added also: `each_repeat`, their medians in ms.
+    Also added: `each_repeat`, the medians of the repeats in ms, as text.
     """
     steps = rows[(rows["phase"] == WHOLE_STEP) & (rows["clock"] == "host")]
     steps = in_order(steps, ["case", "way"], {"case": steps["case"].unique(), "way": order})
@@ -44,24 +44,24 @@ def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataF
     return beside(steps, ["case"], steps["way"] == base)
 
 
-def by_trust(steps: pd.DataFrame, told: Sequence[str] = ()) -> list[pd.DataFrame]:
-    """Return the steps of each case with values: first those that the host does not limit, with most repeats.
+def by_trust(steps: pd.DataFrame, preferred_ways: Sequence[str] = ()) -> list[pd.DataFrame]:
+    """Return the steps of each case that has values: first cases that the host does not limit, then by most repeats.
 
-    told: the ways whose outcomes then decide; without any, those of all do.
+    preferred_ways: the ways whose outcomes break ties; all ways if it is empty.
     """
 
     def doubt(steps: pd.DataFrame) -> tuple[bool, float, float]:
         is_by_host = steps["limited_by"].eq("host").mean() >= 0.5
-        outcomes = steps["status"][steps["way"].isin(told or steps["way"])]
+        outcomes = steps["status"][steps["way"].isin(preferred_ways or steps["way"])]
         return is_by_host, -steps["repeats"].max(), -outcomes.eq("ok").sum() / max(1, len(outcomes))
 
     return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_values(own))), key=doubt)
 
 
 def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = "") -> Table:
-    """Write the steps of one case, a row a way; names: further columns. Those without any value are left out.
+    """Write the steps of one case, one row per way; names: further columns. Columns without values are left out.
 
-    which: in words, what of the steps are told.
+    which: words for the caption that say which steps are shown.
     """
     limits = steps["limited_by"].dropna().unique()
     values = {
@@ -82,10 +82,10 @@ def tables(cases: Sequence[pd.DataFrame], base: str, names: str, which: str = ""
 
 
 def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone: str = "") -> pd.DataFrame:
-    """Return how the fastest of these ways scales: its step of each number of ranks and batch, of models with several.
+    """Return the fastest of these ways for each number of ranks and batch, for models measured at several.
 
-    Added: `tokens_per_s` of all ranks; `peer_rate_told` of the fastest peer, in words; `efficiency_pct`: the same
-    step without communication, the way `alone`, over the step.
+    Added: `tokens_per_s` over all ranks; `peer_rate_told`, that of the fastest peer, as text; `efficiency_pct`, the
+    time of the step without communication (the way `alone`) over that of the step.
     """
     steps = with_values(steps)
     tokens = steps["world_size"] * steps["batch_size_per_rank"] * steps["context_length"]
@@ -98,17 +98,17 @@ def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone
     peer["limit"] = ["" if limit == "gpu" or pd.isna(limit) else f" ({limit})" for limit in limits]
     # Markdown: `~` is a mark, not text that would be escaped.
     rates = map(Markdown, written(peer, "{status:mark}{tokens_per_s:count}{limit}"))
-    told = dict(zip(peer["case"], rates, strict=True))
+    peer_rates = dict(zip(peer["case"], rates, strict=True))
     without_ms = steps[steps["way"] == alone].set_index("case")["median_ms"]
     return own.assign(
         on=written(own, "{world_size} × {batch_size_per_rank}"),
-        peer_rate_told=own["case"].map(told),
+        peer_rate_told=own["case"].map(peer_rates),
         efficiency_pct=100 * own["case"].map(without_ms) / own["median_ms"],
     )
 
 
 def scaling(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
-    """Write steps from `scaled`, a row a model, number of ranks and batch of each; further: names of more columns."""
+    """Write steps from `scaled`, one row per model, number of ranks and batch per rank; further: more columns."""
     rates = "median_ms tokens_per_s:count peer_rate_told:text efficiency_pct"
     names = f"model on way {rates} limited_by {further}"
     if steps["way"].nunique() == 1:
@@ -118,9 +118,9 @@ def scaling(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
 
 
 def gathering_rates(collectives: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per backend and number of ranks: the highest bus bandwidth with which weights can be gathered.
+    """Return a row per backend and number of ranks: the highest bus bandwidth at which weights can be gathered.
 
-    It is that of PyTorch's all-gather, where none was measured of its all-reduce: a ring sends as fast.
+    It is that of PyTorch's all-gather or, if that was not measured, of its all-reduce: a ring sends both as fast.
     """
     if collectives.empty:
         return pd.DataFrame(columns=["backend", "world_size", "collective", "busbw_gb_per_s"])
@@ -131,24 +131,24 @@ def gathering_rates(collectives: pd.DataFrame) -> pd.DataFrame:
 
 
 def agreement(steps: pd.DataFrame, differences: Sequence[str]) -> pd.Series:
-    """Say of each way whether its weights are as near as rounding allows; None where they were not compared."""
+    """Say for each way whether its weights agree within rounding; None if they were not compared."""
     largest = steps[list(differences)].max(axis=1)
     words = (largest <= steps["weight_tolerance"]).map({True: "yes", False: "no"})
     return words.astype(object).where(largest.notna(), None)
 
 
 def with_bytes(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
-    """Add what the fullest rank has in memory and what a rank sends, of the rows that measure these.
+    """Add what the fullest rank holds in memory and what a rank sends, from the rows that measure it.
 
     state_bytes: parameters, gradients and optimizer state after a step; peak_bytes; sent_bytes; rank_bytes: the peak,
-    on a CPU the state.
+    or the state if no peak was measured (on a CPU).
     """
-    read = rows[["case", "way", "sent_bytes"]].assign(
+    measured = rows[["case", "way", "sent_bytes"]].assign(
         state_bytes=rows["measured_bytes"].where(rows["kind"].isin(KINDS)),
         peak_bytes=rows["measured_bytes"].where(rows["kind"] == "peak"),
     )
-    each = read.groupby(["case", "way"])
-    found = each[["state_bytes", "sent_bytes"]].sum(min_count=1).join(each["peak_bytes"].max())
+    by_way = measured.groupby(["case", "way"])
+    found = by_way[["state_bytes", "sent_bytes"]].sum(min_count=1).join(by_way["peak_bytes"].max())
     steps = steps.drop(columns=[*found], errors="ignore").join(found, on=["case", "way"])
     return steps.assign(rank_bytes=steps["peak_bytes"].fillna(steps["state_bytes"]))
 
@@ -163,31 +163,31 @@ def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
 
 
 def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes", peer: str = "") -> str:
-    """Say what the fastest of our ways takes beside the base, and beside the way `peer` where that has a time.
+    """Say how the fastest of our ways compares with the base and, if it has a time, with the way `peer`.
 
-    memory: the column of what a rank needs.
+    memory: the column with the memory of a rank.
     """
     best = steps[steps["way"].isin(ours) & steps["ratio"].notna()].sort_values("median_ms").head(1)
     if best.empty:
-        return only(steps)
+        return variants_with_results(steps)
     new, old = best.iloc[0], steps.loc[best["base"].iloc[0]]
     cost = Change.between("", "", old, new, memory)
-    before, after = (each.replace(", ", " and ") for each in (cost.before, cost.after))
-    told = WORDS.say("answer", before=before, after=after, old=old, new=new)
+    before, after = (step.replace(", ", " and ") for step in (cost.before, cost.after))
+    sentence = WORDS.say("answer", before=before, after=after, old=old, new=new)
     peers = with_values(steps[steps["way"] == peer])
     if peers.empty:
-        return told
-    return told + " " + WORDS.say("beside_peer", peer=peers.iloc[0], than=judge(peers.iloc[0], new))
+        return sentence
+    return sentence + " " + WORDS.say("beside_peer", peer=peers.iloc[0], than=judge(peers.iloc[0], new))
 
 
-def only(steps: pd.DataFrame) -> str:
-    """Say which ways have values where one to compare with has none."""
+def variants_with_results(steps: pd.DataFrame) -> str:
+    """Say which ways have values, for a case in which nothing can be compared."""
     ways = ", ".join(with_values(steps)["way"]) or "none"
     return WORDS.say("only", case=steps["case"].iloc[0], ways=ways)
 
 
 def changes(steps: pd.DataFrame, what: str, ways: Sequence[str], memory: str = "rank_bytes") -> list[Change]:
-    """Return the fastest of these ways as a change from the base, where it is faster; what: with `{way}` filled in."""
+    """Return the fastest of these ways as a change from the base, if it is faster; what: a template with `{way}`."""
     found = steps[steps["way"].isin(ways) & (steps["verdict"] == FASTER)].sort_values("median_ms").head(1)
     return [
         Change.between(what.format(**row), row["case"], steps.loc[row["base"]], row, memory)
@@ -196,9 +196,9 @@ def changes(steps: pd.DataFrame, what: str, ways: Sequence[str], memory: str = "
 
 
 def phases(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the times of each way's phases, of one case, by the GPU's clock if there is one: `backward_phase_ms`.
+    """Return each way's phase times in one case, such as `backward_phase_ms`, by the GPU's clock if there is one.
 
-    share_pct: of the wait for gradients after backward.
+    share_pct: the share of the step that is spent waiting for gradients after backward.
     """
     by_gpu = rows["clock"] == "cuda_events"
     own = rows[by_gpu if by_gpu.any() else rows["clock"] == "host"].dropna(subset="median_ms")
@@ -208,7 +208,7 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def captures(rows: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
-    """Return captured steps beside the timed ones (`timed_step_ms`), on GPUs without those that profiling held up."""
+    """Return captured steps with the timed ones (`timed_step_ms`); on GPUs, drop those that profiling slowed down."""
     captured = rows[rows["span_ms"].notna()]
     timed_ms = captured["way"].map(steps.set_index("way")["median_ms"])
     is_held_up = captured["backend"].eq("nccl") & (captured["span_ms"] > MOST_HELD_UP * timed_ms)
@@ -216,13 +216,13 @@ def captures(rows: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:
-    """Draw captured steps: for each kind of work the share of each part of the step in which it ran."""
+    """Draw captured steps: for each kind of work, how busy it is in each part of the step."""
     drawn = [
-        {"way": row["way"], "kind": kind, "at_ms": row["span_ms"] * place / PARTS, "busy_pct": part.mean()}
+        {"way": row["way"], "kind": kind, "at_ms": row["span_ms"] * place / LANE_BINS, "busy_pct": part.mean()}
         for row in captured.to_dict("records")
         for kind in kinds
         if isinstance(busy := row.get(f"{kind}_busy_pct"), list)
-        for place, part in enumerate(np.array_split(busy, PARTS))
+        for place, part in enumerate(np.array_split(busy, LANE_BINS))
     ]
     rows = pd.DataFrame(drawn, columns=["way", "kind", "at_ms", "busy_pct"])
     values = {"lanes": ", ".join(rows["kind"].unique())}

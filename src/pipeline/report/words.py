@@ -1,9 +1,9 @@
-"""Fill what is written by hand in the Markdown file beside a module: `report.md` beside `report.py`.
+"""Fill in the hand-written texts of the Markdown file beside a module: `report.md` beside `report.py`.
 
-The file has a note and, below it, definitions: a line `[name]: words`, with any lines that are indented under it. A
-name is that of a sentence, of a table (its caption) or of a chart (its title); `[.column]` is the heading of a column,
-the title of its axis and what hover calls it, `[part.column]` the same in one table or chart alone. Fields such as
-`{row[median_ms]:ms}` are filled with values.
+The file has a note and, below it, definitions: a line `[name]: words`, continued by indented lines. A name is that of a
+sentence, a table (its caption) or a chart (its title). `[.column]` is the heading of a column, the title of its axis
+and its name on hover; `[part.column]` is the same for one table or chart only. Fields such as `{row[median_ms]:ms}` are
+filled with values.
 """
 
 import re
@@ -24,7 +24,7 @@ DEFINITION = re.compile(r"^\[([\w.]+)\]:(.*(?:\n +\S.*)*)\n?", re.MULTILINE)
 
 
 class Words:
-    """The note and the definitions of the Markdown file that has the name of a module's."""
+    """The note and the definitions of the Markdown file with the name of a module."""
 
     def __init__(self, module: str) -> None:
         text = Path(module).with_suffix(".md").read_text(encoding="utf-8")
@@ -32,7 +32,7 @@ class Words:
         self.defined = {name: " ".join(words.split()) for name, words in DEFINITION.findall(text)}
 
     def say(self, name: str, /, **values: Any) -> Markdown:
-        """Return a sentence as Markdown; raises KeyError where it or a value is missing."""
+        """Return a sentence as Markdown; raises KeyError if it or a value is missing."""
         return say(self.defined[name], **values)
 
     def table(
@@ -47,10 +47,10 @@ class Words:
         only_filled: bool = False,
         **values: Any,
     ) -> Table:
-        """Return a table of columns named as `table.named` takes them, with its caption.
+        """Return a table with its caption; names: its columns, as `table.named` takes them.
 
-        across: the column whose values become headers. only_filled: leave out columns without any value. The words are
-        filled with `values`, else those of the first row.
+        across: the column whose values become headers. only_filled: leave out columns without any value. Words are
+        filled with `values`, then with those of the first row.
         """
         columns = [(self._heading(name, column, rows, values), column, form) for _, column, form in named(rows, names)]
         shown = filled(rows, columns) if only_filled else columns
@@ -67,23 +67,23 @@ class Words:
         *,
         hover: str = "",
         values: Mapping[str, Any] = {},
-        **looks: Any,
+        **fields: Any,
     ) -> Chart:
-        """Return a chart with its titles; hover: columns that it tells of a mark; looks: further fields of Chart.
+        """Return a chart with its titles; hover: columns to show on hover; fields: further fields of Chart.
 
         An axis without a definition has no title.
         """
         axes = (Axis(each) if isinstance(each, str) else each for each in (x, y))
         x, y = (replace(axis, title=self._heading(name, axis.column, rows, values, "")) for axis in axes)
-        told = {self._heading(name, column, rows, values): column for column in hover.split()}
-        return Chart(name, self._fill(name, rows, values), rows, mark, x, y, colour, hover=told, **looks)
+        columns = {self._heading(name, column, rows, values): column for column in hover.split()}
+        return Chart(name, self._fill(name, rows, values), rows, mark, x, y, colour, hover=columns, **fields)
 
     def _heading(
-        self, part: str, column: str, rows: pd.DataFrame, values: Mapping[str, Any], otherwise: str | None = None
+        self, part: str, column: str, rows: pd.DataFrame, values: Mapping[str, Any], default: str | None = None
     ) -> str:
         known = next((name for name in (f"{part}.{column}", f".{column}") if name in self.defined), None)
-        return self._fill(known, rows, values) if known else heading(column) if otherwise is None else otherwise
+        return self._fill(known, rows, values) if known else heading(column) if default is None else default
 
     def _fill(self, name: str, rows: pd.DataFrame, values: Mapping[str, Any]) -> str:
-        """Return words with values in their fields; nothing where there is no row to tell of."""
+        """Return words with values in their fields; empty if there are no rows."""
         return Filling().vformat(self.defined[name], (), {**rows.iloc[0], **values}) if len(rows) else ""

@@ -20,8 +20,8 @@ from pipeline.snapshots.records import ARCHIVE
 FOLDERS = ("figures", "tables")
 PAGES = ("writeup.md", "course.md", "report.html", "summary.json")
 FILES = (*PAGES, "figures/*.svg", "tables/*.csv", ARCHIVE)
-# What pages say of tables, in Markdown and in HTML, and what they say where these lie beside the page.
-TABLES_HERE = {
+# How pages refer to tables, in Markdown and in HTML, and how they do in a snapshot, where the tables are beside them.
+TABLE_LINKS = {
     "](../results/": "](tables/",
     "`results/<stage>/": "`tables/<stage>/",
     "<code>results/&lt;stage&gt;/": "<code>tables/&lt;stage&gt;/",
@@ -30,10 +30,10 @@ IMAGE = re.compile(r"!\[[^\]]*\]\(([^)\s]+)")
 
 
 def publish(root: Path, folder: Path, stages: Stages) -> None:
-    """Copy reports/ and results/ of `root` into `folder`, in place of what an earlier snapshot left there.
+    """Copy reports/ and results/ of `root` into `folder`, replacing an earlier snapshot.
 
-    Raises UserError, and changes nothing, where there is no whole write-up, a record is not as its stage declares it,
-    the folder holds anything but a snapshot, or it cannot be written.
+    Raises UserError, and changes nothing, if the write-up is incomplete, a record is not as its stage declares it or is
+    in another's place, the folder holds anything but a snapshot, or it cannot be written.
     """
     reports, results = root / "reports", root / "results"
     for part in (reports / "writeup.md", reports / "figures"):
@@ -50,14 +50,14 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
         if place.exists():
             _require_snapshot(place, folder)
         place.parent.mkdir(parents=True, exist_ok=True)
-        # Put together beside its place, and only then exchanged for the old one.
-        with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as beside:
-            fresh, old = Path(beside, "snapshot"), Path(beside, "old")
-            _copy(reports, results, tables, fresh)
+        # Build the snapshot beside its place, then swap it with the old one.
+        with TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as staging:
+            new, old = Path(staging, "snapshot"), Path(staging, "old")
+            _copy(reports, results, tables, new)
             if place.exists():
                 place.rename(old)
             try:
-                fresh.rename(place)
+                new.rename(place)
             except OSError:
                 if old.exists():
                     old.rename(place)
@@ -67,13 +67,13 @@ def publish(root: Path, folder: Path, stages: Stages) -> None:
 
 
 def shown_images(page: Path) -> list[str]:
-    """Return the images of its own that a page shows, as it links to them; none for a page not there."""
+    """Return the local images that a page shows, as it links to them; none if there is no page."""
     links = IMAGE.findall(page.read_text(encoding="utf-8", errors="replace")) if page.is_file() else []
     return [link for link in dict.fromkeys(links) if "://" not in link]
 
 
 def _require_snapshot(place: Path, folder: Path) -> None:
-    """Raise UserError where a folder that messages call `folder` holds anything but a snapshot."""
+    """Raise UserError if `place` holds anything but a snapshot; folder: its name in messages."""
     if not (place / ARCHIVE).is_file():
         raise UserError(f"{folder} exists and is not a snapshot: it has no {ARCHIVE}")
     for path in sorted(place.rglob("*")):
@@ -83,7 +83,7 @@ def _require_snapshot(place: Path, folder: Path) -> None:
 
 
 def _copy(reports: Path, results: Path, tables: Collection[str], folder: Path) -> None:
-    """Copy pages, figures, records, and of the tables those that have records: others are of cells since removed."""
+    """Copy pages, figures, records, and the tables that have records: others are of cells since removed."""
     pages = [reports / name for name in PAGES if (reports / name).is_file()]
     places = {path: path.relative_to(reports) for path in (*pages, *files_below(reports / "figures", ".svg"))}
     places |= {results / name: Path("tables", name) for name in sorted(tables) if (results / name).is_file()}
@@ -93,25 +93,25 @@ def _copy(reports: Path, results: Path, tables: Collection[str], folder: Path) -
     for page in pages:
         _require_images(page, folder)
         content = page.read_text(encoding="utf-8")
-        for words, here in TABLES_HERE.items():
-            content = content.replace(words, here)
+        for link, local_link in TABLE_LINKS.items():
+            content = content.replace(link, local_link)
         (folder / page.name).write_text(content, encoding="utf-8")
-    # Files and not links, which would tell a path of this machine.
+    # Store files instead of links, which would reveal a path of this machine.
     with tarfile.open(folder / ARCHIVE, "w:xz", dereference=True) as archive:
         for path in record_paths(results):
             archive.add(path, arcname=path.relative_to(results), filter=_anonymous)
 
 
 def _require_images(page: Path, folder: Path) -> None:
-    """Raise UserError where a page shows an image that the folder with its copy lacks."""
-    dead = [link for link in shown_images(page) if not (folder / link).is_file()]
-    if dead:
-        others = f" and {len(dead) - 1} more" if dead[1:] else ""
-        raise UserError(f"{page} shows {dead[0]}{others}, but there is no such figure: run snakemake again")
+    """Raise UserError if a page shows an image that is missing in the folder of its copy."""
+    missing = [link for link in shown_images(page) if not (folder / link).is_file()]
+    if missing:
+        others = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise UserError(f"{page} shows {missing[0]}{others}, but there is no such figure: run snakemake again")
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Leave out who owned the files and when they were written: the records tell what matters."""
+    """Leave out the files' owners and modification times: the records hold what matters."""
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = ""
     return member

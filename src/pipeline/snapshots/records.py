@@ -25,7 +25,7 @@ from pipeline.errors import UserError
 ARCHIVE = "records.tar.xz"
 Record = dict[str, Any]
 OPENERS: Mapping[bytes, Callable[..., Any]] = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
-# Exceptions of the libraries for files that are not archives or damaged; ValueError also for a malformed header.
+# What the libraries raise for a damaged archive or a file that is none; ValueError also for a malformed header.
 DAMAGE = (tarfile.TarError, lzma.LZMAError, zlib.error, OSError, EOFError, ValueError, OverflowError, RecursionError)
 UNPACK = "if you trust it, unpack it and name the folder"
 
@@ -47,7 +47,7 @@ def load_records(source: Path, stages: Stages) -> list[Record]:
     except OSError as error:
         raise UserError(f"cannot read {source}: {error.strerror}") from None
     if not records:
-        hint = "; it is the folder of one stage: name the one above it" if (source / "cells").is_dir() else ""
+        hint = "; it is the folder of one stage: name its parent" if (source / "cells").is_dir() else ""
         raise UserError(f"{source} holds no records: neither STAGE/cells/, results/STAGE/cells/ nor {ARCHIVE}{hint}")
     cells = set()
     for name, record in records:
@@ -60,14 +60,14 @@ def load_records(source: Path, stages: Stages) -> list[Record]:
 
 
 def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, Record]]:
-    """Yield the name of each record of a snapshot's archive for messages, and the record.
+    """Yield each record of a snapshot's archive, after its name for messages.
 
-    Raises UserError, one line, if the archive is damaged, exceeds the limits, for it may come from anyone, or holds an
-    invalid record.
+    Raises UserError, one line, if the archive is damaged, holds an invalid record, or exceeds the limits, which are
+    there because it may come from anyone.
     """
     try:
         # As a stream: the content is read once, through the limit, and never held as a whole.
-        limited = _Limited(archive)
+        limited = _LimitedReader(archive)
         with limited.file, tarfile.open(fileobj=cast(BinaryIO, limited), mode="r|") as members:
             for number, member in enumerate(members, start=1):
                 if number > MOST_ARCHIVE_MEMBERS:
@@ -75,7 +75,7 @@ def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, Recor
                 if member.name.endswith(".json") and not member.isdir():
                     name = f"{archive}: {member.name}"
                     if not member.isfile():
-                        raise UserError(f"{name} is no file: publish that run again")
+                        raise UserError(f"{name} is not a regular file: publish that run again")
                     file: Any = members.extractfile(member)
                     yield name, parse_complete(file.read(MOST_RECORD_BYTES + 1), name, stages)
     except DAMAGE as error:
@@ -83,8 +83,8 @@ def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, Recor
         raise UserError(f"cannot read {archive}: {first_line}") from None
 
 
-class _Limited:
-    """The content of an archive, however compressed, which refuses to be read beyond MOST_ARCHIVE_BYTES."""
+class _LimitedReader:
+    """The unpacked content of an archive; raises UserError when read beyond MOST_ARCHIVE_BYTES."""
 
     def __init__(self, archive: Path) -> None:
         with archive.open("rb") as file:

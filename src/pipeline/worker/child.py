@@ -1,7 +1,7 @@
-"""What a cell's process has of the worker that it was forked from: packages imported, its caller's environment.
+"""Run a cell's command in a process forked from the worker: with packages imported and the caller's environment.
 
-The worker imports third-party packages only and never touches CUDA. The child imports the project's own code, so that
-what it has imported of it is what its cell runs, as it is on disk.
+The worker imports only third-party packages and never touches CUDA. Each child imports the project's own code itself,
+so that its cell runs what is on disk, and the modules it has loaded are those that the cell uses.
 """
 
 import atexit
@@ -30,11 +30,11 @@ PRELOADED = ("torch", "torch.distributed", *COMPILER, "pandas", "psutil", "pynvm
 
 @cache
 def preload() -> None:
-    """Import what every child would import, for good, at the first call."""
+    """Import, at the first call, what every child would import."""
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    # A child's collections are not to walk it, which would also copy its pages.
+    # Keep a child's garbage collections from walking all this, which would also copy its pages.
     gc.collect()
     gc.freeze()
 
@@ -56,13 +56,13 @@ def run(request: dict[str, Any]) -> int:
 
 
 def _take_over(request: dict[str, Any]) -> None:
-    """Put on the caller's environment and working directory, and forget the project's own modules."""
+    """Take over the caller's environment, arguments and working directory, and unload the project's own modules."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # they are files here
     os.environ.clear()
     os.environ.update(request["environ"])
     os.chdir(request["cwd"])
-    tempfile.tempdir = None  # an import may have asked for it
+    tempfile.tempdir = None  # an import may have set it
     sys.argv = ["pipeline", *request["argv"]]
     for name in [name for name in sys.modules if name.partition(".")[0] == "pipeline"]:
         del sys.modules[name]
@@ -70,7 +70,7 @@ def _take_over(request: dict[str, Any]) -> None:
 
 
 def end(code: int) -> None:
-    """End as an interpreter does but for taking its modules apart, which with torch loaded takes half a second."""
+    """Exit as an interpreter does, but without tearing down modules, which takes half a second with torch loaded."""
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

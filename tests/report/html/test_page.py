@@ -9,9 +9,9 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.asked import Asked
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.html.page import LONGEST_TEXT, page, row_table
+from pipeline.report.page_request import PageRequest
 from pipeline.report.pages import meanings, write_pages
 
 from ..runs import levers_record, step, written
@@ -54,7 +54,7 @@ def unpacked(html, name):
 
 
 def rows_of(browser):
-    """Return the rows of the table that are in the document, as texts."""
+    """Return the table rows that are in the document, as texts."""
     return browser.run("[...document.querySelectorAll('#body tr')].map(r => [...r.cells].map(c => c.textContent))")
 
 
@@ -70,7 +70,7 @@ def enter(browser, name, value):
     )
 
 
-def test_rows_to_explore_have_what_differs_and_say_what_is_the_same_in_all():
+def test_a_row_table_separates_constant_columns_from_the_others():
     rows = pd.DataFrame({"batch": [4, 4], "median_ms": [1.23456789, np.nan], "samples_ms": [[1.0, 2.0], np.nan]})
     rows = rows.assign(reason=np.nan, capped=[True, None], text=["x" * 1000, "y"])
     found = row_table(rows, {"median_ms": "median", "samples_ms": "all samples"})
@@ -79,7 +79,7 @@ def test_rows_to_explore_have_what_differs_and_say_what_is_the_same_in_all():
     assert row_table(rows.head(1), {})["columns"]["batch"] == [4]
 
 
-def test_what_a_record_holds_stands_in_the_page_escaped_or_packed_and_the_library_only_where_there_is_a_chart():
+def test_a_page_escapes_record_text_and_includes_the_chart_library_only_for_charts():
     html = example()
     assert html == example.__wrapped__()
     assert "onerror" not in html.replace("&lt;img src=x onerror=alert(1)&gt;", "")
@@ -87,10 +87,10 @@ def test_what_a_record_holds_stands_in_the_page_escaped_or_packed_and_the_librar
     assert len(page("# Plain\n", {}, {})) < 50_000
 
 
-def test_the_report_has_every_chart_of_its_text_and_the_rows_of_all_repeats_with_what_they_mean(tmp_path):
+def test_the_report_has_all_charts_the_rows_of_all_repeats_and_column_meanings(tmp_path):
     rows = [step(levers, ms) for levers, ms in (("eager", 100.0), ("sdpa", 80.0), ("fused", 90.0))]
     records = [levers_record(*rows, repeat=repeat) for repeat in (1, 2)]
-    write_pages(Asked(written(tmp_path, *records)), stages(), tmp_path / "reports")
+    write_pages(PageRequest(written(tmp_path, *records)), stages(), tmp_path / "reports")
     html = (tmp_path / "reports/report.html").read_text()
     charts = set(re.findall('data-chart="([^"]+)"', html))
     assert charts == set(unpacked(html, "charts")) == {"levers/models", "levers/gains"}
@@ -103,23 +103,23 @@ def test_the_report_has_every_chart_of_its_text_and_the_rows_of_all_repeats_with
 
 @pytest.mark.browser
 class TestInABrowser:
-    """What a reader gets who opens the file."""
+    """What a reader who opens the file gets."""
 
-    def test_it_is_shown_whole_without_an_error_or_a_request(self, opened):
+    def test_the_page_is_shown_without_errors_or_network_requests(self, opened):
         assert opened.errors == []
         assert {request.split(":")[0] for request in opened.requests} <= {"file", "blob", "data"}
         assert sum(request.startswith("file") for request in opened.requests) == 1
         assert opened.marks("a/bars") == 2
         assert opened.run("document.getElementById('failure').hidden")
 
-    def test_a_mark_tells_texts_and_numbers_when_pointed_at(self, opened):
+    def test_hovering_over_a_mark_shows_texts_and_numbers(self, opened):
         bars = "[...document.querySelectorAll('.mark-rect.role-mark path')]"
         assert opened.run(f"{bars}.map(bar => bar.__data__.tooltip)") == [
             {"model": HOSTILE, "median (ms)": "2", "idle (%)": "", "outcome": "ok"},
             {"model": "b", "median (ms)": "1,235", "idle (%)": "", "outcome": "ok"},
         ]
 
-    def test_a_script_that_is_not_the_page_s_does_not_run_and_nothing_can_be_fetched(self, opened):
+    def test_foreign_scripts_do_not_run_and_nothing_can_be_fetched(self, opened):
         opened.run(
             "document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=\"window.hacked = 1\">');"
             "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hacked = 1'}))"
@@ -130,7 +130,7 @@ class TestInABrowser:
         assert not [request for request in opened.requests if request.startswith("https")]
         assert opened.errors != []  # the browser says what its policy refused
 
-    def test_rows_come_into_the_document_as_a_reader_scrolls(self, opened):
+    def test_rows_are_added_as_the_reader_scrolls(self, opened):
         assert count(opened) == "5,000 of 5,000 rows"
         assert 10 < len(rows_of(opened)) < 500
         opened.wait_for(
@@ -139,14 +139,14 @@ class TestInABrowser:
         )
         assert len(rows_of(opened)) == COUNT
 
-    def test_a_column_sorts_up_down_and_not_with_what_is_missing_last(self, opened):
+    def test_clicks_sort_a_column_up_then_down_then_restore_the_order(self, opened):
         orders = []
         for _ in range(3):
             opened.run("[...document.querySelectorAll('#head button')].find(b => b.textContent === 'ms').click()")
             orders.append([row[2] for row in rows_of(opened)][:3])
         assert orders == [["0.142857", "0.285714", "0.428571"], ["714.143", "714", "713.857"], ["", "1", "2"]]
 
-    def test_rows_are_filtered_by_words_downloaded_and_sought_in_another_table(self, opened):
+    def test_rows_can_be_filtered_and_downloaded_and_the_filter_outlives_a_table_change(self, opened):
         assert opened.run("document.getElementById('same').textContent") == "batch4"
         enter(opened, "filter", "OOM")
         assert count(opened) == "1,250 of 5,000 rows"
@@ -167,7 +167,7 @@ class TestInABrowser:
         opened.wait_for(f"document.getElementById('shown').textContent === '{rows}'")
 
     @pytest.mark.parametrize("dark", [False, True])
-    def test_a_phone_shows_it_without_scrolling_sideways(self, browser, file, dark):
+    def test_a_phone_shows_the_page_without_sideways_scrolling(self, browser, file, dark):
         browser.look(390, 844, dark)
         browser.open(file)
         assert browser.run("document.documentElement.scrollWidth") <= 390
@@ -175,7 +175,7 @@ class TestInABrowser:
         assert browser.run("parseFloat(getComputedStyle(document.querySelector('main > p:not(.note)')).fontSize)") >= 15
         assert browser.errors == []
 
-    def test_text_stands_out_from_its_ground_in_either_scheme_and_plots_change_with_it(self, opened):
+    def test_text_has_contrast_in_light_and_dark_mode_and_plots_follow_the_mode(self, opened):
         for dark, ground in ((False, "255, 255, 255"), (True, "20, 24, 28")):
             opened.look(dark=dark)
             opened.wait_for(f"getComputedStyle(document.body).backgroundColor === 'rgb({ground})'")

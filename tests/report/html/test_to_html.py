@@ -32,7 +32,7 @@ Far.
 """
 
 
-def test_headings_have_the_anchors_that_links_name_and_links_to_tables_lead_to_the_rows_of_this_page():
+def test_headings_have_anchors_and_table_links_lead_to_rows_of_the_page():
     body = to_html(TEXT)
     assert [heading for _, heading in body.contents] == ["How fast? (benchmarking, a)", "How far to trust it"]
     assert '<h2 id="how-far-to-trust-it">' in body.html
@@ -40,7 +40,7 @@ def test_headings_have_the_anchors_that_links_name_and_links_to_tables_lead_to_t
     assert links == ["#how-far-to-trust-it", "#rows-timing/bf16", "#rows-timing/fp32"]
 
 
-def test_a_cell_breaks_neither_an_interval_nor_a_number_from_its_unit_and_text_may_break_anywhere():
+def test_table_cells_do_not_wrap_intervals_or_units_but_paragraphs_may():
     words = "FlashAttention-4: 1.20× (1.19 to 1.20), 2.03 s, 91.8 GB"
     html = to_html(f"{words}\n\n| {words} |\n|---|\n| {words} |\n").html
     whole = "FlashAttention\u20114: 1.20× (1.19\xa0to\xa01.20), 2.03\xa0s, 91.8\xa0GB"
@@ -48,7 +48,7 @@ def test_a_cell_breaks_neither_an_interval_nor_a_number_from_its_unit_and_text_m
 
 
 @pytest.mark.parametrize("charts", [["timing/achieved"], []])
-def test_a_chart_takes_the_place_and_the_title_of_its_drawing_if_it_is_there(charts):
+def test_a_chart_if_any_replaces_its_drawing_and_keeps_the_title(charts):
     html = to_html(TEXT, charts).html
     assert html.count('data-chart="timing/achieved"') == len(charts)
     assert ("<figcaption>At most 339, by xl</figcaption>" in html) == bool(charts)
@@ -57,7 +57,7 @@ def test_a_chart_takes_the_place_and_the_title_of_its_drawing_if_it_is_there(cha
 
 
 @pytest.mark.parametrize("place", ["# {}\n", "## {}\n", "{}\n", "| a |\n|---|\n| {} |\n"])
-def test_nothing_that_a_record_holds_becomes_markup(place):
+def test_record_text_never_becomes_markup(place):
     escaped = to_html(Markdown(place).format(Markdown.escape(HOSTILE)), ["a/b"]).html
     markup = ("<script", "<!--", "<a ", 'http://e.com/x.png"', "<em>", "<code>")
     assert [words for words in markup if words in escaped] == []

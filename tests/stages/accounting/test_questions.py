@@ -29,7 +29,7 @@ def test_memory_adds_up_and_fits_on_its_gpus_and_no_fewer():
     assert by_devices[least] < 95e9 <= by_devices[least - 1]
 
 
-def test_meshes_are_compute_bound_at_their_whole_batch_and_the_best_buckets_below_every_whole_number():
+def test_meshes_become_compute_bound_and_the_best_bucket_count_beats_whole_ones():
     rows = answers("mesh")
     assert {round(row["num_devices"], 6) for row in rows} == {64}
     assert {"given", "overlap", "fp8_weights", "split", "best_split", "batch"} <= {row["case"] for row in rows}
@@ -55,14 +55,14 @@ def test_meshes_are_compute_bound_at_their_whole_batch_and_the_best_buckets_belo
     ("question", "size", "missing"),
     [("attention", "XXL", "attention"), ("mesh", "one_head", "feed-forward layers"), ("mesh", "xl", "")],
 )
-def test_what_a_model_lacks_for_a_question_is_named(question, size, missing):
+def test_a_question_that_does_not_suit_the_model_is_skipped_with_the_reason(question, size, missing):
     assert lacking(question, model_named(size, 10_000)) == missing
     if missing:
         with pytest.raises(Skipped, match=f"^{size} has no {missing}$"):
             measure(Cell(question, size), Settings(), None)
 
 
-def test_a_block_of_the_transformer_has_the_weights_of_its_feed_forward_network():
+def test_a_block_counts_the_weights_of_the_transformers_feed_forward_network():
     model = model_named("small", vocab_size=100)
     with torch.device("meta"):
         layer = TransformerLM(vocab_size=100, context_length=16, **asdict(model.size)).layers[0]

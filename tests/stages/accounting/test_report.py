@@ -13,7 +13,7 @@ MESH_CHART = "mesh_times"
 
 @pytest.fixture
 def rows():
-    """The answers to all questions, of which each is derived when its record is read."""
+    """The answers to all questions, each derived when its record is read."""
     return sound("accounting")
 
 
@@ -34,7 +34,7 @@ def test_a_question_alone_has_its_table_and_an_answer(rows, question):
     assert set(parts(alone)) == of_course | ({MESH_CHART} if question == "mesh" else set())
 
 
-def test_the_assignments_model_takes_so_many_gpus_and_a_device_less_would_not_hold_what_is_sharded(rows):
+def test_the_assignments_model_needs_the_stated_gpus_and_one_fewer_is_too_few(rows):
     found = parts(rows)
     state = found["memory"].rows.set_index("bytes_of").loc["state"]
     assert state[["size_bytes", "GPUs_of_GB", "GPUs_of_GiB"]].tolist() == [16 * 219_848_638_464, 44, 41]
@@ -47,7 +47,7 @@ def test_the_assignments_model_takes_so_many_gpus_and_a_device_less_would_not_ho
     assert row["on_each_bytes"] == pytest.approx(sharded / 61 + whole)
 
 
-def test_the_chart_and_the_table_of_meshes_turn_at_the_given_one(rows):
+def test_the_mesh_table_starts_with_the_given_mesh_where_the_chart_lines_cross(rows):
     cases = table("mesh", rows[rows["question"] == "mesh"]).rows
     splits = cases["case"] == "another split"
     assert cases["case"].iloc[0] == "given"
@@ -60,12 +60,12 @@ def test_the_chart_and_the_table_of_meshes_turn_at_the_given_one(rows):
     assert list(answered("mesh", fsdp_size=2, tensor_size=32)) == ["mesh"]
     given = rows[rows["case"] == "given"].iloc[0]
     times = parts(rows)[MESH_CHART].rows.pivot_table("block_ms", "tokens_per_device", "what")
-    longer = times["computation"] >= times["communication, both in turn"] * (1 - 1e-9)
+    longer = times["computation"] >= times["communication, sum of both"] * (1 - 1e-9)
     assert list(longer) == list(times.index >= given["tokens_per_device"] * (1 - 1e-9))
 
 
-def test_what_a_layer_keeps_of_a_token_adds_up_to_what_the_model_keeps(rows):
-    # The formula of course.md: (8·D + 4·F + H·S + 2) numbers a token and layer, and little for the head.
+def test_bytes_kept_per_token_and_layer_add_up_to_the_models_activations(rows):
+    # The formula in course.md: (8·D + 4·F + H·S + 2) numbers per token and layer, and little for the head.
     kept = table("activations", rows[rows["question"] == "activations"]).rows
     row = kept.set_index(["attention", "seq_len"]).loc["eager", 1024]
     numbers = 8 * row["d_model"] + 4 * row["d_ff"] + row["num_heads"] * 1024 + 2
@@ -73,12 +73,12 @@ def test_what_a_layer_keeps_of_a_token_adds_up_to_what_the_model_keeps(rows):
     assert row["activation_bytes"] - row["head_bytes"] == layers_bytes
 
 
-def test_fsdp_on_this_machine_takes_the_measured_products_and_all_gathers(rows):
+def test_fsdp_on_this_machine_uses_measured_products_and_all_gathers(rows):
     ceilings = pd.DataFrame({"dtype": ["bf16", "bf16", "fp8"], "tflops_per_s": [600.0, 700.0, 1200.0]})
     names = ["backend", "collective", "world_size", "busbw_gb_per_s", "status"]
     calls = [("nccl", "all_reduce", 8, 480.0, "ok"), ("nccl", "all_gather", 8, 350.0, "ok")]
     calls += [("nccl", "all_reduce", 2, 140.0, "ok"), ("gloo", "all_gather", 8, 1.0, "ok")]
-    beside = {"ceilings": ceilings, "collectives": pd.DataFrame(calls, columns=names).assign(impl="torch")}
-    here = shown(build(rows, beside))["here"].rows.set_index("world_size")
+    other_stages = {"ceilings": ceilings, "collectives": pd.DataFrame(calls, columns=names).assign(impl="torch")}
+    here = shown(build(rows, other_stages))["here"].rows.set_index("world_size")
     assert here["tokens"].to_dict() == {2: 5000.0, 8: 2000.0}
     assert here["collective"].to_dict() == {2: "all-reduce", 8: "all-gather"}

@@ -19,7 +19,7 @@ QUICK = Settings(batch_size=2, passes=10, warmup_passes=1)
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Measure the cell, with functions of this test's in place of the eager and the compiled one."""
+    """Measure the cell with the test's functions in place of the eager and the compiled one."""
 
     def run(eager=eager_attention, compiled=eager_attention, settings=QUICK):
         def compile_like(_function, **_options):
@@ -52,8 +52,8 @@ class RunsOut:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 16.00 GiB.")
 
 
-def test_each_phase_is_warmed_up_before_it_counts_and_what_is_saved_is_what_the_formula_says(measured):
-    less, more = RunsOut(), RunsOut()  # neither does: they count
+def test_each_phase_is_warmed_up_and_saved_bytes_match_the_formula(measured):
+    less, more = RunsOut(), RunsOut()  # neither runs out of memory: they count calls
     measured(eager=less)
     rows = measured(eager=more, settings=replace(QUICK, warmup_passes=QUICK.warmup_passes + 3))
     assert more.forwards - less.forwards == 3 * len(PHASES)
@@ -67,16 +67,14 @@ def test_each_phase_is_warmed_up_before_it_counts_and_what_is_saved_is_what_the_
 
 @pytest.mark.parametrize("failing", MODES)
 @pytest.mark.parametrize("forward_at", [1, 8])
-def test_a_mode_that_runs_out_of_memory_leaves_the_other_measured(measured, failing, forward_at):
+def test_if_one_mode_runs_out_of_memory_the_other_is_still_measured(measured, failing, forward_at):
     rows = measured(**{failing: RunsOut(forward_at=forward_at)})
     (other,) = set(MODES) - {failing}
     assert {rows[failing, phase]["status"] for phase in PHASES} == {"oom"}
     assert all(rows[other, phase]["n"] == 10 for phase in PHASES)
 
 
-def test_a_mode_that_cannot_be_compiled_or_runs_out_on_its_way_back_leaves_what_could_be_measured(
-    measured, monkeypatch
-):
+def test_a_failed_compile_or_backward_pass_leaves_the_rest_measured(measured, monkeypatch):
     rows = measured(eager=RunsOut(backward=True))
     assert rows["eager", "backward"]["status"] == "oom"
     assert rows["eager", "forward"]["n"] == 10
@@ -98,7 +96,7 @@ def test_the_allocator_agrees_with_the_formulas_on_a_gpu():
 
 
 @pytest.mark.gpu
-def test_running_out_on_a_gpu_frees_what_was_taken():
+def test_memory_is_freed_after_running_out_on_a_gpu():
     rows = rows_read(measure.measure, Cell(head_dim=16, seq_len=262144), Settings(passes=10))
     assert {row["status"] for row in rows} == {"oom"}
     assert torch.cuda.memory_reserved() < 2e9

@@ -24,12 +24,12 @@ def out_of_memory(seq_len, head_dim=64, modes=("eager", "compiled")):
     return [failed(mode=mode, phase=phase, **where) for mode in modes for phase in PHASES]
 
 
-def told(*rows):
+def build_section(*rows):
     return build(frame_of("attention", rows), {})
 
 
-def test_compiling_that_makes_short_lengths_slower_is_told_so_and_what_ran_out_of_memory_has_no_ratio():
-    section = told(*rows_of(256, 0.2, 0.3), *rows_of(8192, 8.0, 6.0), *out_of_memory(65536))
+def test_lengths_slower_when_compiled_are_reported_and_oom_rows_have_no_ratio():
+    section = build_section(*rows_of(256, 0.2, 0.3), *rows_of(8192, 8.0, 6.0), *out_of_memory(65536))
     found = shown(section)["times"].rows.drop_duplicates("seq_len").set_index("seq_len")
     assert found["verdict"].dropna().to_dict() == {256: "slower", 8192: "faster"}
     assert found["ratio"].dropna().to_dict() == pytest.approx({256: 2 / 3, 8192: 4 / 3})
@@ -39,8 +39,8 @@ def test_compiling_that_makes_short_lengths_slower_is_told_so_and_what_ran_out_o
     assert "×" not in last
 
 
-def test_the_course_s_table_has_every_width_and_memory_without_workspaces():
-    section = told(*(row for width in (16, 64, 128) for row in rows_of(1024, 1.0, 1.0, head_dim=width)))
+def test_the_course_tables_have_every_head_dim_and_exclude_workspaces():
+    section = build_section(*(row for width in (16, 64, 128) for row in rows_of(1024, 1.0, 1.0, head_dim=width)))
     grid = shown(section)["grid"].rows
     assert grid["head_dim"].tolist() == [16, 64, 128, 16, 64, 128]
     assert set(shown(section)["times"].rows["head_dim"]) == {64}
@@ -50,10 +50,10 @@ def test_the_course_s_table_has_every_width_and_memory_without_workspaces():
     assert set(held["before_backward_bytes_peer"]) == {2}
 
 
-def test_the_tensors_of_the_smallest_that_ran_out_make_up_its_peak_and_a_cpu_shows_what_is_saved():
+def test_tensors_add_up_to_the_peak_that_did_not_fit_and_a_cpu_shows_saved_bytes():
     rows = [*rows_of(1024, 1.0, 1.0), *out_of_memory(32768), *out_of_memory(65536)]
-    *parts, whole, kept = shown(told(*rows))["tensors"].rows["size_bytes"]
+    *parts, whole, kept = shown(build_section(*rows))["tensors"].rows["size_bytes"]
     assert sum(parts) == whole == peak_bytes(Shape(8, 1, 32768, 64, is_causal=False), 4, "cuda")
     assert kept < whole / 1000
     rows = rows_of(1024, 1.0, 1.0, peak_bytes=None, saved_bytes=5e7, model_saved_bytes=5e7, device_type="cpu")
-    assert shown(told(*rows))["memory"].rows["gb"].tolist() == pytest.approx([0.05] * 3)
+    assert shown(build_section(*rows))["memory"].rows["gb"].tolist() == pytest.approx([0.05] * 3)

@@ -34,7 +34,7 @@ def run(collective, ranks, dtype="fp32"):
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @each_collective
-def test_a_right_result_is_right_and_wrong_numbers_shares_or_ranks_are_found(collective, dtype):
+def test_correct_results_pass_and_wrong_numbers_shares_or_ranks_are_found(collective, dtype):
     found = run(collective, 3, dtype)
     if collective in ("reduce_scatter", "send_recv"):  # what another rank should have
         assert found[0][0].wrong(found[1][1], SIZE) > 0
@@ -55,7 +55,7 @@ def test_a_target_that_was_not_written_is_wrong_everywhere(collective):
 
 
 @pytest.mark.parametrize("ranks", [2, 8, 100])
-def test_sums_are_whole_numbers_that_bf16_holds_in_any_order(ranks):
+def test_bf16_holds_the_sums_exactly_in_any_order(ranks):
     numbers, total = Numbers(ranks, torch.bfloat16, CPU), torch.zeros(1000, dtype=torch.float64)
     for rank in range(ranks):
         numbers.write(own := torch.empty(1000, dtype=torch.bfloat16), rank)
@@ -67,7 +67,7 @@ def test_sums_are_whole_numbers_that_bf16_holds_in_any_order(ranks):
 
 @pytest.mark.parametrize(("count", "expected"), [(3, 3), (10, 10), (11, 10)])
 @each_collective
-def test_parts_are_side_by_side_no_more_than_the_buffers_have_and_filled_anew(collective, count, expected):
+def test_parts_are_adjacent_fit_the_buffers_and_are_refilled(collective, count, expected):
     own = buffers(collective, ranks=2, size=4000)[0]
     nbytes = {each.data_ptr(): each.nbytes for each in (own._source, own._target)}
     assert needed_bytes(own._cell, 4000) == sum(nbytes.values())
@@ -81,7 +81,7 @@ def test_parts_are_side_by_side_no_more_than_the_buffers_have_and_filled_anew(co
     assert (parts[0][0].data_ptr() == parts[0][1].data_ptr()) == (collective in IN_PLACE)
 
 
-def test_shares_are_of_whole_numbers():
+def test_buffer_sizes_are_rounded_up_to_whole_numbers_per_share():
     assert Cell("nccl", 8, 1, "all_gather").buffer_bytes(100) == 128
     assert Cell("nccl", 8, 1, "all_to_all", "bf16").buffer_bytes(100) == 112
     assert Cell("nccl", 8).buffer_bytes(100) == 100

@@ -32,7 +32,7 @@ def merged(reports, cell, settings=None):
 
 
 def rows_of_ranks(context, cell, settings=BRIEF):
-    """Measure on this rank; return the rows of all."""
+    """Measure on this rank; return the merged rows of all ranks."""
     reports = [None] * context.world_size
     dist.all_gather_object(reports, ranks.measure_rank(context, cell, settings))
     return merged(reports, cell, SETTINGS)
@@ -43,7 +43,7 @@ def kinds(rows):
 
 
 class NcclOverGloo:
-    """A communicator as NCCL's would be, on tensors of the CPU; lists where in its buffer source and target lie."""
+    """A stand-in for NCCL's communicator on CPU tensors; lists the offsets of source and target in their buffers."""
 
     def __init__(self):
         self.places = []
@@ -60,7 +60,7 @@ class NcclOverGloo:
 
 @contextmanager
 def called_directly(context):
-    """Let an NCCL rank run on the CPU inside this context: yields it, its communicator and monkeypatch."""
+    """Let an NCCL rank run on the CPU inside this context; yield its context, communicator and monkeypatch."""
     communicator = NcclOverGloo()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranks.nccl, "loaded_library", lambda: None)
@@ -75,7 +75,7 @@ def report(*samples_ms, slowdowns=(), no_direct_nccl=None):
     return ranks.RankReport([row], {}, {10**6: list(slowdowns)}, no_direct_nccl)
 
 
-def test_every_size_is_timed_in_bursts_and_one_by_one_beside_the_set_up_and_the_first_call(gloo):
+def test_every_size_is_timed_in_bursts_and_singly_after_set_up_and_first_call(gloo):
     first, repeated = gloo[:2], gloo[2:]
     assert [row["timing"] for row in first] == ["set_up", "first_call"]
     assert all(row["n"] == 1 and row["median_ms"] > 0 for row in first)
@@ -86,11 +86,11 @@ def test_every_size_is_timed_in_bursts_and_one_by_one_beside_the_set_up_and_the_
         assert (row["n"], row["status"]) == (10, "ok")
         assert row["algbw_gb_per_s"] == pytest.approx(row["size_bytes"] / row["median_ms"] / 1e6)
         assert row["busbw_gb_per_s"] == row["algbw_gb_per_s"]  # two ranks send each byte once
-        if row["timing"] == "burst":  # on how much memory its calls were
+        if row["timing"] == "burst":  # how many parts of the buffers its calls went through
             assert row["parts"] == min(row["calls"] + 1, 400_000 // row["size_bytes"])
 
 
-def test_what_ranks_take_is_measuring(monkeypatch):
+def test_the_ranks_time_counts_as_measuring(monkeypatch):
     monkeypatch.setattr(measure, "run_ranks", lambda *_args, **_words: time.sleep(0.05) or [report(1.0)] * 2)
     measure.measure(Cell("gloo", 2), SETTINGS, stopwatch := Stopwatch())
     assert stopwatch.seconds()["measuring"] >= 0.05
@@ -109,7 +109,7 @@ def test_every_collective_is_right_on_gloo_and_timed_at_every_size(context, coll
 
 
 @on_ranks(2)
-def test_a_wrong_result_has_no_times_and_names_its_rank_and_the_other_sizes_have_theirs(context):
+def test_a_wrong_result_names_its_rank_and_has_no_times_unlike_other_sizes(context):
     def wrong(source, _target, rank, _ranks):
         dist.broadcast(source, src=0)
         if len(source) > 1000:
@@ -126,7 +126,7 @@ def test_a_wrong_result_has_no_times_and_names_its_rank_and_the_other_sizes_have
 
 
 @on_ranks(2)
-def test_nccl_called_directly_goes_through_the_buffers_of_the_largest_size_in_place_and_out_of_place(context):
+def test_direct_nccl_calls_cycle_through_the_buffers_in_and_out_of_place(context):
     settings, cell, bursts = replace(BRIEF, max_bytes=40_000, budget_s=60, burst_calls=11), Cell("nccl", 2), []
     time_burst_ms = ranks.time_burst_ms
 
@@ -140,19 +140,19 @@ def test_nccl_called_directly_goes_through_the_buffers_of_the_largest_size_in_pl
         patch.setattr(ranks, "time_burst_ms", noting)
         rows = rows_of_ranks(nccl_context, cell, settings)
     through = [(1000 * (number % 10),) * 2 for number in range(12)]
-    # of the largest size there is one part
+    # the largest size has only one part
     assert [places for places in bursts if places] == [through] * 4 + [[(0, 0)] * 12] * 4
     assert {tuple(key.values()) for key in cell.row_keys()} <= kinds(rows)
     assert [row["median_ms"] for row in rows if row["timing"] == "set_up" and row["impl"] == "nccl"] == [7.0]
     assert len([row for row in rows if row["impl"] == "nccl" and row["timing"] == "burst"]) == 2 * 2
 
 
-def test_a_size_that_not_every_gpu_has_room_for_is_out_of_memory(monkeypatch):
+def test_a_size_that_does_not_fit_on_every_gpu_is_out_of_memory(monkeypatch):
     monkeypatch.setattr(ranks.torch.cuda, "mem_get_info", lambda _device: (10**6, 10**6))
     monkeypatch.setattr(ranks, "_most", lambda value, _device: value)
     cell = Cell("nccl", 2, 1, "all_gather")
     fitting, rows = ranks._fitting(SimpleNamespace(device=torch.device("cuda")), cell, [10**3, 6 * 10**5, 6 * 10**6])
-    assert fitting == [10**3, 6 * 10**5]  # of the whole and a half of it
+    assert fitting == [10**3, 6 * 10**5]  # a call needs the whole buffer and half of it
     outcomes = [(row["timing"], row["status"], row["size_bytes"]) for row in rows]
     assert outcomes == [(timing, "oom", 6 * 10**6) for timing in ("burst", "single")]
     assert rows[0]["reason"] == "needs 0.0 GB a GPU, 0.0 GB are free"
@@ -172,7 +172,7 @@ def test_sizes_are_both_ends_and_powers_between(settings, backend, sizes):
     assert settings.sizes_bytes(backend) == sizes
 
 
-def test_a_sample_is_that_of_the_slowest_rank_the_state_that_of_gpus_that_tell_any_and_ranks_are_kept_apart():
+def test_samples_are_the_slowest_ranks_and_missing_gpu_readings_are_ignored():
     states = [{"sm_clock_mhz": clock, "temperature_c": t} for clock, t in ((1900, 40), (1500, None), (None, 60))]
     reports = [replace(report(1.0, 4.0, 3.0), states={10**6: states}), report(2.0, 5.0, 8.0)]
     row = merged(reports, Cell("nccl", 2))[0]
@@ -182,7 +182,7 @@ def test_a_sample_is_that_of_the_slowest_rank_the_state_that_of_gpus_that_tell_a
     assert (row["sm_clock_mhz"], row["temperature_c"]) == (1500, 60)
 
 
-def test_bus_bandwidth_counts_what_a_rank_of_a_ring_sends_and_more_ranks_than_cores_are_marked(monkeypatch):
+def test_bus_bandwidth_uses_the_ring_factor_and_more_ranks_than_cores_are_flagged(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _pid: {0, 1})
     row = merged([report(2.0)] * 4, Cell("nccl", 4))[0]
     assert (row["algbw_gb_per_s"], row["busbw_gb_per_s"], row["oversubscribed"]) == (0.5, 0.75, False)
@@ -191,7 +191,7 @@ def test_bus_bandwidth_counts_what_a_rank_of_a_ring_sends_and_more_ranks_than_co
         assert (row["cores"], row["oversubscribed"]) == (2, is_oversubscribed)
 
 
-def test_a_throttled_or_noisy_row_is_unstable_and_without_direct_nccl_each_placement_is_skipped():
+def test_throttled_or_noisy_rows_are_unstable_and_missing_direct_nccl_is_skipped():
     throttled, noisy = report(1.0, 1.0, slowdowns=["hw_slowdown"]), report(1.0, 9.0, no_direct_nccl="not loaded")
     for ranks_report, reason in ((throttled, "GPU slowed down: hw_slowdown"), (noisy, "median unknown")):
         row, *skipped = merged([ranks_report] * 2, Cell("nccl", 2))
@@ -201,7 +201,7 @@ def test_a_throttled_or_noisy_row_is_unstable_and_without_direct_nccl_each_place
     assert [row["placement"] for row in skipped] == ["in_place", "out_of_place"]
 
 
-def test_what_cannot_be_is_refused_in_one_line_and_a_cell_takes_a_gpu_for_each_nccl_rank_of_a_node():
+def test_bad_sizes_and_nodes_are_refused_and_nccl_takes_a_gpu_per_rank_of_a_node():
     with pytest.raises(UserError, match=r"max_bytes must be at least min_bytes \(400\), got 40"):
         measure.measure(Cell("gloo", 2), Settings(min_bytes=400, max_bytes=40), Stopwatch())
     with pytest.raises(UserError, match=r"^world_size must be a multiple of nodes \(2\), got 3$"):
@@ -217,7 +217,7 @@ def test_what_cannot_be_is_refused_in_one_line_and_a_cell_takes_a_gpu_for_each_n
         (Cell("nccl", 4), None, "NCCL needs a GPU for each of 4 ranks, none present"),
     ],
 )
-def test_nodes_and_gpus_that_are_not_there_are_a_reason_to_skip(monkeypatch, cell, job, reason):
+def test_a_cell_is_skipped_if_nodes_or_gpus_are_missing(monkeypatch, cell, job, reason):
     monkeypatch.setattr(measure, "slurm_job", lambda: job)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     with pytest.raises(Skipped, match=f"^{reason}$"):

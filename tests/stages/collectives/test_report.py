@@ -11,7 +11,7 @@ from ..published import sound
 LINK = {"ceilings": pd.DataFrame({"kind": ["copy", "to_peer"], "gb_per_s": [4000.0, 400.0]})}
 
 
-def of(rows, **columns):
+def select(rows, **columns):
     for name, value in {"impl": "torch", **columns}.items():
         rows = rows[rows[name] == value]
     return rows
@@ -19,48 +19,48 @@ def of(rows, **columns):
 
 @pytest.fixture
 def rows():
-    return of(sound("collectives"), collective="all_reduce", dtype="fp32")
+    return select(sound("collectives"), collective="all_reduce", dtype="fp32")
 
 
-def groups(rows, beside=None):
-    return parts(build(rows, beside or {}))["groups"]
+def groups(rows, other_stages=None):
+    return parts(build(rows, other_stages or {}))["groups"]
 
 
-def test_a_call_alone_by_the_hosts_clock_stands_beside_calls_back_to_back_and_in_a_graph(rows):
-    graphs = of(rows, timing="burst", backend="nccl", size_bytes=rows["size_bytes"].min()).assign(timing="graph")
+def test_single_calls_are_shown_next_to_bursts_and_graphs(rows):
+    graphs = select(rows, timing="burst", backend="nccl", size_bytes=rows["size_bytes"].min()).assign(timing="graph")
     without = rows[rows["timing"] != "graph"]
     rows = pd.concat([without, graphs.assign(median_ms=0.8 * graphs["median_ms"])], ignore_index=True)
     section = build(rows, {})
     found = parts(section)
-    told, by_size = found["groups"].rows.dropna(subset="median_ms_burst"), found["by_size"].rows
-    assert [each.value for each in section.compared] == told["busbw_gb_per_s_best"].tolist()
-    assert len({each.what for each in section.compared}) == len(told) > 2
-    for row in told.to_dict("records"):
+    timed, by_size = found["groups"].rows.dropna(subset="median_ms_burst"), found["by_size"].rows
+    assert [each.value for each in section.compared] == timed["busbw_gb_per_s_best"].tolist()
+    assert len({each.what for each in section.compared}) == len(timed) > 2
+    for row in timed.to_dict("records"):
         cell = {name: row[name] for name in ("backend", "world_size", "size_bytes")}
-        single = of(rows, **cell, timing="single", clock="host")["median_ms"].item()
-        assert row["median_ms_single"] == of(by_size, **cell)["median_ms_alone"].item() == single
-        assert row["median_ms_burst"] == of(rows, **cell, timing="burst")["median_ms"].item()
+        single = select(rows, **cell, timing="single", clock="host")["median_ms"].item()
+        assert row["median_ms_single"] == select(by_size, **cell)["median_ms_alone"].item() == single
+        assert row["median_ms_burst"] == select(rows, **cell, timing="burst")["median_ms"].item()
         if row["backend"] == "nccl":
             assert row["median_ms_graph"] == 0.8 * row["median_ms_burst"]
 
 
-def test_small_calls_are_of_the_smallest_size_that_all_cells_have(rows):
-    four = of(rows, backend="nccl", world_size=4)
-    smaller = of(four, size_bytes=four["size_bytes"].min()).assign(size_bytes=8, median_ms=0.001)
+def test_small_calls_use_the_smallest_size_that_all_cells_share(rows):
+    four = select(rows, backend="nccl", world_size=4)
+    smaller = select(four, size_bytes=four["size_bytes"].min()).assign(size_bytes=8, median_ms=0.001)
     wider, own = groups(pd.concat([rows, smaller], ignore_index=True)), groups(rows)
     assert wider.caption == own.caption
     assert [head for head, _, _ in wider.columns] == [head for head, _, _ in own.columns]
     assert wider.rows["median_ms_burst"].tolist() == own.rows["median_ms_burst"].tolist()
 
 
-def test_the_answer_is_of_all_reduce_where_it_was_measured(rows):
-    faster = of(rows, backend="nccl", world_size=4).assign(collective="broadcast", busbw_gb_per_s=9e9)
+def test_the_answer_is_about_all_reduce_if_it_was_measured(rows):
+    faster = select(rows, backend="nccl", world_size=4).assign(collective="broadcast", busbw_gb_per_s=9e9)
     assert build(pd.concat([rows, faster], ignore_index=True), {}).answer == build(rows, {}).answer
     assert "broadcast" in build(faster, {}).answer
 
 
-def test_every_collective_and_type_has_a_row_and_the_chart_a_line_a_collective(rows):
-    four, types = of(rows, backend="nccl", world_size=4), ("fp32", "bf16")
+def test_every_collective_and_dtype_has_a_row_and_each_collective_a_chart_line(rows):
+    four, types = select(rows, backend="nccl", world_size=4), ("fp32", "bf16")
     node = pd.concat([four.assign(collective=name, dtype=dtype) for dtype in types for name in COLLECTIVES])
     found = parts(build(node.reset_index(drop=True), {}))
     assert len(found["groups"].markdown().splitlines()[4:]) == 12
@@ -71,7 +71,7 @@ def test_every_collective_and_type_has_a_row_and_the_chart_a_line_a_collective(r
     assert set(parts(build(fewer, {}))["busbw"].rows["dtype"]) == {"bf16"}
 
 
-def test_a_size_that_does_not_fit_says_so_in_its_place_and_what_was_skipped_is_left_out(rows):
+def test_a_size_that_does_not_fit_shows_oom_and_skipped_cells_are_left_out(rows):
     is_four = (rows["backend"] == "nccl") & (rows["world_size"] == 4)
     gone = is_four & (rows["size_bytes"] == rows["size_bytes"].max())
     skipped = (rows["backend"] == "gloo") & (rows["world_size"] == 6)
@@ -84,8 +84,8 @@ def test_a_size_that_does_not_fit_says_so_in_its_place_and_what_was_skipped_is_l
     assert 6 not in set(found["by_size"].rows["world_size"])
 
 
-def test_ranks_of_several_nodes_are_a_row_of_their_own(rows):
-    apart = of(rows, backend="nccl", world_size=4).assign(nodes=2)
+def test_ranks_on_several_nodes_have_their_own_row(rows):
+    apart = select(rows, backend="nccl", world_size=4).assign(nodes=2)
     apart["busbw_gb_per_s"] /= 10
     found = build(pd.concat([rows, apart], ignore_index=True), {})
     assert gaps(found) == []
@@ -93,14 +93,14 @@ def test_ranks_of_several_nodes_are_a_row_of_their_own(rows):
     assert best["4 ranks of 2 nodes"] < 0.2 * best["4 ranks"].max()
 
 
-def test_an_unstable_time_is_marked_in_its_own_column_alone(rows):
+def test_an_unstable_time_is_marked_only_in_its_own_column(rows):
     first = (rows["timing"] == "single") & (rows["size_bytes"] == rows["size_bytes"].min())
     rows["status"] = rows["status"].mask(first, "unstable")
     lines = [line for line in groups(rows).markdown().splitlines()[4:] if "skipped" not in line]
     assert [line.count("~") for line in lines] == [1] * len(lines) != []
 
 
-def test_the_link_is_a_limit_of_nccl_alone(rows):
+def test_the_link_rate_is_a_limit_only_for_nccl(rows):
     assert [limit.value for limit in parts(build(rows, LINK))["busbw"].limits] == [400.0]
     assert not parts(build(sound("collectives", "laptop"), LINK))["busbw"].limits
     shares = groups(rows, LINK).rows.dropna(subset="of_link_pct")

@@ -31,7 +31,7 @@ def steps(rows):
     return {(row["impl"], row["bucket_size_mb"]): row for row in rows if row["phase"] == "train_step"}
 
 
-def test_every_variant_has_a_value_the_weights_of_all_that_average_agree_and_their_all_reduces_are_counted(steps):
+def test_every_variant_is_timed_averaging_ones_agree_and_all_reduces_are_counted(steps):
     assert list(steps) == [(variant.impl, variant.bucket_size_mb) for variant in VARIANTS]
     assert {row["status"] for row in steps.values()} <= {"ok", "unstable"}
     assert {row["tokens"] for row in steps.values()} == {2 * 1 * 16}  # ranks, batch, context
@@ -50,7 +50,7 @@ def test_every_variant_has_a_value_the_weights_of_all_that_average_agree_and_the
         assert row["all_reduce_bytes"] == (0 if impl == "none" else row["gradient_bytes"])
 
 
-def test_phases_are_timed_apart_and_captured_steps_tell_what_is_hidden_and_are_kept_for_perfetto(rows, kept):
+def test_phases_are_timed_and_captured_steps_show_overlap_and_are_kept(rows, kept):
     timed = {(row["impl"], row["phase"]) for row in rows if row.get("median_ms", 0) > 0}
     assert {phase for impl, phase in timed if impl == "torch"} == {"forward", "backward", "optimizer", "train_step"}
     assert {phase for impl, phase in timed if impl == "naive"} == {*PHASES, "train_step"}
@@ -66,7 +66,7 @@ def test_phases_are_timed_apart_and_captured_steps_tell_what_is_hidden_and_are_k
 
 
 @on_ranks(1)
-def test_torchs_is_there_as_it_comes_and_as_ours_are(context):
+def test_torchs_ddp_is_measured_with_its_defaults_and_tuned(context):
     plain = {"vocab_size": 100, "context_length": 8, "batch_size": 1, "precision": "fp32", "device": "cpu"}
     options = {}
     for way in (way for way in WAYS if way.name.startswith("torch")):
@@ -77,7 +77,7 @@ def test_torchs_is_there_as_it_comes_and_as_ours_are(context):
 
 
 @pytest.mark.gpu(count=2)
-def test_on_gpus_the_same_holds_and_phases_are_told_apart_by_events():
+def test_on_gpus_variants_agree_and_phases_are_timed_by_events():
     rows = pd.DataFrame(rows_read(measure, Cell(size="micro", context_length=64), SMOKE))
     whole = rows[(rows["phase"] == "train_step") & (rows["clock"] == "host")].set_index(["impl", "bucket_size_mb"])
     averaging = whole.drop(index="none", level="impl")

@@ -18,7 +18,7 @@ def way(impl, median_ms, **columns):
 
 
 def steps(torch_ms=120.0, **columns):
-    """Return the rows of a cell: four ways, bucketed by three sizes, torch's by two."""
+    """Return the rows of a cell: three ways without buckets, bucketed at three sizes, torch's at two."""
     by_size = [("bucketed", 1, 112.0), ("bucketed", 100, 118.0), ("bucketed", 1000, 119.0)]
     by_size += [("torch", 25, torch_ms), ("torch", 100, 1.1 * torch_ms)]
     rows = [way(impl, ms, **columns) for impl, ms in STEPS_MS.items()]
@@ -33,7 +33,7 @@ def section(rows, collectives=True):
     return build(frame_of("ddp", rows), {"collectives": calls} if collectives else {})
 
 
-def test_the_formula_has_the_cost_of_this_machines_calls_and_the_fastest_stands_beside_the_nearest_size():
+def test_best_bucket_uses_measured_call_costs_and_compares_fastest_with_nearest():
     [row] = shown(section(steps()))["best_bucket"].rows.to_dict("records")
     assert row["best_by_formula_mb"] == pytest.approx(best_bucket_bytes(GRADIENT_BYTES, COST) / 2**20, rel=1e-3)
     assert row["w_gb_per_s"] == pytest.approx(320, rel=1e-3)
@@ -42,12 +42,12 @@ def test_the_formula_has_the_cost_of_this_machines_calls_and_the_fastest_stands_
     assert "best_bucket" not in shown(section(steps(), collectives=False))
 
 
-def test_charts_draw_what_averaging_adds_beside_a_step_of_the_same_cell_and_the_lanes_of_captured_ones():
+def test_charts_show_time_added_within_a_cell_and_lanes_of_captured_steps():
     rows = [*steps(), *steps(precision="fp32")[1:]]
     added = shown(section(rows))["added"].drawn.set_index("way")["added_ms"]
     assert added[NAIVE] == 30.0
     assert NONE not in added
-    assert added.index.is_unique  # nothing of the cell without a step to compare with
+    assert added.index.is_unique  # no bars for the cell without a step to compare with
     captured = {"phase": "captured_step", "clock": "torch.profiler", "computation_ms": 100.0}
     lanes = {"computation_busy_pct": [100] * 160, "communication_busy_pct": [0] * 80 + [50] * 80}
 
@@ -58,10 +58,10 @@ def test_charts_draw_what_averaging_adds_beside_a_step_of_the_same_cell_and_the_
     both = drawn(naive=133.0, overlap=112.0)
     assert 130 < both["at_ms"].max() < 133
     assert both[both["kind"] == "communication"].groupby("way")["busy_pct"].mean().tolist() == [25.0, 25.0]
-    assert set(drawn(naive=133.0, overlap=114.0)["way"]) == {NAIVE}  # profiling held the other up
+    assert set(drawn(naive=133.0, overlap=114.0)["way"]) == {NAIVE}  # profiling slowed the other down
 
 
-def test_tables_have_of_bucket_sizes_the_fastest_and_torchs_own_and_the_outcome_of_what_has_no_time():
+def test_tables_keep_the_fastest_bucket_size_torchs_default_and_failed_outcomes():
     table = shown(section([*steps(), failed(**{**way("flat", 1.0), "status": "oom", "median_ms": None})]))["ways_1"]
     [flat] = [line for line in table.markdown().splitlines() if line.startswith("| flat ")]
     assert "OOM" in flat
@@ -76,20 +76,20 @@ def test_tables_have_of_bucket_sizes_the_fastest_and_torchs_own_and_the_outcome_
     assert {"bucketed 1 MiB", "bucketed 100 MiB", "bucketed 1000 MiB"} <= set(beside_naive.index)
 
 
-def test_the_answer_does_not_rest_on_an_unstable_step_and_is_whole_where_torchs_own_is_the_fastest_or_missing():
+def test_the_answer_avoids_unstable_steps_and_works_if_torch_is_fastest_or_missing():
     for status, fastest in (("ok", "overlap"), ("unstable", "bucketed 1 MiB")):
         rows = [row | {"status": status} if row["impl"] == "overlap" else row for row in steps()]
         assert f", {fastest}, and " in section(rows).answer
     of_others = [row | {"status": "unstable"} if row["impl"] not in ("torch", "none") else row for row in steps()]
     rows = [row | {"status": "unstable"} if row.get("bucket_size_mb") == 25 else row for row in of_others]
-    assert f"torch's, {TORCH}: " in section(rows).answer  # torch's stable one is slower: both by the same rule
+    assert f"torch's, {TORCH}: " in section(rows).answer  # ours has no stable step, so torch's unstable ones count too
     slower = section(steps(torch_ms=90.0)).answer
     assert (f", {TORCH}: ours is 0.8" in slower, "(slower)" in slower) == (True, True)
     assert "variants with results" in section([row for row in steps() if row["impl"] != "torch"]).answer
 
 
 @pytest.mark.parametrize(("factor", "sizes"), [(0.8, ["100"]), (1.2, [])])
-def test_another_bucket_size_for_torch_is_a_change_where_it_is_faster(factor, sizes):
+def test_a_faster_bucket_size_for_torch_is_a_suggested_change(factor, sizes):
     rows = [row for row in steps() if (row["impl"], row.get("bucket_size_mb")) != ("torch", 100)]
     found = section([*rows, way("torch", factor * 120.0, bucket_size_mb=100)])
     assert [change.what.rpartition("=")[2] for change in found.changes] == sizes

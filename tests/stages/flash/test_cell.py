@@ -7,7 +7,7 @@ from pipeline.stages.flash.cell import SUSTAINED, Cell, Settings
 from pipeline.stages.flash.needs import expected_s, needed_bytes
 
 
-def test_heads_of_keys_have_as_many_of_queries_each_and_fp16_needs_as_much_memory_as_bf16():
+def test_query_heads_must_divide_evenly_and_fp16_needs_as_much_memory_as_bf16():
     grids = [{"num_heads": [8, 6], "query_heads_per_kv_head": [1, 4]}]
     with pytest.raises(UserError, match=r"^num_heads must be a multiple of query_heads_per_kv_head \(4\), got 6$"):
         expand(Cell, grids, "a grid")
@@ -22,9 +22,7 @@ def test_heads_of_keys_have_as_many_of_queries_each_and_fp16_needs_as_much_memor
     ("num_heads", "on_gpu", "version", "held"),
     [(16, True, "4.0", SUSTAINED), (16, True, None, SUSTAINED[2:]), (1, True, "4.0", ()), (16, False, "4.0", ())],
 )
-def test_only_several_heads_on_a_gpu_take_the_time_of_running_back_to_back(
-    monkeypatch, num_heads, on_gpu, version, held
-):
+def test_only_several_heads_on_a_gpu_take_time_for_sustained_runs(monkeypatch, num_heads, on_gpu, version, held):
     monkeypatch.setattr(needs, "version_of", lambda _peer: version)
     on, off = (expected_s(Cell(num_heads=num_heads), Settings(sustained_s=each), on_gpu) for each in (2.0, 0.0))
     assert on - off == len(held) * 2.0

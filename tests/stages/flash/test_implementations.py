@@ -12,12 +12,12 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("seq_len", [64, 128, 1000, 1024])
-def test_the_causal_block_mask_is_what_torch_finds_from_all_elements(seq_len):
+def test_the_causal_block_mask_matches_torchs_create_block_mask(seq_len):
     ours = implementations.causal_block_mask(seq_len, CPU)
     torchs = create_block_mask(ours.mask_mod, None, None, seq_len, seq_len, device="cpu")
     assert ours.shape == torchs.shape
     assert torch.equal(ours.to_dense(), torchs.to_dense())
-    if seq_len % implementations.FLEX_BLOCK == 0:  # else torch takes rows beyond the end for masked
+    if seq_len % implementations.FLEX_BLOCK == 0:  # else torch treats rows beyond the end as masked
         for blocks in ("kv_num_blocks", "full_kv_num_blocks", "full_q_num_blocks"):
             assert torch.equal(getattr(ours, blocks), getattr(torchs, blocks)), blocks
 
@@ -31,7 +31,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-def test_the_reason_for_which_one_refuses_is_named(name):
+def test_a_refusal_is_skipped_with_its_reason(name):
     error, reason = REFUSALS[name]
 
     def refuse():
@@ -46,13 +46,13 @@ def test_the_reason_for_which_one_refuses_is_named(name):
 @pytest.mark.parametrize(
     ("allowed", "name"), [([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], "sdpa_flash"), ([SDPBackend.MATH], None)]
 )
-def test_sdpas_own_choice_is_what_it_takes_of_those_that_it_may(allowed, name):
+def test_sdpas_choice_is_the_backend_it_picks_from_those_allowed(allowed, name):
     q = torch.randn(1, 1, 32, 16)
     with sdpa_kernel(allowed):
         assert implementations.chosen_by_sdpa(q, q, q, Shape(1, 1, 32, 16, True)) == name
 
 
-def test_our_kernels_are_asked_to_share_keys_and_copy_none(monkeypatch):
+def test_our_kernels_get_shared_keys_without_copies(monkeypatch):
     seen = []
     monkeypatch.setattr(implementations, "GPU_ONLY", ())
     monkeypatch.setitem(implementations.FUNCTIONS, "triton", lambda *arguments: seen.append(arguments))

@@ -32,7 +32,7 @@ V100 = Gpu("Tesla V100", "nvidia", (7, 0), 80, 96 * 1024)
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Measure a cell with some implementations, others' functions put in their place."""
+    """Measure a cell with some implementations, whose functions the test may replace."""
 
     def run(names, cell=CELL, settings=QUICK, **replaced):
         monkeypatch.setattr(implementations, "names", lambda _cell, _device, _tiles: list(names))
@@ -70,16 +70,16 @@ def test_every_implementation_and_phase_has_a_row_with_time_rate_and_errors(meas
 
 
 @pytest.mark.usefixtures("gpu_is_cpu")
-def test_a_gpu_too_old_for_the_kernels_is_the_reason_for_which_they_are_skipped(measured, monkeypatch):
+def test_our_kernels_are_skipped_on_a_gpu_that_is_too_old(measured, monkeypatch):
     monkeypatch.setattr(forward_plan, "gpu_of", lambda _device: V100)
-    rows = measured(["triton", "eager"], cell=replace(CELL, seq_len=47))  # of which there is no plan yet
+    rows = measured(["triton", "eager"], cell=replace(CELL, seq_len=47))  # a shape without a plan yet
     outcomes = {(rows["triton", phase]["status"], rows["triton", phase]["reason"]) for phase in PHASES}
     assert outcomes == {("skipped", V100.why_refused)}
     assert {rows["eager", phase]["status"] for phase in PHASES} <= {"ok", "unstable"}
 
 
 @pytest.mark.parametrize("others", [[], ["eager", "sdpa"]])
-def test_a_wrong_implementation_has_errors_and_no_times_whether_it_is_the_users_or_not(measured, others):
+def test_a_wrong_implementation_has_errors_and_no_times(measured, others):
     rows = measured(["tiled", *others], tiled=lambda q, k, v, _is_causal: eager_attention(q, k, v, False))
     assert min(rows["tiled", "forward"]["output_rel_error"], rows["tiled", "forward"]["output_max_error"]) > 0.1
     assert {rows["tiled", phase]["status"] for phase in PHASES} == {"wrong"}
@@ -88,7 +88,7 @@ def test_a_wrong_implementation_has_errors_and_no_times_whether_it_is_the_users_
 
 
 def laid_out_by_token(q, k, v, causal):
-    """Compute attention of contiguous (batch, length, heads, head_dim), with an LSE beside the output."""
+    """Compute attention of contiguous (batch, length, heads, head_dim); return it and None for the LSE."""
     assert q.is_contiguous(), "q must be contiguous"
     assert k.is_contiguous(), "k must be contiguous"
     group = q.shape[2] // k.shape[2]
@@ -111,7 +111,7 @@ def test_flash_attention_4_is_called_and_checked_in_its_own_layout(measured, mon
     assert "package_version" not in rows["eager", "forward"]
 
 
-def test_single_calls_are_timed_but_those_of_slow_ones(monkeypatch):
+def test_single_calls_are_timed_except_slow_ones(monkeypatch):
     monkeypatch.setattr(measuring, "latency_sampler", lambda _device: latency_sampler(CPU))
     works = {("tiled", phase): Work(lambda _: None) for phase in PHASES}
     assert measuring._latencies(works, (), CPU) == {}
@@ -123,7 +123,7 @@ def test_single_calls_are_timed_but_those_of_slow_ones(monkeypatch):
     assert (columns["q1_call_ms"], columns["median_call_ms"], columns["q3_call_ms"]) == (1.5, 2.0, 2.5)
 
 
-def test_ours_and_its_rivals_run_back_to_back_where_several_heads_of_a_gpu_are_asked_to(monkeypatch):
+def test_ours_and_its_rivals_run_back_to_back_at_several_heads_on_a_gpu(monkeypatch):
     asked = []
 
     def hold(work, call_ms, duration_s):
@@ -151,7 +151,7 @@ def test_ours_and_its_rivals_run_back_to_back_where_several_heads_of_a_gpu_are_a
     assert row["sustained_tflops_per_s"] == pytest.approx(pass_flops(SEVERAL.shape, "forward") / 3e9)
 
 
-def test_a_cell_s_implementations_follow_from_heads_device_settings_and_length(measured, monkeypatch):
+def test_implementations_depend_on_heads_device_settings_and_length(measured, monkeypatch):
     several = replace(CELL, num_heads=2)
     for device in (CPU, CUDA):  # what torch compiles for every shape is measured at several heads only
         assert {*implementations.names(several, device)} - {*implementations.names(CELL, device)} == {*COMPILED}
@@ -171,7 +171,7 @@ def test_a_cell_s_implementations_follow_from_heads_device_settings_and_length(m
 
 @pytest.mark.usefixtures("gpu_is_cpu")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_ours_also_runs_by_size_of_tile_and_what_does_not_fit_says_so(measured, monkeypatch):
+def test_our_kernels_run_with_each_tile_size_or_say_that_it_does_not_fit(measured, monkeypatch):
     planned = autograd.planned_by
 
     def fits_up_to_16(choices):
@@ -214,13 +214,13 @@ def test_every_implementation_on_a_gpu_is_right_or_says_why_not(dtype, is_causal
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
-def test_shared_keys_are_right_with_every_implementation_on_a_gpu_that_takes_them(dtype, is_causal):
+def test_gqa_is_right_on_a_gpu_with_every_implementation_that_supports_it(dtype, is_causal):
     rows = rows_on_gpu(Cell(dtype, 64, 512, num_heads=8, query_heads_per_kv_head=4, is_causal=is_causal))
     assert rows["tiled", "forward"]["status"] == "skipped"
     for impl in ("triton", "eager", "compiled_eager", "sdpa_flash", "flex"):
         assert rows[impl, "forward"]["output_rel_error"] < 1e-2
         assert all(rows[impl, "backward"][f"{name}_rel_error"] < 2e-2 for name in ("dq", "dk", "dv"))
-    for impl in ("sdpa_cudnn", "sdpa_efficient"):  # not on every GPU, nor with every torch: what refuses says so
+    for impl in ("sdpa_cudnn", "sdpa_efficient"):  # not on every GPU, nor with every torch: a refusal has a reason
         assert rows[impl, "forward"].get("output_rel_error", 0) < 1e-2
         assert all(rows[impl, "backward"].get(f"{name}_rel_error", 0) < 2e-2 for name in ("dq", "dk", "dv"))
         assert rows[impl, "forward"]["status"] != "skipped" or rows[impl, "forward"]["reason"]
@@ -228,7 +228,7 @@ def test_shared_keys_are_right_with_every_implementation_on_a_gpu_that_takes_the
 
 
 @pytest.mark.gpu
-def test_what_a_gpu_holds_is_about_what_it_does_in_turn(measured):
+def test_the_sustained_rate_on_a_gpu_is_close_to_the_interleaved_one(measured):
     cell = Cell("bf16", head_dim=128, seq_len=4096, batch_size=4, num_heads=16)
     rows = measured(["triton", "eager"], cell=cell, settings=replace(QUICK, sustained_s=0.3))
     for phase in ("forward", "forward_backward"):

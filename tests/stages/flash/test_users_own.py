@@ -32,7 +32,7 @@ def few_others(monkeypatch):
 
 @pytest.fixture
 def in_this_process(monkeypatch):
-    """Check and measure in this process, and put back what imports leave."""
+    """Check and measure in this process, on the CPU, and restore sys.path afterwards."""
     here = RankContext(rank=0, world_size=1, backend="gloo", device=torch.device("cpu"), group_setup_ms=0.0)
     monkeypatch.setattr(Processes, "run", lambda _self, function, *args: function(here, *args))
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -41,7 +41,7 @@ def in_this_process(monkeypatch):
 
 @pytest.fixture
 def measured_if_passed(in_this_process, monkeypatch):
-    """Measure in this process what passes any check."""
+    """Measure in this process as if every check passed."""
     monkeypatch.setattr(measuring, "verdict", lambda *_args: Verdict("ok", way="folded"))
     return lambda file, *names: measure(CELL, SETTINGS, Stopwatch(), subjects(*names, file=file))
 
@@ -51,7 +51,7 @@ def subjects(*names, file="attention"):
 
 
 def measured(*names, cell=CELL):
-    """Return the rows by implementation; all have a row for every phase."""
+    """Return the rows by implementation; each has a row for every phase."""
     by_name = {}
     for row in rows_read(measure, cell, SETTINGS, subjects(*names)):
         by_name.setdefault(row["impl"], []).append(row)
@@ -61,7 +61,7 @@ def measured(*names, cell=CELL):
     return by_name
 
 
-def test_what_is_far_off_at_the_cells_own_length_only_is_wrong_and_costs_its_own_rows():
+def test_an_error_only_at_the_cells_length_makes_only_that_implementation_wrong():
     rows = measured("Right", "nan_at_length_32", "doubled_at_length_32")
     assert all("samples_ms" in row for name in ("right", "eager") for row in rows[name])
     for name, error in (("nan_at_length_32", "nan"), ("doubled_at_length_32", "1")):
@@ -72,14 +72,14 @@ def test_what_is_far_off_at_the_cells_own_length_only_is_wrong_and_costs_its_own
 
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_one_row_of_many_that_is_wrong_beyond_the_lengths_of_the_check_is_wrong(dtype):
+def test_one_wrong_row_is_found_at_a_length_beyond_those_checked(dtype):
     rows = measured("right_at_any_length", "one_row_left_out", cell=replace(CELL, dtype=dtype, seq_len=700))
     assert all("samples_ms" in row for row in rows["right_at_any_length"])
     assert {row["status"] for row in rows["one_row_left_out"]} == {"wrong"}
 
 
 @pytest.mark.usefixtures("in_this_process")
-def test_where_queries_share_keys_it_gets_fewer_heads_of_keys_or_copies_and_its_rows_say_so():
+def test_with_gqa_it_gets_shared_or_copied_keys_and_its_rows_say_if_copied():
     reasons = {"right": COPIES, "shares_keys": None, "shares_when_asked": None}
     cell = replace(CELL, num_heads=4, query_heads_per_kv_head=2)
     rows = measured("Right", "shares_keys", "shares_when_asked", cell=cell)
@@ -90,7 +90,7 @@ def test_where_queries_share_keys_it_gets_fewer_heads_of_keys_or_copies_and_its_
             assert rows[name][0].get("reason") == reason
 
 
-def test_what_is_right_in_its_first_calls_alone_is_wrong_and_has_no_times(measured_if_passed):
+def test_an_implementation_right_only_at_first_is_wrong_and_has_no_times(measured_if_passed):
     names = ("of_pointers_at_length_32", "first_calls_alone", "adds_to_dq_at_length_32")
     rows = [row for row in measured_if_passed("lasting", *names) if row["impl"] in names]
     assert {(row["impl"], row["phase"]) for row in rows} == set(product(names, PHASES))
@@ -99,14 +99,14 @@ def test_what_is_right_in_its_first_calls_alone_is_wrong_and_has_no_times(measur
         assert row["reason"].startswith("right at first, but not when it is called after the timing ")
 
 
-def test_one_that_changes_clocks_and_torchs_state_changes_no_times_and_its_rows_say_so(measured_if_passed):
+def test_changing_the_clock_or_torchs_state_affects_no_times_and_is_reported(measured_if_passed):
     clock, threads = time.perf_counter, torch.get_num_threads()
     for file, name, said in (
         ("clock", "with_a_clock_of_its_own", "time.perf_counter from perf_counter to "),
         ("state", "with_a_state_of_its_own", f"num_threads from {threads} to {threads + 1}"),
     ):
         rows = measured_if_passed(file, name)
-        assert all(max(row["samples_ms"]) < 900 for row in rows)  # the clock of its own tells whole seconds
+        assert all(max(row["samples_ms"]) < 900 for row in rows)  # its own clock would give whole seconds
         assert (time.perf_counter, torch.get_num_threads()) == (clock, threads)
         for row in rows:
             assert (said in (row.get("reason") or "")) is (row["impl"] == name)

@@ -31,7 +31,7 @@ def whole_steps(rows):
 
 
 def bytes_as_predicted(rows):
-    """Return the rows of bytes held and of bytes sent; what was predicted must have been measured."""
+    """Return the rows of memory and of traffic; assert that they measured what was predicted."""
     memory = {(row["impl"], row["kind"]): row for row in rows if row["measures"] == "memory"}
     traffic = {(row["impl"], row["collective"]): row for row in rows if row["measures"] == "traffic"}
     for row in (*memory.values(), *traffic.values()):
@@ -41,13 +41,13 @@ def bytes_as_predicted(rows):
 
 
 def same_losses(rows):
-    """Return the loss of the ways that average, which must be the same."""
+    """Assert that the ways that average have the same loss, and return it."""
     losses = [row["loss"] for impl, row in whole_steps(rows).items() if impl != "none"]
     assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
     return losses[0]
 
 
-def test_every_way_has_a_value_and_its_phases_and_all_but_the_first_the_same_loss(rows):
+def test_every_way_is_timed_and_all_but_none_have_the_same_loss(rows):
     steps = whole_steps(rows)
     assert list(steps) == list(IMPLS)
     assert all(row["n"] == 5 and math.isfinite(row["median_ms"]) for row in steps.values())
@@ -56,13 +56,13 @@ def test_every_way_has_a_value_and_its_phases_and_all_but_the_first_the_same_los
     assert max(row["loss"] for row in steps.values()) < math.log(SMOKE.vocab_size)  # a mean, not a sum: it has fallen
     phases = {row["phase"] for row in rows if row["measures"] == "time" and row["impl"] == "fsdp"}
     assert phases == {*PHASES, "train_step"}
-    # Of the fully sharded ways a step is captured.
+    # A step of each fully sharded way is captured.
     captures = {row["impl"]: row for row in rows if row["measures"] == "capture"}
     assert set(captures) == set(FULLY_SHARDED)
     assert all(row["gather_ms"] > 0 and row["computation_ms"] > 0 for row in captures.values())
 
 
-def test_bytes_held_and_sent_are_those_of_the_formulas(rows):
+def test_memory_and_traffic_match_the_formulas(rows):
     memory, traffic = bytes_as_predicted(rows)
     assert memory["fsdp", "parameters"]["predicted_bytes"] < 0.51 * memory["ddp", "parameters"]["predicted_bytes"]
     assert traffic["fsdp", "allgather_base"]["calls"] == 2 * 4 - 2  # embedding, two blocks, head

@@ -11,7 +11,7 @@ def section(*rows):
     return build(frame_of("fsdp", rows), {})
 
 
-def test_each_cell_has_a_table_of_ways_beside_our_ddp_and_the_first_tells_what_to_change():
+def test_each_cell_is_compared_with_our_ddp_and_the_first_suggests_changes():
     ms = {"ddp": 500.0, "fsdp": 400.0, "torch_fsdp": 505.0}
     found = section(*(step(impl, each, size=size) for size in ("xl", "2.7B") for impl, each in ms.items()))
     for name in ("ways_1", "ways_2"):
@@ -20,7 +20,7 @@ def test_each_cell_has_a_table_of_ways_beside_our_ddp_and_the_first_tells_what_t
     assert [change.judged["ratio"] for change in found.changes] == [pytest.approx(500 / 400)]
 
 
-def test_what_is_saved_is_counted_from_the_optimizers_state_alone_shared_out():
+def test_savings_are_relative_to_sharding_only_the_optimizer_state():
     sizes = {"ddp_sharded": 30e9, "fsdp": 20e9, "torch_fsdp": 15e9}
     rows = [step(impl, 100.0) for impl in sizes]
     rows += [other(impl, "memory", kind="peak", measured_bytes=size) for impl, size in sizes.items()]
@@ -29,7 +29,7 @@ def test_what_is_saved_is_counted_from_the_optimizers_state_alone_shared_out():
     assert saved["less_times"].to_dict() == {OURS: 1.5, TORCHS: 2.0}
 
 
-def test_scaling_is_told_beside_one_rank_alone_and_the_formula():
+def test_scaling_is_compared_with_a_single_rank_and_the_formula():
     def on_ranks(world_size, batch, ours_ms):
         cell = {"world_size": world_size, "batch_size_per_rank": batch, "backend": "nccl", "setting_vocab_size": 1000}
         sent = other("fsdp", "traffic", sent_bytes=2e9, **cell)

@@ -1,4 +1,4 @@
-"""Rows of machines with several GPUs, as a cell of health leaves them, from a model of their noise."""
+"""Make the rows of a health cell on machines with several GPUs, from a model of their noise."""
 
 from itertools import accumulate, permutations, product
 
@@ -20,7 +20,7 @@ UNTOLD = dict.fromkeys(SOUND)
 
 
 def noise(rng, median_ms, count):
-    """Return samples that drift by 1%, remember the one before, and are 10% late one time in twenty."""
+    """Return autocorrelated samples that drift by 1% and are 10% late one time in twenty."""
     values = np.array([*accumulate(0.004 * rng.standard_normal(count), lambda before, new: 0.5 * before + new)])
     late = 0.1 * (rng.random(count) < 0.05)
     return (median_ms * (1 + np.linspace(0, 0.01, count) + values + late)).tolist()
@@ -35,7 +35,7 @@ def timed(rng, median_ms, count=60):
 
 
 def recorded(rng, gpus, slower=None, links=True):
-    """Return the rows of so many GPUs, of which cards differ by 0.7% as cards do; slower: a factor by GPU or pair."""
+    """Return the rows of several GPUs, which differ by 0.7% as real cards do; slower: a factor by GPU or pair."""
     slower = slower or {}
     cards = 1 + 0.007 * rng.standard_normal(gpus)
     rows = [{"kind": "gpu", **key(index), "status": "ok", **SOUND, "absent": []} for index in range(gpus)]

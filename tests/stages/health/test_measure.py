@@ -45,7 +45,7 @@ def busy(gpu):
 
 def test_all_work_until_each_has_enough_samples_but_not_for_ever(monkeypatch):
     def counting(times_per_turn):
-        """Return a GPU that has so many samples more after each turn."""
+        """Return a fake GPU that gains this many samples in each turn."""
         fake = SimpleNamespace(samples_ms=[], finished=False)
         fake.go_on = lambda: fake.samples_ms.extend([1.0] * times_per_turn)
         fake.finish = lambda: setattr(fake, "finished", True)
@@ -59,7 +59,7 @@ def test_all_work_until_each_has_enough_samples_but_not_for_ever(monkeypatch):
     assert all(each.finished for each in (fast, slower, stuck))
 
 
-def test_a_cell_takes_all_gpus_or_as_many_as_it_says_and_without_any_is_skipped(monkeypatch):
+def test_a_cell_takes_all_gpus_or_its_own_number_and_is_skipped_without_any(monkeypatch):
     monkeypatch.setattr(measure, "visible_gpus", list)
     with pytest.raises(Skipped, match=r"^needs an NVIDIA GPU, none present$"):
         measure.measure(Cell(), SHORT, Stopwatch())
@@ -68,7 +68,7 @@ def test_a_cell_takes_all_gpus_or_as_many_as_it_says_and_without_any_is_skipped(
 
 
 @pytest.mark.gpu(count=2)
-def test_two_sound_gpus_and_their_links_are_measured_and_none_is_named():
+def test_two_sound_gpus_and_their_links_are_measured_and_none_is_flagged():
     rows = rows_read(measure.measure, Cell("2"), SHORT)
     assert {row["status"] for row in rows} <= {"ok", "unstable"}
     assert slow(rows) == set()
@@ -82,7 +82,7 @@ def test_two_sound_gpus_and_their_links_are_measured_and_none_is_named():
 
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("place", [0, 1])
-def test_the_one_of_two_gpus_that_another_process_uses_is_named(place):
+def test_only_the_gpu_that_another_process_uses_is_flagged(place):
     with busy(visible_gpus()[place]):
         rows = rows_read(measure.measure, Cell("2"), SHORT)
     states = [row for row in rows if row["kind"] == "gpu"]
@@ -92,7 +92,7 @@ def test_the_one_of_two_gpus_that_another_process_uses_is_named(place):
 
 
 @pytest.mark.gpu(count=2)
-def test_a_gpu_whose_memory_somebody_else_has_is_out_of_memory_and_the_other_is_measured():
+def test_work_that_does_not_fit_is_out_of_memory_and_the_rest_is_measured():
     most = replace(SHORT, memory_bytes=2**40, together_s=1.0)
     rows = rows_read(measure.measure, Cell("2"), most)
     outcomes = {(row["work"], row["status"] in ("ok", "unstable")) for row in rows if row["kind"] == "rate"}

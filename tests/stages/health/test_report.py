@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.asked import Asked
+from pipeline.report.page_request import PageRequest
 from pipeline.report.pages import write_pages
 from pipeline.stages.health.cell import Cell, Settings
 from pipeline.stages.health.report import build
@@ -16,7 +16,7 @@ from .conftest import UNTOLD, recorded
 
 
 def section(gpus, slower=None, change=lambda rows: None):
-    """Build the section of a machine with so many GPUs; change: what a test does to its rows first."""
+    """Build the section of a machine with this many GPUs; change: edits its rows first."""
     rows = recorded(np.random.default_rng(0), gpus, slower)
     change(rows)
     return build(table(Cell(), Settings(), rows), {})
@@ -27,7 +27,7 @@ def alarms(found):
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 8])
-def test_the_section_of_a_sound_machine_is_whole_and_warns_of_nothing(gpus):
+def test_a_sound_machine_has_a_complete_section_without_warnings(gpus):
     found = section(gpus)
     assert gaps(found) == alarms(found) == []
     assert len(shown(found)["gpus"].rows) == gpus
@@ -37,13 +37,13 @@ def test_the_section_of_a_sound_machine_is_whole_and_warns_of_nothing(gpus):
         assert (heads.count("|"), len(lines)) == (gpus + 2, gpus)
 
 
-@pytest.mark.parametrize(("wrong", "told"), [(85, "18 / 85"), (None, "18")])
-def test_wrong_checksums_stand_beside_the_links_that_are_up(wrong, told):
+@pytest.mark.parametrize(("wrong", "link_text"), [(85, "18 / 85"), (None, "18")])
+def test_wrong_checksums_are_shown_next_to_the_links_that_are_up(wrong, link_text):
     found = section(2, change=lambda rows: [row.update(nvlinks_up=18, nvlink_crc_errors=wrong) for row in rows[:2]])
-    assert shown(found)["gpus"].rows["links"].tolist() == [told] * 2
+    assert shown(found)["gpus"].rows["links"].tolist() == [link_text] * 2
 
 
-def test_a_slow_gpu_is_named_with_what_it_does_and_should_a_link_with_both_ends_and_each_finding_as_read():
+def test_slow_gpus_slow_links_and_findings_are_listed_with_their_values():
     rows = alarms(section(2, {1: 2.0}))
     assert {row["name"] for row in rows} == {"1 (1ace0123)"}
     assert len(rows) == 4
@@ -56,7 +56,7 @@ def test_a_slow_gpu_is_named_with_what_it_does_and_should_a_link_with_both_ends_
     assert here == ["7", "yes", "generation 5, 8 lanes", "17", "2", "hw_slowdown", "97%"]
 
 
-def test_what_did_not_fit_is_named_and_a_card_of_which_nvml_tells_nothing_has_a_row():
+def test_out_of_memory_is_listed_and_a_card_without_nvml_readings_has_a_row():
     def break_one(rows):
         row = next(row for row in rows if row.get("work") == "copy")
         row.pop("samples_ms")
@@ -70,10 +70,10 @@ def test_what_did_not_fit_is_named_and_a_card_of_which_nvml_tells_nothing_has_a_
 
 
 @pytest.mark.parametrize("slower", [None, {1: 2.0}])
-def test_the_first_screen_names_the_gpu_that_stands_out_and_tells_how_many_were_checked(slower, tmp_path):
+def test_the_first_screen_names_slow_gpus_and_says_how_many_were_checked(slower, tmp_path):
     rows = recorded(np.random.default_rng(0), 2, slower)
     parts = {"cell": asdict(Cell()), "settings": asdict(Settings()), "rows": rows, "machine": GPU}
-    write_pages(Asked(written(tmp_path, record(stage="health", **parts))), stages(), tmp_path / "reports")
+    write_pages(PageRequest(written(tmp_path, record(stage="health", **parts))), stages(), tmp_path / "reports")
     for page in ("writeup.md", "report.html"):
         assert ("1ace0123" in (tmp_path / "reports" / page).read_text()) is True
     first = (tmp_path / "reports/writeup.md").read_text().split("\n## ")[0]

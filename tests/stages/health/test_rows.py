@@ -6,20 +6,20 @@ from .conftest import UNTOLD, read, recorded, slow
 
 
 @pytest.mark.parametrize(("gpus", "place", "factor"), [(8, 5, 1.1), (2, 1, 2.0)])
-def test_a_gpu_that_is_slower_is_named_and_no_other(rng, gpus, place, factor):
+def test_only_the_slower_gpu_is_flagged(rng, gpus, place, factor):
     rows = read(recorded(rng, gpus, {place: factor}))
     assert slow(rows) == {(place, None)}
     worst = [row for row in rows if row["kind"] == "rate" and row["gpu_index"] == place]
     assert all(row["below_pct"] == pytest.approx(100 * (1 - 1 / factor), abs=1.1) for row in worst)
 
 
-def test_a_link_is_held_against_links_of_its_path_and_direction_and_a_card_against_its_model(rng):
+def test_links_are_compared_within_a_path_and_gpus_within_a_model(rng):
     rows = recorded(rng, 4, {(2, 3): 1.1})
-    for row in rows:  # two GPUs far apart have a slow path, and that is no finding
+    for row in rows:  # a slow path between distant GPUs is not a finding
         if {row["gpu_index"], row.get("peer_index")} == {0, 1}:
             row |= {"path": "PCIe", "samples_ms": [9 * each for each in row["samples_ms"]]}
     assert slow(read(rows)) == {(2, 3)}
-    # Cards of another model are another kind.
+    # Cards of different models are not compared.
     rows = recorded(rng, 4, {3: 1.5})
     assert slow(read([row | ({"model": "NVIDIA L4"} if row["gpu_index"] == 3 else {}) for row in rows])) == set()
 
@@ -39,14 +39,14 @@ def test_a_link_is_held_against_links_of_its_path_and_direction_and_a_card_again
         ({"pcie_generations": [1, 5, 5]}, None),  # it woke up under load
     ],
 )
-def test_what_is_not_as_it_should_be_is_named_of_its_gpu_alone(rng, changes, found):
+def test_each_finding_is_reported_only_for_its_gpu(rng, changes, found):
     assert found in (*FINDINGS, None)
     rows = recorded(rng, 2, links=False)
     rows[0] |= changes
     assert [row["findings"] for row in read(rows) if row["kind"] == "gpu"] == [[found] if found else [], []]
 
 
-def test_what_nvml_does_not_tell_is_no_finding_and_no_zero(rng):
+def test_a_counter_nvml_does_not_report_is_neither_a_finding_nor_zero(rng):
     rows = recorded(rng, 2, links=False)
     rows[0] |= UNTOLD | {"absent": ["ecc_uncorrected: Not Supported"]}
     state = read(rows)[0]

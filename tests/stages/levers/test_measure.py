@@ -22,7 +22,7 @@ SETTINGS = Settings(batch_size=2, vocab_size=100, max_steps=10, budget_s=0.0, ch
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Measure a turn of a tiny model on the CPU, in this process: its row, as declared, and the step that was built."""
+    """Measure a turn of a tiny model on the CPU, in this process; return its row, as declared, and the step built."""
     built, build = [], measure.build_training_step
 
     def kept(*args, **kwargs):
@@ -45,30 +45,30 @@ def steps_of(step):
     return {int(state["step"]) for state in step.optimizer.state.values() if "step" in state}  # Muon counts none
 
 
-def test_the_rates_of_a_step_follow_from_its_median_and_as_many_steps_are_run_as_asked(measured):
+def test_rates_follow_from_the_median_and_the_requested_steps_are_run(measured):
     row, step = measured("eager")
     assert row["tokens_per_s"] == pytest.approx(2 * 16 / row["median_ms"] * 1e3)
     step_flops = flops.train_step_flops(SIZES["tiny"], 100, 2, 16)
     assert row["model_tflops_per_s"] == pytest.approx(step_flops / row["median_ms"] / 1e9)
     assert steps_of(step) == {8 + row["n"]}
-    # A GPU takes steps enough to read their energy.
+    # On a GPU, enough steps are run to read their energy.
     rules = [measure._rule(Settings(), torch.device(device)).least_s for device in ("cuda", "cpu")]
     assert rules == [measure.ENERGY_S, 0.0]
 
 
-def test_levers_train_as_the_eager_model_does(measured):
+def test_levers_train_like_the_eager_model(measured):
     eager, _ = measured("eager")
-    assert eager["first_loss"] - eager["loss"] > 0.01  # by step 8: enough to be held to
+    assert eager["first_loss"] - eager["loss"] > 0.01  # by step 8: enough to compare with
     alone = ("fused", "muon", "sdpa", "blocks", "bf16_moments", "checkpointing")
     for levers in (*alone, "fused+muon", "sdpa+blocks+bf16_weights", "fused+sdpa+bf16_weights"):
         row, step = measured(levers, eager=(eager["first_loss"], eager["loss"]))
         assert row["status"] in ("ok", "unstable"), row
         assert row["first_loss"] == pytest.approx(eager["first_loss"], rel=0.001), levers
-        if levers != "bf16_moments":  # which counts the steps of all together
+        if levers != "bf16_moments":  # which has one step count for all parameters
             assert steps_of(step) == {8 + row["n"]}, levers
 
 
-def test_in_fp32_levers_compute_as_the_eager_model_to_the_last_digits(measured):
+def test_in_fp32_levers_match_the_eager_model_to_rounding(measured):
     cell = replace(CELL, precision="fp32")
     eager, step = measured("eager", cell=cell)
     assert step.precision == "fp32"
@@ -80,7 +80,7 @@ def test_in_fp32_levers_compute_as_the_eager_model_to_the_last_digits(measured):
 
 
 @pytest.mark.parametrize(("precision", "peak"), [("fp32", 66.9), ("bf16", 989.4)])
-def test_mfu_is_of_the_peak_in_the_precision_of_the_step(monkeypatch, precision, peak):
+def test_mfu_uses_the_peak_in_the_precision_of_the_step(monkeypatch, precision, peak):
     asked = []
     monkeypatch.setattr(measure, "peak_to_measure", lambda _device, name: asked.append(name) or 1.0)
     cell, h200 = replace(CELL, precision=precision), CPU | {"gpus": [{"name": "NVIDIA H200", "memory_bytes": 1}]}
@@ -94,7 +94,7 @@ def test_mfu_is_of_the_peak_in_the_precision_of_the_step(monkeypatch, precision,
 
 @pytest.fixture
 def rows_of_turns(monkeypatch):
-    """Measure a cell whose turns are what a function of their levers and of the eager losses returns or raises."""
+    """Measure a cell whose turns return or raise what a function of the levers and the eager losses does."""
 
     def rows(turn, combinations="sdpa"):
         monkeypatch.setattr(measure, "run_ranks", lambda *_, args, **_options: [turn(args[0], args[-1])])
@@ -103,7 +103,7 @@ def rows_of_turns(monkeypatch):
     return rows
 
 
-def test_a_lever_that_cannot_be_measured_costs_its_row_alone_but_an_eager_step_or_a_bug_the_cell(rows_of_turns):
+def test_a_failed_lever_loses_only_its_row_but_a_failed_eager_step_or_a_bug_ends_the_cell(rows_of_turns):
     def rows_where(failing, error, combinations="sdpa"):
         def turn(levers, _eager):
             if levers == failing:
@@ -122,7 +122,7 @@ def test_a_lever_that_cannot_be_measured_costs_its_row_alone_but_an_eager_step_o
             rows_where(failing, error)
 
 
-def test_where_the_eager_step_is_out_of_memory_losses_are_held_to_those_of_the_step_with_checkpoints(rows_of_turns):
+def test_if_eager_is_out_of_memory_losses_are_compared_with_the_checkpointed_step(rows_of_turns):
     held_to, out_of_memory = {}, torch.OutOfMemoryError("CUDA out of memory")
 
     def turn(levers, eager):
@@ -143,12 +143,12 @@ def test_where_the_eager_step_is_out_of_memory_losses_are_held_to_those_of_the_s
     every = {"eager": "oom", "sdpa": "ok", "checkpointing": "ok", "eager_again": "skipped"}
     assert statuses("sdpa:checkpointing") == every
     assert held_to == held_to_checkpoints
-    too_large = {"eager", "checkpointing"}  # there is nothing to hold the others to
+    too_large = {"eager", "checkpointing"}  # there is nothing to compare the others with
     assert statuses("sdpa:checkpointing") == every | {"sdpa": "skipped", "checkpointing": "oom"}
     assert "sdpa" not in held_to
 
 
-def test_where_the_eager_loss_is_no_number_no_lever_is_right(rows_of_turns):
+def test_if_the_eager_loss_is_nan_every_lever_is_wrong(rows_of_turns):
     held_to, found = [], {"status": "wrong", "reason": "no number", "first_loss": 4.7, "loss": None}
     rows_of_turns(lambda _levers, eager: held_to.append(eager) or found)
     first, *others = held_to
@@ -156,7 +156,7 @@ def test_where_the_eager_loss_is_no_number_no_lever_is_right(rows_of_turns):
     assert [measure._why_wrong((4.7, 4.6), eager, "sdpa", SETTINGS) != "" for eager in others] == [True, True]
 
 
-def test_each_lever_is_the_one_that_is_built(monkeypatch):
+def test_each_lever_sets_its_own_build_options(monkeypatch):
     asked = {}
 
     def build(_size, **options):
@@ -204,9 +204,7 @@ def test_a_lever_that_changes_the_loss_is_wrong_and_has_no_times(measured, monke
         ("muon", (9.0, float("nan")), "loss nan in step 8, 9 in the first"),
     ],
 )
-def test_the_last_loss_is_held_to_a_tenth_of_what_eagers_has_fallen_by_that_of_other_updates_to_less(
-    levers, losses, wrong
-):
+def test_the_last_loss_may_differ_by_a_tenth_of_eagers_drop_except_for_other_updates(levers, losses, wrong):
     assert measure._why_wrong(losses, (9.0, 5.0), levers, SETTINGS) == wrong
 
 
@@ -220,7 +218,7 @@ def test_the_last_loss_is_held_to_a_tenth_of_what_eagers_has_fallen_by_that_of_o
         ("muon", r"has no torch\.optim\.Muon"),
     ],
 )
-def test_what_machine_or_torch_lack_is_skipped(measured, monkeypatch, levers, reason):
+def test_a_lever_that_the_machine_or_torch_lacks_is_skipped(measured, monkeypatch, levers, reason):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delattr(torch.optim, "Muon")
     with pytest.raises(Skipped, match=reason):
@@ -235,7 +233,7 @@ def test_what_machine_or_torch_lack_is_skipped(measured, monkeypatch, levers, re
         ((8, 0), "compile+fp8", r"^fp8 products \(tensorwise\) need a GPU of compute capability 8\.9$"),
     ],
 )
-def test_each_kind_of_fp8_products_needs_a_gpu_that_has_them_and_torchao(monkeypatch, capability, levers, reason):
+def test_each_fp8_recipe_needs_torchao_and_a_capable_gpu(monkeypatch, capability, levers, reason):
     def absent(*_names):
         raise Skipped("no torchao")
 
@@ -253,7 +251,7 @@ def test_each_kind_of_fp8_products_needs_a_gpu_that_has_them_and_torchao(monkeyp
         *("fp8", "fused+fp8", "compile+fp8+fp8_rowwise", "blocks+compile", "fused+bf16_moments"),
     ],
 )
-def test_unknown_levers_are_refused_in_one_line(combinations):
+def test_invalid_combinations_are_refused_in_one_line(combinations):
     refused = r"^combinations must be all or, joined by : and each once, .*: fused, "
     with pytest.raises(UserError, match=refused) as said:
         Cell(combinations=combinations)
@@ -261,7 +259,7 @@ def test_unknown_levers_are_refused_in_one_line(combinations):
 
 
 @pytest.mark.parametrize("levers", ["compile+fp8", "compile+fp8_rowwise", "fused+bf16_weights"])
-def test_what_multiplies_in_fewer_bits_than_fp32_is_refused_by_name_and_left_out_of_all(levers):
+def test_in_fp32_levers_with_fewer_bits_are_refused_by_name_and_left_out_of_all(levers):
     with pytest.raises(UserError, match=rf"{levers.split('+')[1]} .*needs precision=bf16, got ") as said:
         Cell(precision="fp32", combinations=f"sdpa:{levers}")
     assert "\n" not in str(said.value)
@@ -273,7 +271,7 @@ def test_what_multiplies_in_fewer_bits_than_fp32_is_refused_by_name_and_left_out
     assert {"bf16_moments", "muon", "fused+sdpa+compile+graph"} <= {*here}
 
 
-def test_bf16_is_expected_to_save_a_gpus_time_and_to_cost_a_cpus():
+def test_bf16_is_expected_to_be_faster_on_a_gpu_and_slower_on_a_cpu():
     cells = [Cell(size="nano", context_length=128, precision=each, combinations="sdpa") for each in ("fp32", "bf16")]
     fp32, bf16 = ([expected_s(cell, Settings(), on_gpu) for on_gpu in (True, False)] for cell in cells)
     assert fp32[0] > bf16[0]
@@ -291,7 +289,7 @@ def test_bf16_is_expected_to_save_a_gpus_time_and_to_cost_a_cpus():
         ("fp32", "flash:fused+sdpa+compile+graph:fused+flash+blocks:bf16_moments"),
     ],
 )
-def test_a_gpu_s_levers_train_as_the_eager_model_does_or_say_what_they_lack(precision, levers):
+def test_levers_on_a_gpu_train_like_the_eager_model_or_say_what_they_lack(precision, levers):
     for row in rows_read(measure.measure, Cell("small", 256, precision, levers), Settings(budget_s=0.5)):
         if "fp8" not in row["levers"] or "is not installed" not in (row.get("reason") or ""):
             assert row["status"] in ("ok", "unstable"), row

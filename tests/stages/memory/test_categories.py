@@ -31,7 +31,7 @@ EXPECTED = {
     GRADIENT: ["gradients"],
     MOMENT: ["optimizer_state"],
     SAVED: ["activations", "activations"],  # what a forward pass leaves behind
-    PASSING: ["temporaries"] * 3,  # gone when its phase ends, whoever had the address before
+    PASSING: ["temporaries"] * 3,  # gone when its phase ends, each time its address is used
     ROOT: ["temporaries"],
     RECOMPUTED: ["activations"],  # made in the backward pass by the code of the forward pass
     WORKSPACE: ["other"],  # stays from step to step
@@ -39,7 +39,7 @@ EXPECTED = {
 }
 
 
-def test_an_allocation_is_what_its_tensor_or_its_phase_and_lifetime_say():
+def test_allocations_are_classified_by_tensor_or_by_phase_and_lifetime():
     events, phases, identified_at = [], [], {}
     for name, part in STEPS.items():
         phases.append((name.split()[0], len(events)))
@@ -59,7 +59,7 @@ def test_an_allocation_is_what_its_tensor_or_its_phase_and_lifetime_say():
     assert by_address == EXPECTED
 
 
-def test_an_address_is_only_its_owners_while_the_owner_lives_and_memory_from_before_the_recording_has_no_phase():
+def test_an_owner_has_its_address_only_while_it_lives_and_earlier_memory_has_no_phase():
     for events, phases, identities, expected in (
         ([alloc(1), free(1), alloc(1), free(1)], [("build", 0)], [1], ["temporaries", "parameters"]),
         ([free(7), alloc(1)], [("forward", 0), ("end", 2)], [], ["temporaries", "activations"]),

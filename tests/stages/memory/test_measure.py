@@ -25,7 +25,7 @@ def measured(folder, **varied):
 
 @pytest.fixture(scope="module")
 def step(tmp_path_factory):
-    """Measure a training step: its folder and its rows by kind."""
+    """Measure a training step; return its folder and its rows by kind."""
     folder = tmp_path_factory.mktemp("files")
     by_kind = {}
     for row in measured(folder):
@@ -33,7 +33,7 @@ def step(tmp_path_factory):
     return folder, by_kind
 
 
-def test_two_steps_have_peaks_whose_kinds_add_up_and_all_parameters_gradients_and_moments_are_found(step):
+def test_categories_add_up_to_each_peak_and_all_training_state_is_found(step):
     folder, rows = step
     peaks, phases = rows["peak"], ("forward", "backward", "optimizer")
     names = [(0, "build"), *((number, phase) for number in (1, 2) for phase in phases)]
@@ -50,7 +50,7 @@ def test_two_steps_have_peaks_whose_kinds_add_up_and_all_parameters_gradients_an
     assert [path.name for path in folder.iterdir()] == ["snapshot.pickle"]
     assert len(read_events(folder / "snapshot.pickle")) == last["end_event"]
     assert last["parameters_bytes"] == last["gradients_bytes"] == parameters
-    # On a CPU the step counts live beside the moments: 4 bytes a parameter tensor.
+    # On a CPU the step counters are optimizer state too: 4 bytes per parameter tensor.
     assert 0 <= last["optimizer_state_bytes"] - 2 * parameters <= 4 * 30
 
 
@@ -64,13 +64,13 @@ def test_the_largest_allocations_name_lines_of_the_model(step):
     of_loss = [row for row in rows if "cross_entropy" in row["code"] and row["category"] == "activations"]
     assert {row["count"] for row in of_loss} == {1}  # of the last step
     assert [row["rank"] for row in rows] == list(range(1, len(rows) + 1))
-    (row,) = step[1]["residual"]  # two sums a block
+    (row,) = step[1]["residual"]  # two sums per block
     assert row["size_bytes"] == row["smallest_bytes"] == 4 * 4 * 24 * 64
     assert row["count"] == 2 * SIZES["tiny"].num_layers
 
 
 @pytest.mark.parametrize("mode", ["forward", "inference"])
-def test_only_a_training_step_is_timed_and_only_with_gradients_is_anything_kept(step, tmp_path, mode):
+def test_only_training_steps_are_timed_and_inference_keeps_few_activations(step, tmp_path, mode):
     assert len(step[1]["time"][0]["samples_ms"]) >= SETTINGS.steps
     rows = measured(tmp_path, mode=mode)
     assert "time" not in {row["kind"] for row in rows}
@@ -89,7 +89,7 @@ def test_recomputed_blocks_count_as_activations(tmp_path):
     assert activations(1, "backward") > activations(1, "forward")
 
 
-def test_a_cell_has_as_many_blocks_as_asked_for_and_its_checkpoints(tmp_path):
+def test_num_layers_sets_the_number_of_blocks_and_checkpoints_leave_out_block_rows(tmp_path):
     rows = measured(tmp_path, num_layers=3, attention="sdpa", checkpoint_every=1, checkpointing="selective")
     (last,) = [row for row in rows if row.get("step") == 2 and row["phase"] == "optimizer"]
     assert last["parameters_bytes"] == parameter_bytes(replace(SIZES["tiny"], num_layers=3), SETTINGS.vocab_size)
@@ -98,7 +98,7 @@ def test_a_cell_has_as_many_blocks_as_asked_for_and_its_checkpoints(tmp_path):
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "tiled", "sdpa"])
-def test_a_block_alone_saves_what_the_formulas_say_and_makes_its_gradients(precision, attention):
+def test_saved_tensors_and_gradients_of_a_single_block_match_the_formulas(precision, attention):
     shape = {"vocab_size": 100, "context_length": 24, "batch_size": 3}
     step = build_training_step(SIZES["tiny"], **shape, precision=precision, device="cpu", attention=attention)
     block, *saved = block_rows(step, SIZES["tiny"].d_model)
@@ -119,7 +119,7 @@ def test_a_block_alone_saves_what_the_formulas_say_and_makes_its_gradients(preci
         ({"attention": "flash"}, "needs a CUDA GPU"),
     ],
 )
-def test_checkpoints_and_attention_that_are_not_possible_are_skipped(monkeypatch, tmp_path, varied, reason):
+def test_impossible_checkpoints_and_attention_are_skipped(monkeypatch, tmp_path, varied, reason):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(Skipped, match=reason):
         measured(tmp_path, **varied)
@@ -128,10 +128,10 @@ def test_checkpoints_and_attention_that_are_not_possible_are_skipped(monkeypatch
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("attention", "checkpoint_every"), [("eager", 0), ("eager", 2), ("flash", 0)])
-def test_on_a_gpu_the_replay_agrees_with_the_allocator_and_the_model(tmp_path, precision, attention, checkpoint_every):
+def test_on_a_gpu_the_replay_matches_the_allocator_and_the_formulas(tmp_path, precision, attention, checkpoint_every):
     model = {"precision": precision, "attention": attention, "checkpoint_every": checkpoint_every}
     cell, settings = Cell(size="small", context_length=512, **model), Settings(warmup_steps=0, budget_s=0)
-    gc.collect()  # what tests before left is not to be released while memory is recorded
+    gc.collect()  # so that nothing left by earlier tests is released during the recording
     there_before = torch.cuda.memory_stats().get("requested_bytes.all.current", 0)
     rows = measure(cell, settings, Stopwatch(), tmp_path)
     peaks = [row for row in rows if row["kind"] == "peak" and row["step"] > 0]
@@ -140,5 +140,5 @@ def test_on_a_gpu_the_replay_agrees_with_the_allocator_and_the_model(tmp_path, p
     workload = Workload(SIZES["small"], settings.vocab_size, settings.batch_size, 512, **model)
     for row in peaks:
         predicted = predict_peaks(workload, "train_step", first_step=row["step"] == 1)[row["phase"]]
-        # Workspaces of the matrix-product library are not the model's to know.
+        # The formulas leave out workspaces of the matmul library.
         assert predicted.total_bytes == pytest.approx(row["peak_bytes"] - row["other_bytes"], rel=0.05)

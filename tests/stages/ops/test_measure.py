@@ -23,13 +23,13 @@ OWN = Path(__file__).parents[2] / "subjects/outside/operations.py"
 
 @pytest.fixture(autouse=True)
 def known_bandwidth(monkeypatch):
-    """Let no cell in this process copy hundreds of megabytes to learn the bandwidth of the memory."""
+    """Skip measuring the memory bandwidth, which copies hundreds of megabytes."""
     monkeypatch.setattr(measuring, "bandwidth_to_measure", lambda _device: 10.0)
 
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Measure a cell on the CPU, with other functions in the place of ours or of a peer."""
+    """Return a function that measures a cell on the CPU, with other functions in place of ours or a peer's."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     build = implementations.build
 
@@ -45,7 +45,7 @@ def measured(monkeypatch):
 
 
 @pytest.mark.parametrize("op", [op for op in OPERATIONS if op != ADAMW])
-def test_every_phase_has_a_time_its_rates_and_the_errors_that_it_makes(measured, op):
+def test_every_phase_has_a_time_rates_and_errors(measured, op):
     rows = measured(op, ours=implementations.ours(op, in_torch()))
     for impl in ("ours", "eager"):
         for phase in PHASES:
@@ -61,7 +61,7 @@ def test_every_phase_has_a_time_its_rates_and_the_errors_that_it_makes(measured,
         assert "gradient_rel_error" not in rows[impl, FORWARD]
 
 
-def test_an_optimizer_has_one_phase_and_what_machine_or_settings_lack_is_skipped_and_says_why(measured):
+def test_adamw_has_one_phase_and_unavailable_implementations_are_skipped_with_a_reason(measured):
     rows = measured(ADAMW)
     assert set(rows) == {(impl, WHOLE) for impl in ("eager", "compile", "fused")}
     assert all(rows[impl, WHOLE]["output_rel_error"] < 1e-4 for impl in ("eager", "fused"))
@@ -72,7 +72,7 @@ def test_an_optimizer_has_one_phase_and_what_machine_or_settings_lack_is_skipped
     assert all("GPU" in rows[impl, WHOLE]["reason"] for impl in ("liger", "ours"))
 
 
-def test_liger_is_called_by_its_own_arguments(monkeypatch):
+def test_liger_is_called_with_its_own_arguments(monkeypatch):
     functions = SimpleNamespace(
         liger_fused_add_rms_norm=operations.rms_norm,
         liger_swiglu=operations.swiglu,
@@ -89,7 +89,7 @@ def test_liger_is_called_by_its_own_arguments(monkeypatch):
         assert problem.output_errors(as_tuple(outputs)).rel < 1e-5
 
 
-def test_what_is_wrong_or_a_peer_that_raises_costs_its_own_rows_and_an_error_of_ours_is_a_bug(measured):
+def test_wrong_results_and_raising_peers_cost_only_their_rows_and_our_errors_propagate(measured):
     def raises(*_arguments):
         raise RuntimeError("an assertion of the compiler")
 
@@ -106,7 +106,7 @@ def test_what_is_wrong_or_a_peer_that_raises_costs_its_own_rows_and_an_error_of_
         measured("swiglu", ours=raises)
 
 
-def test_what_writes_in_its_inputs_place_gets_them_back_before_each_call(measured):
+def test_overwritten_inputs_are_restored_before_each_call(measured):
     seen = set()
 
     def in_place(gate, up):
@@ -121,10 +121,10 @@ def test_what_writes_in_its_inputs_place_gets_them_back_before_each_call(measure
     for impl in ("ours", "eager"):
         assert rows[impl, WHOLE]["n"] == 3
         assert rows[impl, BACKWARD]["gradient_rel_error"] < 1e-6
-    assert len(seen) == 2  # of all calls: the numbers before and while it was timed, and those after it
+    assert len(seen) == 2  # one set of inputs for the calls up to the timing, another for those after it
 
 
-def test_the_head_s_floor_is_that_of_its_products():
+def test_the_floor_of_the_head_is_that_of_its_matrix_products():
     cell = Cell(op="linear_cross_entropy", size="8B", batch_size=1, context_length=16384, vocab_size=151_936)
     row = {"impl": "ours", "phase": WHOLE, "status": "ok", "clock": "device", "first_call_ms": 1.0}
     row |= {"exposed_samples": 0, "samples_ms": [90.0, 90.0, 90.0]}
@@ -134,7 +134,7 @@ def test_the_head_s_floor_is_that_of_its_products():
     assert (read["bandwidth_source"], read["peak_source"]) == ("datasheet", "datasheet")
 
 
-def test_own_operations_are_checked_first_and_timed_with_the_rest_in_cells_of_their_operation():
+def test_the_users_operations_are_checked_then_timed_in_cells_of_their_operation():
     assert [op for op in OPERATIONS if dataclasses.replace(CELL, op=op).takes("swiglu_v2")] == ["swiglu"]
     places = {"rms_norm": "norm", "rms_norm_bad": "norm_without_eps"}
     subjects = [Subject("op", name, f"{OWN}:{place}") for name, place in places.items()]
@@ -148,7 +148,7 @@ def test_own_operations_are_checked_first_and_timed_with_the_rest_in_cells_of_th
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("op", OPERATIONS)
-def test_every_implementation_on_a_gpu_is_right_or_says_why_not(op, dtype):
+def test_on_a_gpu_every_installed_implementation_is_right(op, dtype):
     cell = dataclasses.replace(CELL, op=op, dtype=dtype, size="small", context_length=256, vocab_size=1000)
     for row in rows_read(measuring.measure, cell, dataclasses.replace(QUICK, compiled=True)):
         if row["status"] == "skipped":

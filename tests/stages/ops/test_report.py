@@ -14,9 +14,9 @@ TIMES_MS = {"ours": 0.1, "eager": 0.4, "compile": 0.2}
 
 def row(impl, median_ms, op="swiglu", **columns):
     moved = 6e8 if op != "linear_cross_entropy" else 2e8
-    read = {"moved_bytes": moved, "gb_per_s": moved / median_ms / 1e6, "floor_share_pct": 20.0 / median_ms}
-    named = {"impl": impl, "phase": "whole", "extra_bytes": 1e6}
-    return timed(median_ms, **asdict(Cell(op=op)) | read | named | columns)
+    measured = {"moved_bytes": moved, "gb_per_s": moved / median_ms / 1e6, "floor_share_pct": 20.0 / median_ms}
+    identity = {"impl": impl, "phase": "whole", "extra_bytes": 1e6}
+    return timed(median_ms, **asdict(Cell(op=op)) | measured | identity | columns)
 
 
 def section(*rows, with_ceilings=True):
@@ -39,7 +39,7 @@ def test_the_limit_says_where_its_bandwidth_comes_from(source, label):
     assert [limit.label for limit in shown(section(*rows))["floors"].limits] == [label]
 
 
-def test_a_time_is_predicted_of_bytes_and_the_heads_of_its_products_and_without_ceilings_not_at_all():
+def test_times_are_predicted_from_bytes_or_products_and_only_with_ceilings():
     table = shown(section(*operations()))["times"]
     rows = table.rows.set_index(["op", "impl"])
     assert rows.loc[("swiglu", "ours"), "predicted_ms"] == pytest.approx(6e8 / COPY_GB_PER_S / 1e6)
@@ -54,7 +54,7 @@ def test_a_time_is_predicted_of_bytes_and_the_heads_of_its_products_and_without_
     assert found["times"].rows["predicted_ms"].isna().all()
 
 
-def test_every_implementation_is_a_point_under_the_roof_and_one_of_each_operation_is_named():
+def test_every_implementation_is_a_point_of_the_roofline_and_one_per_operation_is_labelled():
     chart = shown(section(*operations()))["roofline"]
     assert len(chart.drawn) == 6
     cell = Cell(op="swiglu")
@@ -69,7 +69,7 @@ def test_every_implementation_is_a_point_under_the_roof_and_one_of_each_operatio
     assert slope[-1] == roof[0]
 
 
-def test_machines_are_compared_by_bytes_and_of_the_head_by_flops():
+def test_machines_are_compared_by_bytes_moved_and_for_the_head_by_flops():
     compared = {each.what.rpartition(": ")[2].partition(",")[0]: each for each in section(*operations()).compared}
     assert {what: each.unit for what, each in compared.items()} == {"SwiGLU": "GB/s", "head and loss": "TFLOP/s"}
     cell = Cell(op="linear_cross_entropy")
@@ -77,13 +77,13 @@ def test_machines_are_compared_by_bytes_and_of_the_head_by_flops():
     assert compared["SwiGLU"].value == pytest.approx(6e8 / 0.1 / 1e6)
 
 
-def test_ours_stands_beside_the_fastest_other_and_an_operation_without_ours_beside_none():
+def test_ours_if_there_is_one_is_compared_with_the_fastest_other():
     found = shown(section(*operations(), *(row(impl, 0.3, "adamw") for impl in IMPLS if impl == "fused")))
     beside = found["times"].rows.groupby("op")["beside"].first()
     assert beside.str.partition("×")[0].to_dict() == {"swiglu": "2.00", "linear_cross_entropy": "2.00", "adamw": "–"}
 
 
-def test_an_operation_is_one_line_whatever_came_of_its_implementations_and_each_vocabulary_has_its_own():
+def test_each_operation_and_vocabulary_is_one_line_whatever_its_outcomes():
     unread = {name: value for name, value in row("fused", 0.3).items() if not name.endswith("_ms")}
     outcomes = [row("liger", 0.3) | {"status": "unstable"}, unread | failed("skipped")]
     outcomes.append(row("ours", 1.0) | failed("wrong", median_ms=None))

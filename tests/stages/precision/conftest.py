@@ -18,6 +18,6 @@ def cpu_rows_by_cell():
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def rows(request, cpu_rows_by_cell):
-    """Give the rows of a module's EXPERIMENT, on each device."""
+    """Return the rows of a module's EXPERIMENT, on each device."""
     cell = Cell(request.module.EXPERIMENT, request.param)
     return cpu_rows_by_cell.get(cell) or rows_read(measure, cell, SETTINGS)

@@ -7,7 +7,7 @@ from pipeline.stages.precision.cases import ASSIGNED_SUMS
 EXPERIMENT = "accumulation"
 
 
-def test_the_assigned_sums_are_what_its_own_code_prints():
+def test_the_assigned_sums_match_what_the_assignments_code_prints():
     printed = []
     for case in ASSIGNED_SUMS:
         types = {"fp32": torch.float32, "fp16": torch.float16}
@@ -19,7 +19,7 @@ def test_the_assigned_sums_are_what_its_own_code_prints():
     assert [running_sums(case, 0.0, 1000, torch.device("cpu"))[-1].item() for case in ASSIGNED_SUMS] == printed
 
 
-def test_a_sum_its_stall_and_its_curve_are_as_predicted_and_both_roundings_make_up_its_error(rows):
+def test_sums_and_stalls_are_as_predicted_and_both_roundings_add_up_to_the_error(rows):
     for row in rows:
         for name in ("result", "stalled_at_step", "stall"):
             assert row.get(name) == row.get(f"predicted_{name}"), (name, row)

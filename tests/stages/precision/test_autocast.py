@@ -27,7 +27,7 @@ def test_the_toy_model_is_the_assignments():
 
 @pytest.mark.parametrize("low", TYPES)
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_products_are_in_the_low_type_and_parameters_statistics_and_cross_entropy_under_autocast_in_fp32(low, device):
+def test_autocast_runs_products_in_the_low_type_and_statistics_and_loss_in_fp32(low, device):
     seen = by_component(observe_training_step(TYPES[low], torch.device(device)).rows())
     for component in ("matmul_inputs", "fc1_output", "logits"):
         assert seen[component] == {"": low}
@@ -39,7 +39,7 @@ def test_products_are_in_the_low_type_and_parameters_statistics_and_cross_entrop
         assert seen["layernorm_input"] == seen["layernorm_output"] == {"": "fp32"}
 
 
-def test_without_autocast_the_hooks_see_the_models_own_type_everywhere_and_what_was_seen_in_two_says_so():
+def test_without_autocast_every_type_is_the_models_own_and_several_types_are_joined():
     model, observed = ToyModel(16, 5).double(), Observed()
     observed.watch(model)
     with observed:

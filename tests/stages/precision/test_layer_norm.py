@@ -17,7 +17,7 @@ def pick(rows, **wanted):
 
 
 @pytest.mark.parametrize("method", [*METHODS, "fp64"])
-def test_every_method_is_layer_norm_and_the_reference_in_fp64(method):
+def test_every_method_computes_layer_norm_and_the_reference_is_in_fp64(method):
     x = torch.randn(5, 64, generator=torch.Generator().manual_seed(0)) * 3 + 1
     output = normalise(x, method, DEFAULT_EPS).output
     expected = torch.nn.functional.layer_norm(x.double(), (64,)).to(output.dtype)
@@ -26,14 +26,14 @@ def test_every_method_is_layer_norm_and_the_reference_in_fp64(method):
 
 
 @pytest.mark.parametrize("dtype", FORMAT_NAMES)
-def test_in_format_every_value_has_the_format_and_the_running_sum_is_rounded_at_every_step(dtype):
+def test_in_format_keeps_every_value_in_the_format_and_rounds_every_partial_sum(dtype):
     found = normalise(torch.ones(1, 1024, dtype=TORCH_DTYPES[dtype]), "in_format", DEFAULT_EPS)
     assert {each.dtype for each in (found.mean, found.variance, found.output)} == {TORCH_DTYPES[dtype]}
     assert found.mean.item() == (256 / 1024 if dtype == "bf16" else 1)
 
 
 @pytest.mark.parametrize("method", ["in_format", "fp32_sums"])
-def test_the_variance_of_fp16_is_lost_on_both_sides_of_its_limits_and_not_between(method):
+def test_the_variance_of_fp16_is_lost_only_outside_its_limits(method):
     unit = torch.tensor([[1.0, -1.0] * 32], dtype=torch.float64)
     for limit, lost in zip(limits(unit, "fp16", method), (math.inf, 0.0), strict=True):
         for factor in (0.98, 1.02):
@@ -42,7 +42,7 @@ def test_the_variance_of_fp16_is_lost_on_both_sides_of_its_limits_and_not_betwee
             assert (found.variance.item() == lost) == beyond, (limit, factor)
 
 
-def test_rows_that_are_lost_are_predicted_and_have_no_error_and_the_kernel_loses_none(rows):
+def test_lost_rows_are_predicted_and_have_no_error_and_the_kernel_loses_none(rows):
     for row in pick(rows, input="normal"):
         for kind in ("overflow", "vanish"):
             if row.get(f"predicted_{kind}_share") in (0.0, 1.0) and row[f"{kind}_share"] in (0.0, 1.0):
@@ -56,7 +56,7 @@ def test_rows_that_are_lost_are_predicted_and_have_no_error_and_the_kernel_loses
         assert row["output_zero_share"] + row["output_nonfinite_share"] == 1
 
 
-def test_the_variance_of_plus_and_minus_one_is_exact_and_the_kernel_errs_by_little_more_than_rounding(rows):
+def test_the_variance_of_plus_minus_one_is_as_predicted_and_the_kernel_is_accurate(rows):
     known = [row for row in pick(rows, input="alternating") if "predicted_variance_ratio" in row]
     assert {row["predicted_variance_ratio"] for row in known} >= {1.0, 0.25}
     for row in known:
@@ -72,7 +72,7 @@ def test_eps_is_stored_swallowed_and_lost_as_predicted(cpu_rows_by_cell):
         assert row["swallowed_from_variance"] == row["predicted_swallowed_from_variance"]
         assert row["zeros_nonfinite_in_format"] == row["predicted_zeros_nonfinite"]
         assert row["zeros_nonfinite_kernel"] == 0
-    # at the first power of two that it does not change
+    # `edge` is the first power of two that eps does not change.
     eps = torch.tensor(1e-5, dtype=torch.bfloat16)
     edge = swallowed_from(eps, FORMATS["bf16"])
     assert torch.tensor(edge).bfloat16() + eps == edge

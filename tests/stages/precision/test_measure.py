@@ -29,7 +29,7 @@ def test_a_cell_on_cuda_takes_a_gpu_and_is_skipped_where_there_is_none(monkeypat
 
 
 @each_experiment
-def test_every_row_is_ok_names_its_device_and_has_the_keys_of_an_unmeasured_cell(cpu_rows_by_cell, experiment):
+def test_every_row_is_ok_and_names_its_device_and_row_keys_lists_them_all(cpu_rows_by_cell, experiment):
     cell = Cell(experiment, "cpu")
     rows, keys = cpu_rows_by_cell[cell], cell.row_keys()
     assert all(row["status"] == "ok" and row["device_name"] for row in rows)
@@ -40,7 +40,7 @@ def test_every_row_is_ok_names_its_device_and_has_the_keys_of_an_unmeasured_cell
 
 @pytest.mark.gpu
 @each_experiment
-def test_a_gpu_gives_the_rows_that_the_cpu_gives(cpu_rows_by_cell, experiment):
+def test_a_gpu_gives_the_same_rows_as_the_cpu(cpu_rows_by_cell, experiment):
     names = list(Cell(experiment).row_keys()[0])
     settings = Settings(d_model=256, input_rows=4)
     rows = measure(Cell(experiment, "cuda"), settings, Stopwatch())

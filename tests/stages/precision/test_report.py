@@ -25,7 +25,7 @@ def test_a_cell_alone_has_its_parts_and_an_answer(rows, experiment):
     assert build(alone, {}).answer
 
 
-def test_both_roundings_add_up_to_the_error_of_a_sum_and_one_that_is_not_as_predicted_is_told_as_such(rows):
+def test_both_roundings_add_up_to_the_error_and_mispredicted_sums_are_marked(rows):
     sums = parts(rows)["sums_table"].rows
     assert (sums["addend_error"] + sums["rounding_error"]).tolist() == pytest.approx(sums["error"].tolist(), abs=1e-9)
     assert set(sums["predicted"]) == {"yes"}
@@ -36,7 +36,7 @@ def test_both_roundings_add_up_to_the_error_of_a_sum_and_one_that_is_not_as_pred
     assert set(sums.loc[sums["predicted"] == "no", "accumulator"]) == {"bf16"}
 
 
-def test_the_largest_inputs_of_layer_norm_are_those_before_a_row_is_lost(rows):
+def test_the_largest_layer_norm_input_is_the_last_one_that_loses_no_row(rows):
     of_fp16 = (rows["dtype"] == "fp16") & (rows["method"] == "in_format") & (rows["input"] == "normal")
 
     def largest():
@@ -45,10 +45,10 @@ def test_the_largest_inputs_of_layer_norm_are_those_before_a_row_is_lost(rows):
 
     before = largest()
     rows.loc[of_fp16 & (rows["magnitude"] == before), "output_zero_share"] = 0.1
-    assert largest() == before / 4  # the next that is measured
+    assert largest() == before / 4  # the next smaller one measured
 
 
-def test_data_types_are_those_seen_on_each_device_and_all_of_them(rows):
+def test_all_data_types_seen_on_each_device_are_shown(rows):
     def seen(rows, part):
         found = parts(rows)["dtypes"].rows
         return found[found["part"] == part].set_index("where")["observed_dtype"]

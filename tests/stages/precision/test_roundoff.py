@@ -1,4 +1,4 @@
-"""The predictions against brute force: running sums that torch takes step by step."""
+"""Compare the predictions with brute force: running sums that torch computes step by step."""
 
 import math
 
@@ -25,7 +25,7 @@ def addends(name, random=100):
 
 
 def brute_force(values, steps, starts=None):
-    """Add each value to a running sum of its own, step by step: the sums after every step, (steps, values)."""
+    """Add each value to its own running sum, step by step; return the sums after every step, (steps, values)."""
     total = torch.zeros_like(values) if starts is None else starts.clone()
     sums = torch.empty(steps, len(values), dtype=values.dtype)
     for step in range(steps):
@@ -35,7 +35,7 @@ def brute_force(values, steps, starts=None):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_format_is_what_torch_says_of_it_and_rounding_is_torchs_rounding(name):
+def test_formats_and_rounding_match_torchs(name):
     known, info = FORMATS[name], torch.finfo(TORCH[name])
     assert known.smallest_subnormal == info.smallest_normal * info.eps
     assert known.unit_roundoff == info.eps / 2
@@ -62,7 +62,7 @@ def test_a_sum_started_just_below_the_predicted_stall_reaches_it_and_stays(name)
 def test_the_predicted_sum_stall_and_bound_hold_after_any_number_of_steps(name, steps):
     values, known = addends(name), FORMATS[name]
     sums = brute_force(values, steps)
-    if name != "fp32":  # whose sums would take millions of steps to stall
+    if name != "fp32":  # fp32 sums would take millions of steps to stall
         assert [roundoff.stall(value, known) for value in values.tolist()] == sums[-1].tolist() == sums[-2].tolist()
     for count in (1, 2, 3, 17, 256, 300, 511, 699, steps):
         for value, so_far in zip(values.tolist(), sums[:count].T, strict=True):
@@ -72,7 +72,7 @@ def test_the_predicted_sum_stall_and_bound_hold_after_any_number_of_steps(name, 
             assert abs(expected[0] - count * value) <= roundoff.rounding_error_bound(value, count, known)
 
 
-def test_a_wider_addend_is_rounded_with_the_sum_alone_and_past_the_largest_number_a_sum_is_infinite():
+def test_a_wider_addend_is_rounded_only_with_the_sum_and_sums_overflow_to_infinity():
     values = addends("fp32")
     total = torch.zeros(len(values), dtype=torch.float16)
     for _ in range(900):

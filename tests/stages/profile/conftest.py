@@ -22,7 +22,7 @@ def trace_of(work, launches, ranges):
 
 
 class Simulator:
-    """A host that launches every 5 us and waits nowhere, and a device that works in order."""
+    """A host that launches every 5 us and never waits, and a device that runs kernels in order."""
 
     def __init__(self):
         self.host_us = self.device_us = 0.0
@@ -31,12 +31,12 @@ class Simulator:
     @contextmanager
     def range(self, name):
         start_us = self.host_us
-        self.host_us += 1 / 8  # so that none begins with the one around it
+        self.host_us += 1 / 8  # so that none starts at the same time as the one around it
         yield
         self.ranges.append((name, 1, start_us, self.host_us - start_us))
 
     def kernel(self, path, name, duration_us):
-        """Run a kernel in ranges one in the other."""
+        """Run a kernel in nested ranges, named by the path."""
         with ExitStack() as stack:
             for part in filter(None, path.split("/")):
                 stack.enter_context(self.range(part))

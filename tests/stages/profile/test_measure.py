@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """Measure a tiny model on the CPU once: its rows, and the folder of its files."""
+    """Measure a tiny model on the CPU once; return its rows and the folder of its files."""
     folder = tmp_path_factory.mktemp("files")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "is_available", lambda: False)
@@ -30,7 +30,7 @@ def measured(tmp_path_factory):
     return pd.DataFrame(rows), folder
 
 
-def test_every_pass_has_every_clock_and_the_kept_files_are_a_perfetto_trace_and_all_kernels(measured):
+def test_every_pass_has_every_clock_and_a_perfetto_trace_and_all_kernels_are_kept(measured):
     assert set(measured[0]["not_by_nsys"]) == {"nsys captures need a CUDA GPU"}
     times = measured[0].query("kind == 'time'")
     for name in PASSES:
@@ -51,7 +51,7 @@ def test_every_pass_has_every_clock_and_the_kept_files_are_a_perfetto_trace_and_
         assert listed == pytest.approx(summed)
 
 
-def test_only_a_training_step_has_the_optimizer_and_attentions_phases_are_found_with_all_their_products(measured):
+def test_only_training_steps_have_the_optimizer_and_attentions_phases_are_found(measured):
     by_range = measured[0].query("kind == 'category'").groupby("range")
     shares = by_range["category"].agg(set)
     assert ["optimizer" in shares[name] for name in PASSES] == [False, False, True]
@@ -65,7 +65,7 @@ def test_only_a_training_step_has_the_optimizer_and_attentions_phases_are_found_
     assert set(phases.index) == {("inference", "mask"), *product(("inference", "backward_by_part"), both)}
 
 
-def test_a_pass_out_of_memory_takes_the_larger_ones_with_it_and_leaves_the_smaller(monkeypatch, tmp_path):
+def test_if_a_pass_runs_out_of_memory_only_smaller_ones_are_measured(monkeypatch, tmp_path):
     calls = workload.calls
 
     def no_memory():
@@ -80,7 +80,7 @@ def test_a_pass_out_of_memory_takes_the_larger_ones_with_it_and_leaves_the_small
     assert set(rows.loc[rows["kind"] == "category", "range"]) == {"inference"}
 
 
-def test_no_sample_adds_to_the_gradients_of_the_one_before():
+def test_no_sample_starts_with_the_gradients_of_the_one_before():
     step = workload.build(TINY, QUICK, CPU)
     weight = next(step.model.parameters())
     have_gradients = []
@@ -89,7 +89,7 @@ def test_no_sample_adds_to_the_gradients_of_the_one_before():
     assert have_gradients == [False] * (QUICK.warmup_steps + QUICK.steps)
 
 
-def test_what_the_gpu_did_stands_beside_the_wall_time_of_each_pass(monkeypatch):
+def test_each_pass_has_gpu_activity_next_to_its_wall_time(monkeypatch):
     profiled = []
 
     def profile_gpu_busy(run, _device):
@@ -105,7 +105,7 @@ def test_what_the_gpu_did_stands_beside_the_wall_time_of_each_pass(monkeypatch):
     assert all(row["gpu_idle_pct"] == pytest.approx(100, abs=1) for row in rows)
 
 
-def test_a_capture_begins_when_every_pass_is_warm(monkeypatch, tmp_path):
+def test_a_capture_begins_after_every_pass_is_warmed_up(monkeypatch, tmp_path):
     step = workload.build(TINY, QUICK, CPU)
     forwards = []
     step.model.register_forward_hook(lambda *_: forwards.append("forward"))
@@ -115,7 +115,7 @@ def test_a_capture_begins_when_every_pass_is_warm(monkeypatch, tmp_path):
     assert (before, why) == (QUICK.warmup_steps * len(PASSES), "no nsys")
 
 
-def test_a_capture_that_fails_is_made_again_by_the_other_profiler_and_says_why(monkeypatch, tmp_path):
+def test_a_failed_nsys_capture_falls_back_to_torch_unless_nsys_was_asked_for(monkeypatch, tmp_path):
     def fails(*_arguments):
         raise nsys.CaptureFailed("capture.sqlite is no whole nsys export: file is not a database")
 
@@ -123,7 +123,7 @@ def test_a_capture_that_fails_is_made_again_by_the_other_profiler_and_says_why(m
     passes = ["inference"]
     trace, why = measure._capture("", TINY, QUICK, passes, CPU, tmp_path)
     assert (trace.profiler, why) == ("torch.profiler", "capture.sqlite is no whole nsys export: file is not a database")
-    by_name = replace(TINY, profiler="nsys")  # which is not replaced
+    by_name = replace(TINY, profiler="nsys")  # asked for: no fallback
     with pytest.raises(Skipped, match="no whole nsys export"):
         measure._capture("", by_name, QUICK, passes, CPU, tmp_path)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -131,7 +131,7 @@ def test_a_capture_that_fails_is_made_again_by_the_other_profiler_and_says_why(m
         rows_read(measure.measure, by_name, Settings(), tmp_path)
 
 
-def test_a_capture_by_nsys_is_exported_read_and_kept_in_part(monkeypatch, tmp_path):
+def test_an_nsys_capture_is_exported_and_read_and_the_database_is_deleted(monkeypatch, tmp_path):
     captured = trace_of([("gemm", 7, 5.0, 4.0, 1)], [(1, 1.0, 1)], [("inference", 1, 0.0, 10.0)])
     monkeypatch.setattr(nsys, "capture", lambda _command, report: report.write_text("a report"))
     monkeypatch.setattr(nsys, "export", lambda report, database: database.write_text(f"{report.read_text()}'s export"))

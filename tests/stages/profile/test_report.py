@@ -26,7 +26,7 @@ def pair():
     return captured()
 
 
-def test_the_kinds_of_a_bar_and_the_parts_of_attention_make_up_all_of_its_time(pair):
+def test_the_kinds_of_a_bar_and_the_parts_of_attention_add_up_to_its_time(pair):
     assert list(part(build(pair, {}), "kinds").rows.groupby("label")["share_pct"].sum()) == pytest.approx([100, 100])
     is_rare = (pair["category"] == "normalisation") & (pair["kind"] == "category")
     kinds = part(build(pair.assign(share_pct=pair["share_pct"].mask(is_rare, 0.4)), {}), "kinds").rows
@@ -41,7 +41,7 @@ def test_the_kinds_of_a_bar_and_the_parts_of_attention_make_up_all_of_its_time(p
         assert row["per_flop_times"] == pytest.approx(softmax / products)
 
 
-def test_captures_of_a_forward_pass_alone_are_shown_as_such_and_those_of_two_profilers_not_mixed(pair):
+def test_forward_only_captures_are_labelled_and_two_profilers_are_not_mixed(pair):
     found = build(pair[pair["range"] == PASSES[0]], {})
     assert set(part(found, "kinds").rows["range"]) == {PASSES[0]}
     assert set(part(found, "kernels").rows["part"]) == {"forward only"}
@@ -52,7 +52,7 @@ def test_captures_of_a_forward_pass_alone_are_shown_as_such_and_those_of_two_pro
     assert set(part(found, "forward_times").rows["profiler"]) == {"auto"}
 
 
-def test_a_larger_model_in_lower_precision_leads_at_the_context_that_most_have(pair):
+def test_the_largest_model_in_the_lowest_precision_leads_at_the_context_most_have(pair):
     medium = captured("medium", 1024, precision="bf16").assign(context_length=128)
     found = build(pd.concat([pair, medium, captured(context_length=512, precision="bf16")], ignore_index=True), {})
     assert len(part(found, "kinds").rows["label"].unique()) == 3
@@ -60,12 +60,12 @@ def test_a_larger_model_in_lower_precision_leads_at_the_context_that_most_have(p
     assert "medium in bf16" in found.answer
 
 
-def test_a_capture_is_held_against_the_host_s_clock_and_an_unstable_time_is_marked_and_held_against_nothing(pair):
+def test_captures_are_compared_with_the_host_clock_but_not_with_an_unstable_time(pair):
     is_host = (pair["clock"] == "host") & (pair["precision"] == "bf16")
     rows = pair.assign(status=pair["status"].mask(is_host, "unstable"))
     table = part(build(rows, {}), "forward_times")
     times = rows[(rows["kind"] == "time") & (rows["range"] == PASSES[0])].pivot_table("median_ms", "precision", "clock")
     off_pct = 100 * (times["span"] / times["host"] - 1)
-    told = off_pct.to_dict() | {"bf16": math.nan}
-    assert table.rows.set_index("precision")["off_pct"].to_dict() == pytest.approx(told, nan_ok=True)
+    expected = off_pct.to_dict() | {"bf16": math.nan}
+    assert table.rows.set_index("precision")["off_pct"].to_dict() == pytest.approx(expected, nan_ok=True)
     assert table.markdown().count("~") == 1

@@ -25,7 +25,7 @@ LAYER = (
 
 @pytest.fixture(scope="module")
 def rows():
-    """The rows of two forward passes of three layers, and of a backward pass of one, whose parts have ranges."""
+    """Return the rows of two forward passes of three layers, and of a backward pass of one, with ranges by part."""
     device = Simulator()
 
     def forward(layers):
@@ -54,14 +54,14 @@ def of(rows, kind, path="inference"):
 
 @pytest.fixture
 def two_runs():
-    """A trace of two runs of a layer, of one kernel: once for 4 µs; then for 6 and 2."""
+    """Return a trace of two runs of a layer with one kernel: one call of 4 µs, then calls of 6 and 2 µs."""
     work = [("gemm", 7, 5.0, 4.0, 1), ("gemm", 7, 25.0, 6.0, 2), ("gemm", 7, 32.0, 2.0, 3)]
     launches = [(1, 1.0, 1), (2, 21.0, 1), (3, 22.0, 1)]
     ranges = [(name, 1, start, 10.0) for start in (0.0, 20.0) for name in ("inference", "layers.0")]
     return trace_of(work, launches, ranges)
 
 
-def test_times_and_counts_of_categories_and_kernels_are_of_one_run_and_kernels_are_ranked_by_time(rows):
+def test_times_and_counts_are_per_run_and_kernels_are_ranked_by_time(rows):
     categories = {row["category"]: (row["count"], pytest.approx(row["time_ms"])) for row in of(rows, "category")}
     assert categories == {"matmul": (12, 0.39), "elementwise": (9, 0.018), "softmax": (3, 0.015)}
     samples = {row["clock"]: row["samples_ms"] for row in of(rows, "time")}
@@ -71,7 +71,7 @@ def test_times_and_counts_of_categories_and_kernels_are_of_one_run_and_kernels_a
     assert ranked == [(1, GEMM, 12), (2, "elementwise_kernel<MulFunctor>", 9), (3, "softmax_warp_forward", 3)]
 
 
-def test_attentions_products_are_counted_without_mask_and_scaling_and_its_backward_pass_without_the_forward(rows):
+def test_attentions_products_exclude_mask_and_scaling_and_its_backward_the_forward(rows):
     phases = {
         path: {row["phase"]: (row["count"], row["time_ms"], row["matmul_ms"]) for row in of(rows, "attention", path)}
         for path in ("inference", "backward_by_part")
@@ -82,7 +82,7 @@ def test_attentions_products_are_counted_without_mask_and_scaling_and_its_backwa
         assert phases[path] == {phase: pytest.approx(values) for phase, values in expected.items()}
 
 
-def test_the_layers_timeline_is_one_layer_of_one_run(rows):
+def test_the_layer_timeline_covers_one_layer_of_one_run(rows):
     (layer,) = of(rows, "layer")
     assert layer["layer"] == "layers.1"
     _, _, paths, _, starts_us, durations_us = zip(*json.loads(layer["events"]), strict=True)
@@ -91,7 +91,7 @@ def test_the_layers_timeline_is_one_layer_of_one_run(rows):
     assert list(starts_us) == sorted({*starts_us})
 
 
-def test_flops_of_attention_by_hand():
+def test_attention_flops_match_a_count_by_hand():
     tiny = SIZES["tiny"]  # 2 layers, d_model 64, 2 heads
     forward, backward = (attention_flops(tiny, 3, 10, direction) for direction in ("forward", "backward"))
     assert forward["attention scores"] == forward["final matmul"] == 2 * (2 * 3 * 10 * 10 * 64)
@@ -101,7 +101,7 @@ def test_flops_of_attention_by_hand():
     assert backward["mask"] == 0
 
 
-def test_a_kernels_count_and_time_are_of_a_run_and_its_mean_and_extremes_of_a_call(two_runs):
+def test_a_kernels_count_and_time_are_per_run_and_its_statistics_per_call(two_runs):
     (kernel,) = kernel_table(two_runs, ["inference"]).to_dict("records")
     assert (kernel["count"], kernel["time_ms"]) == (3 / 2, pytest.approx((4 + 6 + 2) / 2 / 1e3))
     assert (kernel["min_us"], kernel["avg_us"], kernel["max_us"]) == (2, pytest.approx((4 + 6 + 2) / 3), 6)
@@ -146,5 +146,5 @@ SHORT = {
 
 
 @pytest.mark.parametrize(("name", "short"), SHORT.items(), ids=list(SHORT.values()))
-def test_a_name_is_its_function_and_the_operation_of_a_template(name, short):
+def test_a_short_name_is_the_function_and_for_templates_the_operation(name, short):
     assert short_name(name) == short

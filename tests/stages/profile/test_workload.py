@@ -18,7 +18,7 @@ def step():
 
 @pytest.fixture
 def ran(step):
-    """Run two rounds of every pass, and give by the path of a range the ranges that opened directly in it."""
+    """Run two rounds of every pass; return the ranges opened directly inside each range, by its path."""
     opened, inside = [], defaultdict(list)
 
     @contextmanager
@@ -33,7 +33,7 @@ def ran(step):
     return inside
 
 
-def test_each_round_is_a_range_a_pass_after_one_that_goes_by_and_does_the_same_before_the_backward_pass_in_parts(ran):
+def test_an_identical_uncounted_round_comes_first_and_the_backward_pass_by_part_last(ran):
     assert ran[""] == [workload.UNCOUNTED, *PASSES, *PASSES, "backward_by_part"]
     assert ran[workload.UNCOUNTED] == [*PASSES]
     for name in PASSES:
@@ -50,7 +50,7 @@ def test_autograd_launches_from_the_thread_whose_ranges_are_open(step):
     assert torch.autograd.is_multithreading_enabled()
 
 
-def test_inference_keeps_nothing_for_a_backward_pass_and_no_pass_adds_to_the_gradients_of_the_one_before(step):
+def test_inference_builds_no_graph_and_no_pass_leaves_gradients_behind(step):
     for_backward = []
     step.model.register_forward_hook(lambda _model, _inputs, logits: for_backward.append(logits.requires_grad))
     workload.warm_up(step, ["inference", "forward_backward"], rounds=1)

@@ -27,7 +27,7 @@ def rows(host, kept):
     return pd.DataFrame(rows_on_gloo(host, partial(measure, files_dir=kept), TINY, SMOKE))
 
 
-def test_every_optimizer_has_a_time_for_every_phase_and_sends_what_is_predicted(rows):
+def test_every_optimizer_has_a_time_for_every_phase_and_sends_the_predicted_bytes(rows):
     times = rows[rows["measures"] == "time"].pivot(index="impl", columns="phase", values="median_ms")
     assert set(times.index) == set(IMPLS)
     assert times[["forward", "backward", "communication", "optimizer", "train_step"]].gt(0).all(axis=None)
@@ -40,7 +40,7 @@ def test_every_optimizer_has_a_time_for_every_phase_and_sends_what_is_predicted(
     assert parameters["sent_bytes"] == gradients["sent_bytes"] / 2
 
 
-def test_memory_is_the_predicted_one_at_every_moment_and_over_a_step_begins_and_ends_with_what_is_held(rows, kept):
+def test_memory_is_as_predicted_and_a_timeline_begins_with_what_is_held(rows, kept):
     memory = rows[rows["measures"] == "memory"]
     assert len(memory) == len(IMPLS) * 5 * len(KINDS)
     assert (memory["measured_bytes"] == memory["predicted_bytes"]).all()
@@ -61,7 +61,7 @@ def test_memory_is_the_predicted_one_at_every_moment_and_over_a_step_begins_and_
 @pytest.mark.gpu(count=2)
 def test_on_gpus_kinds_and_peaks_are_as_predicted():
     settings = Settings(vocab_size=10_000, warmup_steps=2, steps=5, rounds=1)
-    # so large that the workspaces of matrix products, 64 MiB on a Hopper GPU and not predicted, are within the bound
+    # large enough that matmul workspaces, 64 MiB on a Hopper GPU and not predicted, stay within the bound
     rows = pd.DataFrame(rows_read(measure, Cell(size="medium", context_length=64), settings))
     memory = rows[(rows["measures"] == "memory") & rows["predicted_bytes"].notna()]
     kinds = memory[memory["kind"].isin(KINDS)]
@@ -76,11 +76,11 @@ def test_on_gpus_kinds_and_peaks_are_as_predicted():
     assert whole[["launches", "limited_by", "pinned_core", "mean_sm_clock_mhz"]].notna().all(axis=None)
     requested = memory[(memory["moment"] == "first_before_step") & (memory["kind"] == "requested")]["measured_bytes"]
     parameters = kinds.loc[kinds["kind"] == "parameters", "measured_bytes"].max()
-    assert requested.max() - requested.min() < parameters / 2  # no turn leaves its model to the next
+    assert requested.max() - requested.min() < parameters / 2  # no turn leaves its model behind
 
 
 class Step:
-    """Give back what it takes, the first `lost` times on a thread that the profiler does not follow."""
+    """A step that frees what it allocates, the first `lost` times on a thread that the profiler does not follow."""
 
     def __init__(self, lost):
         self.model = torch.nn.Linear(3, 3)
@@ -100,7 +100,7 @@ class Step:
 
 @pytest.fixture
 def turn_of(monkeypatch):
-    """Return what makes a turn on one rank of two, which agrees with the other."""
+    """Return a function that makes a turn on one of two ranks, which always agree."""
     monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda values, device: values)
     context, way = RankContext(0, 2, "gloo", torch.device("cpu"), 0.0), Way("adamw", partial(build, "adamw"))
     rest = Result([Sampling({}, [], [])]), context, Settings(), Comparison(), weights_of_model
@@ -108,7 +108,7 @@ def turn_of(monkeypatch):
 
 
 @pytest.mark.parametrize("lost", [0, 1, 3])
-def test_a_recording_that_lost_a_release_is_taken_again(lost, tmp_path, turn_of):
+def test_a_recording_that_lost_a_release_is_repeated(lost, tmp_path, turn_of):
     turn = turn_of(Step(lost), tmp_path)
     note_timeline(turn)
     _, active_bytes = turn.result.timeline
@@ -117,7 +117,7 @@ def test_a_recording_that_lost_a_release_is_taken_again(lost, tmp_path, turn_of)
     assert active_bytes == [held, held + 3 * MIB, held]
 
 
-def test_only_the_timeline_has_no_values_where_no_recording_is_complete(tmp_path, turn_of):
+def test_if_no_recording_is_complete_only_the_timeline_is_skipped(tmp_path, turn_of):
     turn = turn_of(Step(lost=1000), tmp_path)
     note_timeline(turn)
     turn.result.memory[("after_step", "parameters")] = 48.0
@@ -127,7 +127,7 @@ def test_only_the_timeline_has_no_values_where_no_recording_is_complete(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_rank_takes_the_step_again_as_often_as_the_one_that_records(monkeypatch, turn_of):
+def test_a_rank_repeats_the_step_as_often_as_the_one_that_records(monkeypatch, turn_of):
     short = iter([1.0, 1.0, 0.0])
     monkeypatch.setattr("pipeline.stages.sharding.measure.max_over_ranks", lambda *_: {"is_short": next(short)})
     turn = turn_of(Step(lost=0), None)

@@ -12,12 +12,12 @@ from pipeline.stages.sharding.prediction import Share, fullest_share, memory_byt
 
 from ...ranks import on_ranks
 
-# Of sizes that no number of ranks shares out evenly.
+# Layers whose parameters cannot be divided evenly over ranks.
 WIDTHS = (7, 50, 3, 11)
 
 
 def counted(optimizer_class):
-    """Count the kinds of an optimizer on this rank at the moments of two steps; return also its parameters' bytes."""
+    """Return this rank's bytes by kind at the moments of two steps of an optimizer, and its parameters' bytes."""
     model = OverlapDDP(nn.Sequential(*(nn.Linear(*pair) for pair in pairwise(WIDTHS))))
     extra = () if optimizer_class is torch.optim.AdamW else (torch.optim.AdamW,)
     optimizer = optimizer_class(model.parameters(), *extra)
@@ -35,7 +35,7 @@ def counted(optimizer_class):
 
 @on_ranks(1, 3)
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, ShardedOptimizer, ZeroRedundancyOptimizer])
-def test_the_fullest_rank_holds_just_what_is_predicted(context, optimizer):
+def test_the_fullest_rank_holds_exactly_what_is_predicted(context, optimizer):
     own, sizes = counted(optimizer)
     by_rank = [None] * context.world_size
     dist.all_gather_object(by_rank, own)
@@ -50,7 +50,7 @@ def test_shares_are_dealt_out_largest_first(world_size, share):
     assert fullest_share([10, 60, 30, 40], world_size) == Share(*share)
 
 
-def test_on_a_gpu_step_counters_are_elsewhere_peaks_follow_from_the_first_and_storages_are_counted_once():
+def test_gpu_predictions_exclude_step_counters_and_tensors_count_their_whole_storage():
     share = Share(1, 500)
     beside, on_gpu = (memory_bytes(1000, share, peaks) for peaks in (None, {"peak": 5000, "requested_peak": 4000}))
     assert beside["after_step", "optimizer_state"] == on_gpu["after_step", "optimizer_state"] + 4 == 1004
@@ -74,7 +74,7 @@ def test_the_foreach_step_peaks_as_predicted():
     optimizer = torch.optim.AdamW(model.parameters())
     total = sum(parameter.nbytes for parameter in model.parameters())
     model(torch.randn(1, 2048, device=device)).sum().backward()
-    workspace = device_bytes(device)["requested"] - 2 * total  # of the matrix product library
+    workspace = device_bytes(device)["requested"] - 2 * total  # of the matmul library
     for _ in range(2):
         model(torch.randn(1, 2048, device=device)).sum().backward()
         device_bytes(device)

@@ -25,7 +25,7 @@ def section(*rows):
     return build(frame_of("sharding", [row for own in rows for row in own]), {})
 
 
-def test_memory_is_told_by_moment_and_a_rank_has_the_highest_its_state_after_a_step_and_what_it_sends():
+def test_tables_show_memory_by_moment_and_each_optimizers_peak_state_and_bytes_sent():
     found = shown(section(*(rows_of(impl, 100.0) for impl in NAMES)))
     moments = found["moments"].rows.set_index(["way", "moment"])[["peak_bytes", "optimizer_state_bytes"]]
     assert moments.loc[(OURS, "initialised")].tolist() == [9 * GB, 0]
@@ -36,7 +36,7 @@ def test_memory_is_told_by_moment_and_a_rank_has_the_highest_its_state_after_a_s
     assert steps["sent_bytes"].to_dict() == {PLAIN: 8 * GB, OURS: 12 * GB, TORCHS: 12 * GB}
 
 
-def test_weights_further_apart_than_rounding_do_not_agree_and_the_faster_is_a_change():
+def test_weights_off_by_more_than_rounding_disagree_and_the_faster_way_is_a_change():
     found = section(rows_of("adamw", 100.0), rows_of("sharded", 80.0, 1.0), rows_of("torch_zero", 90.0))
     agree = shown(found)["ways_1"].rows.set_index("way")["weights_agree"]
     assert agree.to_dict() == {PLAIN: "yes", OURS: "no", TORCHS: "yes"}

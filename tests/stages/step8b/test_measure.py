@@ -30,17 +30,17 @@ def whole(rows, impl):
     return found
 
 
-def test_every_implementation_has_a_time_for_every_phase_and_the_peer_those_of_both_its_turns(rows):
+def test_every_implementation_has_a_time_for_every_phase_and_the_peer_two_turns(rows):
     timed = {(row["impl"], row["phase"]) for row in rows if row["measures"] == "time" and row["median_ms"] > 0}
     assert timed == {(impl, name) for impl in {*IMPLS} - {"torch_compiled"} for name in (*PHASES, "train_step")}
     peer, ours = whole(rows, "torch_eager"), whole(rows, "ours")
     assert (peer["turns"], peer["n"], ours["turns"], ours["n"]) == (2, 4, 1, 2)
     assert ours["layers_that_keep"] == SIZES["tiny"].num_layers
-    # Without a GPU products that are kept are the one fusion.
+    # Without a GPU, keeping products is the only fusion.
     assert [row["fusion"] for row in rows if row["measures"] == "fusion"] == ["none", "kept_products"]
 
 
-def test_rates_follow_from_the_median_step_and_all_implementations_descend_alike(rows):
+def test_rates_follow_from_the_median_step_and_losses_fall_alike(rows):
     ours = whole(rows, "ours")
     assert ours["tokens_per_s"] == pytest.approx(2 * 64 / ours["median_ms"] * 1e3)
     step_flops = causal_train_step_flops(SIZES["tiny"], 500, 1, 64)
@@ -51,7 +51,7 @@ def test_rates_follow_from_the_median_step_and_all_implementations_descend_alike
     assert losses == dict.fromkeys({*IMPLS} - {"torch_compiled"}, alike)
 
 
-def test_wrong_gradients_leave_no_times_and_a_loss_that_does_not_fall_is_wrong():
+def test_wrong_gradients_have_no_times_and_a_loss_that_does_not_fall_is_wrong():
     names = ("loss", "loss_error", "gradient_error", "worst_gradient_error")
     errors = {"ours": (11.95, 1e-6, 0.0048, 0.1), "bf16_eager": (11.95, 2e-6, 0.0049, 0.011)}
     found = {model: dict(zip(names, each, strict=True)) for model, each in errors.items()}
@@ -65,7 +65,7 @@ def test_wrong_gradients_leave_no_times_and_a_loss_that_does_not_fall_is_wrong()
     assert (row["status"], row["reason"]) == ("wrong", "the loss does not fall: 7, then 8")
 
 
-def test_what_is_skipped_or_does_not_fit_leaves_the_others_their_rows_and_the_unknown_is_refused(monkeypatch):
+def test_skipped_or_oom_implementations_cost_only_their_rows_and_unknown_ones_raise(monkeypatch):
     def run_ranks(*_args, args, **_kwargs):
         if args[2] == "torch_eager":
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 7.44 GiB\nmore")

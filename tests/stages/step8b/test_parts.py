@@ -21,7 +21,7 @@ FEW = {"vocab_size": 500, "loss_chunk": 24, "checked_context": 32, "descent_cont
 SMALL_SETTINGS = Settings(**FEW, steps=2)
 
 
-def test_the_fused_model_is_as_near_to_fp32_as_the_plain_one_in_bf16():
+def test_the_fused_model_is_as_close_to_fp32_as_the_plain_one_in_bf16():
     errors = correctness.check(SMALL, SMALL_SETTINGS, CPU)
     assert {row["status"] for row in correctness.check_rows(errors, SMALL_SETTINGS)} == {"ok"}
     assert 0 < errors["ours"]["gradient_error"] < 0.02
@@ -51,13 +51,13 @@ def without_the_silu_s_slope(dh, gate, up, in_place=False):
         {"rms_norm": lambda x, weight, eps, addend=None: (math.nan * x, x)},
     ],
 )
-def test_an_operation_that_is_wrong_is_found_out(monkeypatch, wrong):
+def test_a_wrong_operation_is_detected(monkeypatch, wrong):
     monkeypatch.setattr(correctness, "best_operations", lambda _device: replace(in_torch(), **wrong))
     ours, plain = correctness.check_rows(correctness.check(SMALL, SMALL_SETTINGS, CPU), SMALL_SETTINGS)
     assert (ours["status"], plain["status"]) == ("wrong", "ok")
 
 
-def test_the_budget_counts_what_overlaps_once_and_hidden_communication_not_at_all():
+def test_the_budget_counts_overlapping_work_once_and_no_hidden_communication():
     hidden_by_half = ("ncclDevKernel_AllGather", 500.0, 1000.0)
     kernels = [("sm90_gemm", 0.0, 1000.0), hidden_by_half]
     kernels += [("hopper_forward_kernel", 2000.0, 3000.0), ("hopper_forward_kernel", 4000.0, 2000.0)]
@@ -66,7 +66,7 @@ def test_the_budget_counts_what_overlaps_once_and_hidden_communication_not_at_al
     assert items == {"matmul": (1.0, 1), "attention": (4.0, 2), "communication": (0.5, 1), "idle": (1.5, 0)}
 
 
-def test_on_a_gpu_the_ladder_leads_from_torch_s_operations_to_all_of_ours():
+def test_on_a_gpu_the_ladder_leads_from_torchs_operations_to_all_of_ours():
     names, operations, attentions = zip(*ladder(torch.device("cuda")), strict=True)
     assert names == FUSIONS[:-1]
     assert (operations[0], operations[-1]) == (in_torch(), in_triton())
@@ -74,13 +74,13 @@ def test_on_a_gpu_the_ladder_leads_from_torch_s_operations_to_all_of_ours():
 
 
 @pytest.mark.parametrize("impl", ["ours", "torch_eager", "torch_selective"])
-def test_a_step_that_cannot_fit_is_skipped_with_what_it_needs_and_what_there_is(monkeypatch, impl):
+def test_a_step_that_cannot_fit_is_skipped_with_needed_and_free_memory(monkeypatch, impl):
     monkeypatch.setattr(keeping, "available_bytes", lambda *_: 40e9)
     with pytest.raises(Skipped, match=r"^a step needs [78]\d\.\d GB a GPU at the least, 40\.0 GB are free$"):
         keeping.choose(impl, Cell(), Settings(), torch.device("cuda"))
 
 
-def test_beside_fusions_layers_keep_no_more_than_leaves_room_for_torch_s_operations(monkeypatch):
+def test_while_fusions_are_measured_layers_leave_room_for_torchs_operations(monkeypatch):
     def chosen(free_gb):
         monkeypatch.setattr(keeping, "available_bytes", lambda *_: 1e9 * free_gb)
         return keeping.choose("ours", Cell(), Settings(), torch.device("cuda"))

@@ -30,10 +30,10 @@ def section(**steps_ms):
     return build(frame_of("step8b", [row for impl, ms in steps_ms.items() for row in rows_of(impl, ms)] + small), {})
 
 
-def test_every_step_of_the_cell_with_the_most_work_stands_beside_the_fastest_of_torchs():
+def test_steps_of_the_cell_with_the_most_work_are_compared_with_torchs_fastest():
     found = section(**STEP_MS)
     steps = shown(found)["steps"].rows.set_index("impl")
-    verdicts = {"ours": FASTER, "ours_fully_shard": FASTER, "torch_eager": UNDECIDED}  # 3% in single processes
+    verdicts = {"ours": FASTER, "ours_fully_shard": FASTER, "torch_eager": UNDECIDED}  # 3% apart, in single processes
     assert steps["verdict"].dropna().to_dict() == verdicts
     assert steps.loc["ours", "ratio"] == pytest.approx(6000 / 4700)
     assert set(steps["size"]) == {"8B"}
@@ -42,7 +42,7 @@ def test_every_step_of_the_cell_with_the_most_work_stands_beside_the_fastest_of_
     assert found.answer.startswith("8B, bf16, 2 ranks, a sequence of 32,768 per rank: a step takes 4.70 s")
 
 
-def test_where_every_step_is_wrong_the_answer_says_so_and_the_errors_stay():
+def test_if_every_step_is_wrong_the_answer_says_so_and_errors_are_still_shown():
     wrong = other("ours", "time", phase="train_step", clock="host", **CELL) | {"status": "wrong"}
     checks = [row for row in rows_of("ours", 1.0) if row["measures"] == "check"]
     found = build(frame_of("step8b", [wrong, *checks]), {})
@@ -50,7 +50,7 @@ def test_where_every_step_is_wrong_the_answer_says_so_and_the_errors_stay():
     assert len(shown(found)["checks"].rows) == 1
 
 
-def test_fusions_budgets_losses_and_checks_are_told():
+def test_fusions_budgets_losses_and_checks_are_shown():
     found = shown(section(**STEP_MS))
     fusions = found["fusions"].rows
     assert list(fusions["steps_timed"]) == [1] * 6 + [3]

@@ -1,4 +1,4 @@
-"""Torch's ring of keys and values with its kernels for a CPU, which it does not register there."""
+"""Run torch's ring attention with its CPU kernels, which torch itself does not register for the ring."""
 
 from unittest.mock import patch
 

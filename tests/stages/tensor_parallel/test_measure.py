@@ -55,22 +55,22 @@ def checked(context, cell, impl):
 
 
 @on_ranks(2, 4)
-def test_a_ring_of_keys_and_values_gives_them_too(context):
+def test_context_parallelism_gives_the_loss_and_gradients_of_one_process(context):
     with ring_on_cpu():
         assert checked(context, replace(BLOCK, world_size=context.world_size), "context") == ""
 
 
 @on_ranks(2)
 @pytest.mark.parametrize("impl", ["tensor", "sequence", "fsdp"])
-def test_heads_of_keys_that_queries_share_are_divided_too(context, impl):
+def test_models_with_grouped_query_attention_are_divided_correctly(context, impl):
     assert checked(context, replace(STEP, size=GROUPED.name("grouped")), impl) == ""
 
 
 @on_ranks(2)
-def test_a_rank_that_does_not_pass_its_gradients_on_is_found_out(context):
+def test_doubled_gradients_have_a_relative_error_of_one(context):
     _, whole = ranks.gradients_of(build_whole(BLOCK, SMOKE, context.device))
     with divided("sequence", replace(BLOCK, world_size=2), SMOKE, context.device) as step:
-        step.loss_scale *= 2  # as if ranks' parts were averaged
+        step.loss_scale *= 2  # as if gradients were averaged over ranks, not summed
         _, gradients = ranks.gradients_of(step)
     errors = ranks.relative_errors(gradients, whole)
     assert all(error == pytest.approx(1.0, rel=1e-3) for error in errors.values())
@@ -97,21 +97,21 @@ def test_each_turn_frees_its_model(context):
 @pytest.mark.parametrize(
     ("errors", "what"), [((0.5, 1e-6), "loss"), ((1e-6, 0.5), "gradient of w"), ((0.0, math.nan), "gradient of w")]
 )
-def test_what_is_wrong_is_told_and_not_timed(errors, what):
+def test_wrong_results_are_reported_and_not_timed(errors, what):
     (row,) = rows_of("tensor", ranks.Result(ranks.Correctness(1.0, *errors, "w")), BLOCK, SMOKE, None)
     assert row["status"] == "wrong"
     assert row["reason"].startswith(f"the {what} is off")
 
 
-def test_bytes_sent_rates_and_predictions_stand_beside_the_times(block_rows):
+def test_bytes_sent_match_the_formulas_and_times_have_predictions(block_rows):
     steps = whole_steps(block_rows)
-    for impl in ("none", "tensor", "sequence"):  # of matrices alone, as the formulas are
+    for impl in ("none", "tensor", "sequence"):  # these send for matrices only, as the formulas assume
         assert steps[impl]["sent_bytes"] == steps[impl]["predicted_bytes"]
     norms = 2 * 128 * 4  # bytes
     for impl, x, y in (("fsdp", 4, 1), ("fsdp_tensor", 2, 2)):
         more = steps[impl]["sent_bytes"] - steps[impl]["predicted_bytes"]
         assert 0 <= more <= 3 * norms * (x - 1) / x * y
-    activations = 4 * 16 * 128 * 4  # bytes: two all-reduces a pass
+    activations = 4 * 16 * 128 * 4  # bytes; two all-reduces per pass
     assert sent(block_rows, "tensor")["allreduce"]["measured_bytes"] == 4 * activations
     assert sent(block_rows, "fsdp_tensor")["allreduce"]["measured_bytes"] == 4 * activations / 2
     rates = {row["rate"]: row for row in block_rows if row["measures"] == "rate"}
@@ -124,17 +124,17 @@ def test_bytes_sent_rates_and_predictions_stand_beside_the_times(block_rows):
         assert row["tokens"] == 4 * 16
 
 
-def test_of_a_step_losses_and_norms_are_sent_beside_what_the_formulas_count(step_rows):
+def test_whole_steps_send_a_bit_more_than_predicted_with_tensor_and_less_with_fsdp(step_rows):
     steps = whole_steps(step_rows)
     for impl in ("tensor", "sequence"):
         sent_bytes, predicted_bytes = steps[impl]["sent_bytes"], steps[impl]["predicted_bytes"]
         assert predicted_bytes == 2 * (2 * 2 + 1) * 4 * 16 * 64 * 4  # passes, all-reduces, tokens, width, bytes
         assert predicted_bytes < sent_bytes < 1.05 * predicted_bytes
-    # What it gathered last it keeps for the backward pass.
+    # What FSDP gathers last it keeps for the backward pass.
     assert steps["fsdp"]["sent_bytes"] < steps["fsdp"]["predicted_bytes"]
 
 
-def test_in_bf16_half_as_many_bytes_are_sent(host, block_rows):
+def test_bf16_sends_half_as_many_bytes(host, block_rows):
     rows = rows_on_gloo(host, measure, replace(BLOCK, precision="bf16"), SMOKE)
     assert {row["status"] for row in whole_steps(rows).values()} <= {"ok", "unstable", "skipped"}
     for impl in ("tensor", "sequence", "fsdp", "fsdp_tensor"):
@@ -155,7 +155,7 @@ def test_in_bf16_half_as_many_bytes_are_sent(host, block_rows):
         ("context", {"context_length": 12}, "12 tokens"),
     ],
 )
-def test_what_cannot_be_divided_is_skipped_with_the_reason(impl, changes, words):
+def test_ways_that_cannot_be_divided_say_why(impl, changes, words):
     found = why_not(impl, replace(BLOCK, **changes), "cuda")
     assert found.startswith(words) if words else found == ""
 
@@ -163,7 +163,7 @@ def test_what_cannot_be_divided_is_skipped_with_the_reason(impl, changes, words)
 @pytest.mark.gpu(count=2)
 @pytest.mark.parametrize("what", IMPLS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_on_gpus_every_way_is_right_and_its_kernels_are_told(what, precision):
+def test_on_gpus_every_way_is_right_and_has_a_budget(what, precision):
     cell = Cell(what=what, precision=precision, size="small", batch_size=4, context_length=256)
     rows = rows_read(measure, cell, replace(SMOKE, matmul_side=1024))
     steps = whole_steps(rows)

@@ -27,7 +27,7 @@ def test_ranks_share_the_work_of_one_process_evenly(what, impl):
         assert whole.activation_bytes == whole.weight_bytes == 0
 
 
-def test_a_block_has_the_feed_forward_layer_of_the_course_in_it():
+def test_a_block_includes_the_courses_feed_forward_layer():
     layer = Layer(Block(WIDTH, INNER, 3), TOKENS, 1, 1)
     for phase in PASSES:
         x, y = shares("fsdp_tensor", 4)
@@ -38,7 +38,7 @@ def test_a_block_has_the_feed_forward_layer_of_the_course_in_it():
         assert ours.flops > course.flops * (1 + 4 * WIDTH / (3 * INNER))  # and attention's own products
 
 
-def test_times_are_work_over_rates_and_keys_and_values_travel_once_forward_and_with_gradients_backward():
+def test_times_are_work_over_rates_and_the_ring_sends_twice_as_much_backward():
     fsdp, context = both_passes("fsdp"), both_passes("context")
     keys_and_values = 2 * 2 * TOKENS * WIDTH * 3 / 4
     assert [each.activation_bytes for each in context] == [keys_and_values, 2 * keys_and_values]
@@ -49,7 +49,7 @@ def test_times_are_work_over_rates_and_keys_and_values_travel_once_forward_and_w
     assert work.communication_ms(rates) == pytest.approx(sent_ms)
 
 
-def test_in_fp32_twice_as_much_is_sent_and_fsdp_of_a_whole_step_sends_every_matrix_three_times():
+def test_fp32_sends_twice_as_much_and_fsdp_sends_each_matrix_three_times_per_step():
     fp32 = both_passes("fsdp_tensor", replace(CELL, precision="fp32"))
     for half, full in zip(both_passes("fsdp_tensor"), fp32, strict=True):
         assert full.activation_bytes == 2 * half.activation_bytes

@@ -13,7 +13,7 @@ STAGE = "tensor_parallel"
 
 
 def cell_rows(cell, failing=()):
-    """Return the rows of a cell as its record on GPUs holds them."""
+    """Return the rows of a cell as recorded on GPUs."""
     rate = {"measures": "rate", "status": "ok"}
     rows = [rate | {"rate": "matmul", "side": 8192, "samples_ms": [1.6, 1.6]}]
     rows.append(rate | {"rate": "allreduce_activations", "size_bytes": 84 * 10**6, "samples_ms": [0.3, 0.3]})
@@ -44,7 +44,7 @@ def section_of(*cells, failing=()):
     return build(frame_of(STAGE, pd.concat(tables).to_dict("records")), {})
 
 
-def test_the_fastest_way_is_told_beside_one_process_and_each_beside_its_formula():
+def test_the_fastest_way_is_compared_with_one_process_and_each_way_with_its_formula():
     section = section_of(Cell())
     assert "FSDP takes 10" in section.answer
     assert "1.70×" in section.answer
@@ -64,7 +64,7 @@ def test_the_fastest_way_is_told_beside_one_process_and_each_beside_its_formula(
     assert {"elementwise", "idle"} <= {*drawn.loc[drawn["way"] == "FSDP", "category"]}
 
 
-def test_blocks_steps_and_the_longest_context_have_tables_of_their_own():
+def test_blocks_steps_and_the_longest_context_have_their_own_tables():
     cells = [Cell(), Cell(precision="fp32"), Cell(what="step"), Cell(size="8B", batch_size=2, context_length=32768)]
     tables = shown(section_of(*cells))
     assert {*tables["blocks"].rows["precision"]} == {"bf16", "fp32"}
@@ -80,7 +80,7 @@ def test_ways_without_values_show_their_outcome(failing):
     assert "OOM" in written(section) or len(failing) == len(MS)
 
 
-def test_a_cell_on_a_cpu_has_a_section_without_what_only_gpus_tell(block_rows):
+def test_the_section_of_a_cpu_cell_leaves_out_what_only_gpus_measure(block_rows):
     axes = {name: getattr(BLOCK, name) for name in BLOCK.__dataclass_fields__}
     rows = [{**row, **axes, "cards": "a CPU", "setting_unstable_rel_error": 0.05} for row in block_rows]
     section = build(frame_of(STAGE, rows), {})

@@ -20,11 +20,11 @@ from ...records import rows_read
 MODELS = Path(__file__).parents[2] / "subjects/outside/models.py"
 CELL = Cell(size="tiny", context_length=16, batch_size=3)
 SETTINGS = Settings(vocab_size=300, steps=10, max_steps=10, budget_s=0.0)
-STEPS = 2 * SETTINGS.steps + CELL.warmup_steps  # of a mode: in phases, whole, and before
+STEPS = 2 * SETTINGS.steps + CELL.warmup_steps  # per mode: by phase, whole, and to warm up
 
 
 class Watch:
-    """Compile nothing: note what is compiled, run and profiled, and in which order, on a GPU that is a CPU."""
+    """Fake compiling, pinning and profiling on the CPU, and record their order."""
 
     def __init__(self, monkeypatch):
         self.seen = []
@@ -74,7 +74,7 @@ def test_eager_is_timed_before_the_model_is_compiled_and_profiles_come_last(watc
     ("axes", "settings"),
     [({"warmup_steps": 2}, {}), ({}, {"compiled": False}), ({}, {"compiled_context_length": CELL.context_length + 1})],
 )
-def test_a_study_of_the_warm_up_and_a_scale_without_compiling_here_time_eager_steps_alone(watch, axes, settings):
+def test_with_few_warm_up_steps_or_without_compiling_only_eager_steps_are_timed(watch, axes, settings):
     cell = replace(CELL, **axes)
     assert set(watch.rows(cell, replace(SETTINGS, **settings))) == {(EAGER, phase) for phase in PHASES}
     assert {int(state["step"]) for state in watch.step.optimizer.state.values()} == {20 + cell.warmup_steps}
@@ -88,7 +88,7 @@ def test_a_study_of_the_warm_up_and_a_scale_without_compiling_here_time_eager_st
         (torch.OutOfMemoryError("CUDA out of memory"), "oom", "OutOfMemoryError: CUDA out of memory"),
     ],
 )
-def test_a_compile_that_fails_costs_its_own_rows(watch, monkeypatch, error, status, reason):
+def test_a_failed_compile_costs_only_its_own_rows(watch, monkeypatch, error, status, reason):
     def fails():
         raise error
 
@@ -98,7 +98,7 @@ def test_a_compile_that_fails_costs_its_own_rows(watch, monkeypatch, error, stat
     assert rows[EAGER, "train_step"]["launches"] == 9
 
 
-def test_rates_follow_from_tokens_flops_and_the_median_and_what_a_gpu_did_stands_beside_a_step(watch):
+def test_rates_follow_from_the_median_time_and_whole_steps_have_gpu_activity(watch):
     rows = watch.rows()
     forward_flops = flops.forward_flops(SIZES["tiny"], vocab_size=300, batch_size=3, seq_len=16)
     for name, forwards in {"forward": 1, "backward": 2, "train_step": 3}.items():
@@ -109,7 +109,7 @@ def test_rates_follow_from_tokens_flops_and_the_median_and_what_a_gpu_did_stands
         assert row["mfu_pct"] == pytest.approx(100 * row["model_tflops_per_s"] / row["peak_tflops_per_s"])
     assert "tokens_per_s" not in rows[EAGER, "optimizer"]
     assert "tokens" not in rows[COMPILED, "compile"]
-    for mode in CELL.modes():  # on a GPU, beside the wall time
+    for mode in CELL.modes():  # what a GPU would add to the wall time
         step = rows[mode, "train_step"]
         told = {"launches": 9, "limited_by": "host", "pinned_core": 3, "energy_j": 2.0, "tokens_per_j": 3 * 16 / 2.0}
         assert told.items() <= step.items()
@@ -117,7 +117,7 @@ def test_rates_follow_from_tokens_flops_and_the_median_and_what_a_gpu_did_stands
         assert "gpu_busy_ms" not in rows[mode, "forward"]
 
 
-def test_a_cell_is_expected_to_take_its_compiling_and_both_its_modes_and_tf32_without_a_gpu_nothing(watch):
+def test_expected_time_includes_compiling_and_both_modes_and_tf32_needs_a_gpu(watch):
     compiled, eager = (expected_s(CELL, replace(SETTINGS, compiled=each, budget_s=3.0), True) for each in (True, False))
     assert compiled - eager == pytest.approx(COMPILING_S + eager - 2)
     tf32 = replace(CELL, precision="tf32")
@@ -129,7 +129,7 @@ def test_a_cell_is_expected_to_take_its_compiling_and_both_its_modes_and_tf32_wi
 
 
 @pytest.mark.slow
-def test_a_model_of_our_blocks_is_compiled_and_still_runs_as_it_is_written(monkeypatch):
+def test_compiling_our_model_works_and_its_first_step_takes_longest(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     rows = rows_read(measure.measure, CELL, SETTINGS)
     compiled = {row["phase"]: row for row in rows if row["mode"] == COMPILED}
@@ -138,7 +138,7 @@ def test_a_model_of_our_blocks_is_compiled_and_still_runs_as_it_is_written(monke
 
 
 @pytest.mark.slow
-def test_models_of_the_users_own_have_all_rows_of_ours():
+def test_the_users_models_have_the_same_rows_as_ours():
     settings = Settings(vocab_size=50, compiled=False, max_steps=10, budget_s=0.1)
     models = {"mine": "Decoder", "odd": "SeesTheFuture"}
     subjects = [Subject("model", name, f"{MODELS}:{model}") for name, model in models.items()]
@@ -152,7 +152,7 @@ def test_models_of_the_users_own_have_all_rows_of_ours():
 
 
 @pytest.mark.gpu
-def test_a_gpu_is_busy_for_no_longer_than_its_step_takes_and_has_fewer_launches_compiled():
+def test_a_gpu_is_busy_no_longer_than_its_step_and_compiling_saves_launches():
     cell = Cell(size="small", precision="bf16")
     rows = rows_read(measure.measure, cell, Settings(budget_s=2.0))
     by_key = {(row["mode"], row["phase"], row["clock"]): row for row in rows}

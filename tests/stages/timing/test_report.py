@@ -11,7 +11,7 @@ PARTS = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1, "train_step": 1.0}
 
 
 def cell(*medians_ms, limited_by="gpu", samples_ms=None, cards=("a GPU",), **axes):
-    """Return the rows of the repeats of a cell: the phases of a step as shares of its time."""
+    """Return the rows of a cell's repeats, with each phase a fixed share of the step's time."""
     rates = {"model_tflops_per_s": 100.0, "mfu_pct": 10.0, "tokens_per_s": 1e4, "limited_by": limited_by}
     return [
         timed(share * step_ms, **CELL | axes, phase=phase, repeat=repeat, cards=cards[repeat % len(cards)])
@@ -22,15 +22,15 @@ def cell(*medians_ms, limited_by="gpu", samples_ms=None, cards=("a GPU",), **axe
     ]
 
 
-def section(*cells, beside=None):
-    return build(frame_of("timing", (row for each in cells for row in each)), beside or {})
+def section(*cells, other_stages=None):
+    return build(frame_of("timing", (row for each in cells for row in each)), other_stages or {})
 
 
 def part(section, name):
     return shown(section)[name]
 
 
-def test_no_headline_and_no_change_rests_on_a_step_that_the_host_limits():
+def test_no_headline_or_change_is_based_on_a_host_limited_step():
     found = section(
         *(cell(100.0), cell(10.0, precision="bf16", limited_by="host")),
         *(cell(900.0, size="medium"), cell(300.0, size="medium", precision="bf16")),
@@ -43,7 +43,7 @@ def test_no_headline_and_no_change_rests_on_a_step_that_the_host_limits():
     assert "TFLOP/s" not in section(cell(10.0, precision="bf16", limited_by="host")).answer
 
 
-def test_the_main_precision_stands_beside_fp32_without_and_with_tf32_and_says_how_often_both_were_repeated():
+def test_the_main_precision_is_compared_with_fp32_without_and_with_tf32():
     others = cell(900.0, 901.0, 899.0), cell(400.0, precision="tf32")
     found = section(*others, cell(300.0, 301.0, 299.0, precision="bf16")).changes
     assert [(change.what.partition("bf16 instead of ")[2], change.judged["repeats"]) for change in found] == [
@@ -54,7 +54,7 @@ def test_the_main_precision_stands_beside_fp32_without_and_with_tf32_and_says_ho
     assert [change.what for change in section(*others).changes] == ["tf32 instead of fp32 without TF32"]
 
 
-def test_rows_tell_their_repeats_and_gpus_and_narrow_models_lead():
+def test_rows_show_their_repeats_and_gpus_and_narrow_models_come_first():
     found = section(
         *(cell(100.0, 100.1, 99.9, size="2.35B"), cell(50.0, 90.0, 51.0, precision="bf16", size="2.35B")),
         *(cell(100.0, 100.1, 99.9, size="2.7B"), cell(50.0, 50.1, 49.9, precision="bf16", size="2.7B")),
@@ -70,19 +70,19 @@ def test_rows_tell_their_repeats_and_gpus_and_narrow_models_lead():
     assert rows[["both_repeats", "gpus"]].drop_duplicates().to_numpy().tolist() == [["1 / 3", 4]]
 
 
-def test_deviations_are_of_all_steps_of_all_repeats_and_the_first_step_stands_beside_the_later_ones_of_its_process():
+def test_deviations_cover_all_repeats_and_first_steps_are_compared_within_a_process():
     found = part(section(cell(10.0, 20.0, samples_ms=[[10.0] * 5, [20.0] * 5])), "phases").rows.iloc[0]
     forward = pd.Series([3.0] * 5 + [6.0] * 5)
     seen = found[["mean_of_steps", "std_of_steps", "count_of_steps"]].tolist()
     assert seen == pytest.approx([forward.mean(), forward.std(), 10])
     cold = cell(10.0, warmup_steps=0, samples_ms=[[90.0] + [10.0] * 14])
     rows = part(section(cold, cell(10.0), cell(10.0, size="medium")), "warm_up").rows
-    assert list(rows["warmup_steps"]) == [0, 5]  # of the model that was warmed up in several ways
+    assert list(rows["warmup_steps"]) == [0, 5]  # only the model with several numbers of warm-up steps
     seen = rows.loc[0, ["count_of_steps", "first_ms", "later_ms", "mean_of_steps"]].tolist()
     assert seen == pytest.approx([10, 90.0, 10.0, 18.0])
 
 
-def test_compiling_is_paid_back_only_where_the_compiled_step_is_faster():
+def test_compiling_pays_off_only_if_the_compiled_step_is_faster():
     compiled = CELL | {"mode": "compiled", "phase": "compile", "samples_ms": [3000.0]}
     first = [timed(3000.0, **compiled | {"size": size}) for size in ("small", "medium")]
     medium = cell(100.0, size="medium"), cell(100.0, size="medium", mode="compiled")
@@ -92,7 +92,7 @@ def test_compiling_is_paid_back_only_where_the_compiled_step_is_faster():
     assert pd.isna(steps["medium"])
 
 
-def test_the_main_setting_is_the_longest_context_that_most_models_have_and_what_a_product_reaches_is_beside_the_peak():
+def test_the_main_context_is_the_longest_most_models_have_and_peaks_show_matmul_rates():
     cells = [cell(100.0, size=size, context_length=length) for size in ("small", "medium") for length in (256, 1024)]
     short = [failed(**CELL | {"size": "large", "phase": phase}) for phase in PARTS]
     table = part(section(*cells, cell(900.0, context_length=2048), short), "steps")
@@ -101,6 +101,8 @@ def test_the_main_setting_is_the_longest_context_that_most_models_have_and_what_
     assert table.markdown().splitlines()[-1].count("OOM") > len(PARTS)
     ceilings = pd.DataFrame({"dtype": ["bf16", "bf16", "fp32"], "tflops_per_s": [700.0, 800.0, 50.0]})
     rows = [row | {"peak_tflops_per_s": 989.0} for row in cell(100.0, precision="bf16")]
-    alone, beside = (part(section(rows, beside=each), "achieved").limits for each in ({}, {"ceilings": ceilings}))
-    assert [limit.value for limit in alone] == [limit.value for limit in beside] == [989.0]
-    assert ["800" in limits[0].label for limits in (alone, beside)] == [False, True]
+    alone, with_ceilings = (
+        part(section(rows, other_stages=each), "achieved").limits for each in ({}, {"ceilings": ceilings})
+    )
+    assert [limit.value for limit in alone] == [limit.value for limit in with_ceilings] == [989.0]
+    assert ["800" in limits[0].label for limits in (alone, with_ceilings)] == [False, True]

@@ -2,7 +2,7 @@
 
 const narrow = matchMedia("(max-width: 35rem)").matches;
 const wide = matchMedia("(min-width: 84rem)");
-const ROWS_MORE = 200; // put into the document each time its end comes near
+const ROWS_MORE = 200; // rows added each time the reader nears the end
 const part = (id) => document.getElementById(id);
 
 async function unpacked(name) {
@@ -15,7 +15,7 @@ async function showCharts() {
   if (!Object.keys(charts).length) return;
   document.head.append(Object.assign(document.createElement("script"), { textContent: await unpacked("library") }));
   const { warn } = console;
-  console.warn = (...words) => String(words).includes("fit-y") || warn(...words); // bars have a height of their own, which is meant
+  console.warn = (...words) => String(words).includes("fit-y") || warn(...words); // bars have a fixed height on purpose
   for (const figure of document.querySelectorAll("[data-chart]")) {
     const chart = charts[figure.dataset.chart];
     if (narrow) {
@@ -39,7 +39,7 @@ function shownText(value) {
   return typeof value === "number" ? value.toLocaleString("en-US", { maximumSignificantDigits: 6 }) : String(value ?? "");
 }
 
-// What has no value comes last, whichever way is sorted.
+// Missing values come last in either direction.
 function compared(a, b, down) {
   if (a === null || b === null) return (a === null) - (b === null);
   const order = typeof a === "number" && typeof b === "number" ? a - b : String(a) < String(b) ? -1 : +(String(a) > String(b));
@@ -66,7 +66,7 @@ class Rows {
     part("rows").scrollIntoView();
   }
 
-  // words: what its rows have in one of the files, where those of all files do not
+  // words: filters for the rows of one file, unless all rows of the table have them
   open(name, words = "") {
     const { columns, same, meanings } = this.tables[name];
     part("table").value = name;
@@ -92,7 +92,7 @@ class Rows {
     this.choose();
   }
 
-  // Up, down, and as it was.
+  // Each click: up, then down, then unsorted.
   sort(place) {
     const again = this.sorted.place === place;
     this.sorted = again && this.sorted.down ? { place: -1, down: false } : { place, down: again };
@@ -148,7 +148,7 @@ async function show() {
 show()
   .catch((error) => {
     console.error(error);
-    part("failure").textContent = `Plots or tables could not be shown: ${error.message}`;
+    part("failure").textContent = `Charts or tables could not be shown: ${error.message}`;
     part("failure").hidden = false;
   })
   .finally(() => (document.body.dataset.ready = "yes"));

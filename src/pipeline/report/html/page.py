@@ -1,4 +1,4 @@
-"""Make a page of Markdown: one HTML file that needs no network, with charts and with tables of rows to filter."""
+"""Turn Markdown into one HTML file that works offline, with charts and tables of rows to filter."""
 
 import base64
 import gzip
@@ -25,14 +25,14 @@ HERE = Path(__file__).parent
 DIGITS, LONGEST_TEXT = 6, 400
 AS_JSON = json.JSONEncoder(allow_nan=False).encode
 RowTable = Mapping[str, Mapping[str, Any]]
-# Where the Markdown links to a stage's table, be it beside the page or in a snapshot.
+# A link from the Markdown to a table of a stage, in results/ or in a snapshot.
 TABLE_LINK = re.compile(r"(?:\.\./results|tables)/([\w-]+)/([^/]+)\.csv")
 FIGURE_LINK = re.compile(r"figures/([\w-]+/[\w-]+)\.svg")
 CHART = Markup(
     '<figure class="chart" data-chart="{key}"><figcaption>{title}</figcaption>'
     '<div class="pickers"></div><div class="plot" role="img" aria-label="{title}"></div></figure>\n'
 )
-# What a table's cell does not break: an interval, a number and its unit, a name that ends with a number.
+# Text that must not wrap in a table cell: an interval, a number with its unit, a name that ends with a number.
 UNBROKEN = re.compile(r"\([\d.]+ to [\d.]+\)|\d (?:s|ms|µs|kB|MB|GB)\b|[A-Za-z]-\d")
 NO_BREAK = str.maketrans(" -", "\u00a0\u2011")
 LONE_CHART = re.compile(r"<p>(<figure .*?</figure>\n)</p>")
@@ -47,10 +47,10 @@ class Body(NamedTuple):
 
 
 def page(text: str, charts: Mapping[str, Chart], tables: Mapping[str, RowTable]) -> str:
-    """Return the page of a Markdown text as HTML, the same bytes for the same page.
+    """Return a Markdown text as an HTML page; the same input gives the same bytes.
 
-    charts: by key, `stage/name`, those that take the place of their drawings. tables: by name, those of `row_table`.
-    The page's content security policy lets run only its own scripts, told by their digests, and load nothing.
+    charts: by key, `stage/name`; they replace their drawings. tables: by name, made by `row_table`.
+    The page's content security policy allows only its own scripts, by their digests, and lets it load nothing.
     """
     style, script = ((HERE / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     library = drawing.library() if charts else ""
@@ -68,12 +68,12 @@ def page(text: str, charts: Mapping[str, Chart], tables: Mapping[str, RowTable])
 
 
 def row_table(rows: pd.DataFrame, meanings: Mapping[str, str]) -> RowTable:
-    """Return rows as plain data: `columns` with their values, what is the `same` in all rows, `meanings` of columns.
+    """Return rows as plain data: `columns` with their values, columns that are the `same` in all rows, `meanings`.
 
-    Numbers have DIGITS; lists, such as samples, and empty columns are left out.
+    Numbers are rounded to DIGITS; lists, such as samples, and empty columns are left out.
     """
     is_list = rows.map(lambda value: isinstance(value, list)).any()
-    short = rows.loc[:, ~is_list].map(_short, na_action="ignore").dropna(axis="columns", how="all")
+    short = rows.loc[:, ~is_list].map(_shortened, na_action="ignore").dropna(axis="columns", how="all")
     values = {name: json.loads(short[name].to_json(orient="values")) for name in short}
     same = [name for name in short if len(short) > 1 and short[name].nunique(dropna=False) == 1]
     return {
@@ -84,9 +84,9 @@ def row_table(rows: pd.DataFrame, meanings: Mapping[str, str]) -> RowTable:
 
 
 def to_html(text: str, charts: Collection[str] = ()) -> Body:
-    """Render Markdown in which HTML is text. A chart takes the place of the drawing with its key, `stage/name`.
+    """Render Markdown, showing HTML in it as text. A chart replaces the drawing with its key, `stage/name`.
 
-    Links to tables become links to the rows of that stage in this page.
+    Links to a stage's tables become links to its rows in this page.
     """
 
     def image(self: RendererHTML, tokens: Sequence[Token], place: int, options: Any, env: Any) -> str:
@@ -120,7 +120,7 @@ def _plain(token: Token) -> str:
     return "".join(part.content for part in token.children or ())
 
 
-def _short(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     return f"{value[:LONGEST_TEXT]}…" if isinstance(value, str) and len(value) > LONGEST_TEXT else value

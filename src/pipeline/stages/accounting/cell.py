@@ -27,7 +27,7 @@ class Cell:
         return 0
 
     def row_keys(self) -> list[dict[str, Any]]:
-        """Return the key of the single row of a cell without answers: empty."""
+        """Return one empty key: a cell without answers has a single row."""
         return [{}]
 
 

@@ -1,4 +1,4 @@
-"""Tell whether an accounting cell's question has an answer; nothing is measured."""
+"""Check that an accounting cell's question has an answer; nothing is measured."""
 
 from typing import Any
 

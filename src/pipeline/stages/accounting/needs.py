@@ -4,5 +4,5 @@ from pipeline.stages.accounting.cell import Cell, Settings
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Estimate the seconds that a cell takes: nothing is measured."""
+    """Return a constant number of seconds, because nothing is measured."""
     return 0.5

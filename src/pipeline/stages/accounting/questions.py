@@ -31,7 +31,7 @@ BATCH_STEPS = tuple(2 ** (step / 4) for step in range(-8, 9))
 
 @dataclass(frozen=True)
 class Asked:
-    """What a question is about; without `seq_lens` it is answered for those usual for it."""
+    """What a question is about; without `seq_lens`, the question's default lengths apply."""
 
     model: Model
     settings: Settings
@@ -44,12 +44,12 @@ class Asked:
         return training_state(self.model.parameters)
 
     def by_length(self) -> Iterator[tuple[int, int]]:
-        """Yield sequence lengths, each with the bytes of the activations at it."""
+        """Yield each sequence length with its activation bytes."""
         for seq_len in self.seq_lens or LARGE_MODEL_SEQ_LENS:
             yield seq_len, self.model.activation_bytes(self.batch_size, seq_len)
 
     def workloads(self, usual: tuple[int, ...]) -> Iterator[tuple[Row, Workload]]:
-        """Yield the training step of a model that does not lack attention, by attention and sequence length."""
+        """Yield the training step for each kind of attention and sequence length; the model must be a Transformer."""
         assert isinstance(self.model, Transformer)
         for attention, seq_len in product(ATTENTIONS, self.seq_lens or usual):
             key = {"attention": attention, "seq_len": seq_len}
@@ -57,7 +57,7 @@ class Asked:
 
 
 def answer(question: str, asked: Asked) -> list[Row]:
-    """Return the rows that answer one of `cell.QUESTIONS`; the model lacks nothing of what it is about."""
+    """Return the rows that answer one of `cell.QUESTIONS`; the model must have what it needs (see `lacking`)."""
     return [{**asked.model.numbers, **row} for row in ANSWERS[question](asked)]
 
 
@@ -99,7 +99,7 @@ def _fsdp(asked: Asked) -> Iterator[Row]:
 def _mesh(asked: Asked) -> Iterator[Row]:
     """Yield the least batch at which the forward pass is compute bound, on the given mesh and variations of it.
 
-    Rows of case batch have the times at batches around the given mesh's least.
+    Rows of case `batch` hold the times at batches around the given mesh's least one.
     """
     settings, block = asked.settings, asked.model.block
     given = Mesh(
@@ -127,7 +127,7 @@ def _mesh(asked: Asked) -> Iterator[Row]:
 
 
 def _split(given: Mesh, tensor_size: float) -> Mesh:
-    """Divide the same devices in another way."""
+    """Return a mesh of the same devices with another tensor-parallel size."""
     return replace(given, fsdp_size=given.num_devices / tensor_size, tensor_size=tensor_size)
 
 
@@ -175,10 +175,10 @@ def _buckets(asked: Asked) -> Iterator[Row]:
 
 
 def _ring(asked: Asked) -> Iterator[Row]:
-    """Yield what each device sends, by what a step of the ring sends: shares of the tensor, or the whole N - 1 times.
+    """Yield the bytes each device sends if a ring step sends a share of the tensor, or the whole tensor N - 1 times.
 
-    With the whole a device sends in each step the tensor that it received last, at first its own, and adds what it
-    receives to its sum.
+    When sending the whole tensor, a device passes on the one it received last, starting with its own, and adds each one
+    that it receives to its sum.
     """
     gradient_bytes = asked.state.gradients_bytes
     for case, num_devices in product(("shares", "whole"), RING_SIZES):
@@ -194,10 +194,10 @@ def _ring(asked: Asked) -> Iterator[Row]:
 
 
 def _parallel(asked: Asked) -> Iterator[Row]:
-    """Yield one feed-forward layer in each pass, over the most devices at which computing takes no less than sending.
+    """Yield one feed-forward layer in each pass, on the most devices at which it stays compute bound.
 
-    These are not whole; data parallelism, which sends nothing in the forward pass, has there as many as in the backward
-    pass.
+    `most_devices` is not rounded. Data parallelism sends nothing in the forward pass, so it gets the backward pass's
+    device count there.
     """
     settings = asked.settings
     flops_per_s, bytes_per_s = 1e12 * settings.peak_tflops_per_s, 1e9 * settings.egress_gbytes_per_s
@@ -245,7 +245,7 @@ def _attention(asked: Asked) -> Iterator[Row]:
         }
 
 
-# What the columns mean, and the words of `case`, stands in `rows`.
+# `rows` documents the columns and the values of `case`.
 ANSWERS: dict[str, Callable[[Asked], Iterator[Row]]] = {
     "memory": _memory,
     "fsdp": _fsdp,

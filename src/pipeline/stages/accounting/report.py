@@ -1,4 +1,4 @@
-"""The accounting section, and a table a question: also those of `python -m pipeline account`, for any model."""
+"""Build the accounting section, and the table of each question, also for `python -m pipeline account`."""
 
 from collections.abc import Callable, Mapping
 
@@ -16,19 +16,19 @@ from pipeline.report.words import Words
 from pipeline.stages.accounting.cell import READS
 
 WORDS = Words(__file__)
-# The sequence length to answer with, where the question leaves it open.
+# Sequence length of the answer if the question names none.
 PREFERRED_SEQ_LEN = 4096
 ACROSS = {"ring": "num_devices", "parallel": "phase"}
 CASES = {"_": " ", "^whole$": "the whole tensor", "^split$": "another split"}
-# The mesh of the settings first, then tricks, then other splits of its devices.
+# The mesh in the settings first, then its variations, then other splits of the same devices.
 MESH_ORDER = {"given": 0, "split": 2}
 UNITS = {"GB": GB, "GiB": GIB}
-# What the course's page shows of the questions; of the rest other stages' tables hold formula and recording together.
+# Questions shown on the course's page. For the rest, other stages' tables have formula and measurement side by side.
 IN_COURSE = ("memory", "fsdp", "mesh", "ring", "parallel")
 STATE = ("weights", "gradients", "optimizer", "state", "activation", "total")
 MESH_TIMES = {
     "compute_ms": "computation",
-    "communication_ms": "communication, both in turn",
+    "communication_ms": "communication, sum of both",
     "fsdp_ms": "gathering weights (FSDP)",
     "tensor_ms": "moving activations (tensor)",
 }
@@ -45,20 +45,20 @@ COLUMNS = {
 }
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the accounting stage: of each question the answers about the first model asked of.
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the accounting section: the answers to each question about its first model.
 
-    beside: ceilings and collectives, for what this machine's GPUs do and send.
+    other_stages: rows of ceilings and collectives, for the measured FLOP/s and bandwidth of this machine's GPUs.
     """
-    asked = with_values(rows).groupby("question")
-    found = {str(question): each[each["size"] == each["size"].iloc[0]] for question, each in asked}
-    chart = [_mesh_chart(found["mesh"])] if "mesh" in found else []
-    here = [_here(**beside)] if {*READS} <= {*beside} else []
-    of_course = [table(question, _of_course(found[question])) for question in IN_COURSE if question in found]
-    return Section(_answer(found), [*chart, *here], for_course=of_course)
+    by_question = with_values(rows).groupby("question")
+    answers = {str(question): each[each["size"] == each["size"].iloc[0]] for question, each in by_question}
+    chart = [_mesh_chart(answers["mesh"])] if "mesh" in answers else []
+    here = [_on_this_machine(**other_stages)] if {*READS} <= {*other_stages} else []
+    course_tables = [table(question, _course_rows(answers[question])) for question in IN_COURSE if question in answers]
+    return Section(_answer(answers), [*chart, *here], for_course=course_tables)
 
 
-def _of_course(rows: pd.DataFrame) -> pd.DataFrame:
+def _course_rows(rows: pd.DataFrame) -> pd.DataFrame:
     """Leave out splits of the mesh that need more tokens than the given one."""
     given = rows.loc[rows["case"] == "given", "tokens"]
     return rows[(rows["case"] != "split") | rows["tokens"].le(given.max())]
@@ -71,12 +71,12 @@ def table(question: str, rows: pd.DataFrame) -> Table:
     return WORDS.table(question, found, COLUMNS[question], only_filled=True, across=ACROSS.get(question))
 
 
-def _answer(found: Mapping[str, pd.DataFrame]) -> str:
-    if not {"memory", "fsdp", "mesh"} <= set(found):
-        return WORDS.say("answered", answered=len(found))
-    memory, fsdp = _main_row(found["memory"]), _main_row(_least_devices(found["fsdp"]))
+def _answer(answers: Mapping[str, pd.DataFrame]) -> str:
+    if not {"memory", "fsdp", "mesh"} <= set(answers):
+        return WORDS.say("answered", answered=len(answers))
+    memory, fsdp = _main_row(answers["memory"]), _main_row(_least_devices(answers["fsdp"]))
     sizes = {"billions": memory["parameters"] / 1e9, "state_gb": memory["state_bytes"] / GB}
-    return WORDS.say("answer", memory=memory, **sizes, fsdp=fsdp, mesh=_meshes(found["mesh"]).iloc[0])
+    return WORDS.say("answer", memory=memory, **sizes, fsdp=fsdp, mesh=_meshes(answers["mesh"]).iloc[0])
 
 
 def _mesh_chart(rows: pd.DataFrame) -> Chart:
@@ -86,8 +86,8 @@ def _mesh_chart(rows: pd.DataFrame) -> Chart:
     return WORDS.chart("mesh_times", points, "line", "tokens_per_device", "block_ms", "what", values=least)
 
 
-def _here(ceilings: pd.DataFrame, collectives: pd.DataFrame) -> Table:
-    """Write from how many tokens on FSDP is compute bound on this machine, by its measured C and W; bf16 weights."""
+def _on_this_machine(ceilings: pd.DataFrame, collectives: pd.DataFrame) -> Table:
+    """Tabulate how many tokens make FSDP compute bound on this machine, from its measured C and W; bf16 weights."""
     sent = ways.gathering_rates(collectives[collectives["backend"] == "nccl"])
     tflops_per_s = ceilings.loc[ceilings["dtype"] == "bf16", "tflops_per_s"].max()
     tokens = (1e3 * tflops_per_s / sent["busbw_gb_per_s"] * BF16_BYTES / 2).round()
@@ -96,15 +96,15 @@ def _here(ceilings: pd.DataFrame, collectives: pd.DataFrame) -> Table:
 
 
 def _main_row(rows: pd.DataFrame) -> pd.Series:
-    """Choose the row to answer with: the smallest batch, and in it the preferred sequence length or the longest."""
+    """Choose the row for the answer: smallest batch, then the preferred sequence length, else the longest."""
     smallest = rows[rows["batch_size"] == rows["batch_size"].min()]
     preferred = smallest[smallest["seq_len"] == PREFERRED_SEQ_LEN]
     return (preferred if len(preferred) else smallest.sort_values("seq_len")).iloc[-1]
 
 
-def _whole(numbers: pd.Series, otherwise: str) -> pd.Series:
-    """Write whole numbers, or other words where there is none."""
-    return numbers.map(count, na_action="ignore").astype(object).fillna(otherwise)
+def _counts(numbers: pd.Series, default: str) -> pd.Series:
+    """Format whole numbers; missing ones become `default`."""
+    return numbers.map(count, na_action="ignore").astype(object).fillna(default)
 
 
 def _memory(rows: pd.DataFrame) -> pd.DataFrame:
@@ -118,13 +118,13 @@ def _memory(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _least_devices(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return one row per sequence length: the least devices, in words, and the memory of each of them."""
+    """Return one row per sequence length: the fewest devices that fit, as text, and the memory on each."""
     smallest = rows[rows["batch_size"] == rows["batch_size"].min()]
     held = smallest["bytes_per_device"].where(smallest["num_devices"] == smallest["least_devices"])
     found = smallest.assign(on_each_bytes=held).sort_values(["seq_len", "on_each_bytes"]).drop_duplicates("seq_len")
     half = found["activation_bytes"] / 2
     return found.assign(
-        devices=_whole(found["least_devices"], "none is enough"),
+        devices=_counts(found["least_devices"], "none is enough"),
         not_sharded_bytes=half,
         most_tokens=found["setting_device_memory_gb"] * GB * found["batch_size"] * found["seq_len"] / half,
     )
@@ -135,13 +135,13 @@ def _meshes(rows: pd.DataFrame) -> pd.DataFrame:
     cases = rows[rows["case"] != "batch"].sort_values("tokens", kind="stable")
     cases = cases.sort_values("case", key=lambda each: each.map(MESH_ORDER).fillna(1), kind="stable")
     return cases.assign(
-        tokens_per_device=_whole(cases["whole_tokens_per_device"], "never"),
-        tokens_overall=_whole(cases["whole_tokens"], "never"),
+        tokens_per_device=_counts(cases["whole_tokens_per_device"], "never"),
+        tokens_overall=_counts(cases["whole_tokens"], "never"),
     )
 
 
 def _parallel(rows: pd.DataFrame) -> pd.DataFrame:
-    """Name strategies of two axes by how their transfers go, and devices by their split."""
+    """Label two-axis strategies by whether their transfers overlap, and device counts by their split."""
     turns = rows["axes_overlap"].map({True: ", axes overlap", False: ", axes in turn"})
     return rows.assign(
         strategy=rows["strategy"] + turns.where(rows["strategy"] == "fsdp_tensor", ""),

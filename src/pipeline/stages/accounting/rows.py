@@ -1,4 +1,4 @@
-"""Rows of the accounting stage: the answers to each question by formula, all derived, for nothing is measured."""
+"""Rows of the accounting stage: answers by formula. All columns are derived, because nothing is measured."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from pipeline.stages.accounting.questions import Asked, answer
 
 @dataclass(frozen=True, kw_only=True)
 class _OfModel(Row):
-    """What all answers hold: a record has one row, which stands for all of them."""
+    """Columns of all answers. A record has one row, which stands for all of them."""
 
     d_model: int = derived("width of the residual stream, D", minimum=1)
     d_ff: int = derived("width of the feed-forward layers, F; 0 without any", minimum=0)
@@ -22,7 +22,7 @@ class _OfModel(Row):
 
     @classmethod
     def derive_rows(cls, reading: Reading) -> list[dict[str, Any]]:
-        """Return the answers to the cell's question; none where the model lacks what it is about."""
+        """Return the answers to the cell's question; no values if the model lacks what it is about."""
         if reading.row["status"] != "ok":
             return [{}]
         cell, settings = reading.cell, Settings(**reading.settings)
@@ -31,7 +31,7 @@ class _OfModel(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class Memory(_OfModel):
-    """The training state in fp32, the activations, and the GPUs that hold them, at one sequence length."""
+    """The training state in fp32, the activations, and the GPUs needed for them, at one sequence length."""
 
     KEYS = ("seq_len",)
 
@@ -43,10 +43,10 @@ class Memory(_OfModel):
     state_bytes: int = derived("training state: weights, gradients and moments", minimum=0)
     activation_bytes: int = derived("activations saved for the backward pass", minimum=0)
     total_bytes: int = derived("training state and activations", minimum=0)
-    state_gpus: int = derived("GPUs that hold the state, their memory in GB", minimum=0)
-    total_gpus: int = derived("GPUs that hold state and activations, their memory in GB", minimum=0)
-    state_gpus_of_gib: int = derived("GPUs that hold the state, their memory in GiB", minimum=0)
-    total_gpus_of_gib: int = derived("GPUs that hold state and activations, their memory in GiB", minimum=0)
+    state_gpus: int = derived("GPUs needed for the state, if their memory is in GB", minimum=0)
+    total_gpus: int = derived("GPUs needed for state and activations, if their memory is in GB", minimum=0)
+    state_gpus_of_gib: int = derived("GPUs needed for the state, if their memory is in GiB", minimum=0)
+    total_gpus_of_gib: int = derived("GPUs needed for state and activations, if their memory is in GiB", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,9 @@ class ShardedMemory(_OfModel):
     seq_len: int = derived("tokens in a sequence", minimum=1)
     state_bytes: int = derived("training state of the whole model", minimum=0)
     activation_bytes: int = derived("activations of the whole model", minimum=0)
-    least_devices: int | None = derived("least N that fits into the devices' memory; empty if none does", minimum=1)
+    least_devices: int | None = derived(
+        "smallest N at which all fits into the devices' memory; empty if none does", minimum=1
+    )
     num_devices: int = derived("devices, N", minimum=1)
     bytes_per_device: float = derived("state and activations on each of N devices", minimum=0)
 
@@ -70,7 +72,7 @@ class MeshBatch(_OfModel):
     KEYS = ("case", "tensor_size", "tokens")
 
     case: str = derived(
-        "given: the least compute-bound batch on the mesh of the settings; overlap, fp8_weights, split, best_split,"
+        "given: the smallest compute-bound batch on the mesh of the settings; overlap, fp8_weights, split, best_split,"
         " best_split_overlap: the same with this changed; batch: other batches on the mesh of the settings",
         allowed=("given", "overlap", "fp8_weights", "split", "best_split", "best_split_overlap", "batch"),
     )
@@ -87,7 +89,7 @@ class MeshBatch(_OfModel):
     compute_ms: float | None = derived("time of the block's products", minimum=0)
     fsdp_ms: float | None = derived("time to gather the block's weights over X", minimum=0)
     tensor_ms: float | None = derived("time to gather the block's input and scatter its output over Y", minimum=0)
-    communication_ms: float | None = derived("time of both transfers; of the longer one where they overlap", minimum=0)
+    communication_ms: float | None = derived("time of both transfers; of the longer one if they overlap", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +126,7 @@ class RingAllReduce(_OfModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelFeedForward(_OfModel):
-    """One feed-forward layer in 16 bits over the most devices at which computing takes as long as communicating."""
+    """One feed-forward layer in 16 bits, on the largest number of devices at which it stays compute bound."""
 
     KEYS = ("strategy", "phase", "axes_overlap")
 
@@ -133,15 +135,15 @@ class ParallelFeedForward(_OfModel):
     axes_overlap: bool = derived("whether transfers of weights and of activations run at the same time")
     batch_shares: float = derived("devices among which the batch is divided, X; not whole", positive=True)
     width_shares: float = derived("devices among which each matrix is divided, Y; not whole", positive=True)
-    most_devices: float = derived("X times Y; by data parallelism both passes have the backward pass's", positive=True)
-    whole_batch_shares: int = derived("whole X with the most devices that stay compute bound", minimum=1)
-    whole_width_shares: int = derived("whole Y with the most devices that stay compute bound", minimum=1)
-    whole_devices: int = derived("the whole X times the whole Y", minimum=1)
+    most_devices: float = derived("X times Y; data parallelism has the backward pass's in both passes", positive=True)
+    whole_batch_shares: int = derived("X of the largest whole split that stays compute bound", minimum=1)
+    whole_width_shares: int = derived("Y of the largest whole split that stays compute bound", minimum=1)
+    whole_devices: int = derived("devices of the largest whole split: X times Y", minimum=1)
     device_flops: float = derived("FLOPs of each device", minimum=0)
     weight_bytes: float = derived("bytes that each device sends for weights or their gradients", minimum=0)
     activation_bytes: float = derived("bytes that each device sends for activations or their gradients", minimum=0)
     compute_ms: float = derived("time of the products", minimum=0)
-    communication_ms: float = derived("time of both transfers; of the longer one where they overlap", minimum=0)
+    communication_ms: float = derived("time of both transfers; of the longer one if they overlap", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +155,7 @@ class Activations(_OfModel):
     attention: str = derived("how attention is computed", allowed=ATTENTIONS)
     seq_len: int = derived("tokens in a sequence", minimum=1)
     norms_bytes: int = derived("kept by the norms of all layers", minimum=0)
-    attention_bytes: int = derived("kept by attention in all layers, besides scores", minimum=0)
+    attention_bytes: int = derived("kept by attention in all layers, without scores", minimum=0)
     scores_bytes: int = derived("kept for the softmax; eager: its output, flash: the LSE", minimum=0)
     feed_forward_bytes: int = derived("kept by the feed-forward layers", minimum=0)
     head_bytes: int = derived("kept by the last norm, the head and the loss", minimum=0)

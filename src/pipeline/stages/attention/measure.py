@@ -1,4 +1,4 @@
-"""Measure an attention cell: memory of each mode alone, then the phases of both modes in turn."""
+"""Measure an attention cell: memory of each mode alone, then the phases of both modes, interleaved."""
 
 import functools
 import math

@@ -1,4 +1,4 @@
-"""The attention section: what plain attention takes, where memory ends, what compiling changes."""
+"""Build the attention section: time and memory of plain attention, where memory runs out, what compiling changes."""
 
 from collections.abc import Mapping
 
@@ -21,10 +21,10 @@ USUAL_HEAD_DIM = 64
 COUNTED = ("before_backward_bytes", "peak_bytes")
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the attention stage."""
     rows = in_order(rows[rows["clock"] == "host"], ON, {"phase": PHASES})
-    # The libraries' workspaces are no part of attention, nor of the formula.
+    # Library workspaces belong neither to attention nor to the formula.
     rows = rows.assign(**{name: rows[name] - rows["workspace_bytes"].fillna(0) for name in COUNTED})
     both = side_by_side(rows, ON, "mode", "compiled", "eager")
     measured = set(with_values(rows)["head_dim"])
@@ -47,7 +47,7 @@ def _answer(both: pd.DataFrame, limits: pd.DataFrame) -> str:
 
 
 def _memory(rows: pd.DataFrame) -> Chart:
-    """Draw the peak over length, of both modes and by formula; on a CPU, which counts no peak, what is saved."""
+    """Plot peak memory by length for both modes and by formula; on a CPU, where no peak is counted, saved bytes."""
     column = "peak_bytes" if rows["peak_bytes"].notna().any() else "saved_bytes"
     forward = rows[rows["phase"] == "forward"].sort_values("mode", ascending=False, kind="stable")
     counted = forward.assign(who=forward["mode"], gb=forward[column] / 1e9)
@@ -59,7 +59,7 @@ def _memory(rows: pd.DataFrame) -> Chart:
 
 
 def _times(both: pd.DataFrame) -> Table:
-    """Write what each length takes in memory and, a column a phase, in time, eager and compiled."""
+    """Tabulate memory and time by length, eager and compiled; times have a column per phase."""
     forward = both[both["phase"] == "forward"]
     shown = both.merge(forward, "left", ON[:2], suffixes=("", "_forward"))
     of_length = "saved_bytes_peer_forward before_backward_bytes_peer_forward peak_bytes_peer_forward peak_bytes_forward"
@@ -68,7 +68,7 @@ def _times(both: pd.DataFrame) -> Table:
 
 
 def _held(both: pd.DataFrame) -> Table:
-    """Write what passes take in memory, by width, of which the ends are told, and length."""
+    """Tabulate memory by length, for the smallest and the largest head_dim."""
     ends = [both["head_dim"].min(), both["head_dim"].max()]
     forward = both[(both["phase"] == "forward") & both["head_dim"].isin(ends)]
     names = "head_dim seq_len saved_bytes_peer before_backward_bytes_peer peak_bytes_peer peak_bytes"
@@ -76,13 +76,13 @@ def _held(both: pd.DataFrame) -> Table:
 
 
 def _grid(both: pd.DataFrame) -> Table:
-    """Write the times of both modes, a row a width and phase and a column a length."""
+    """Tabulate the times of both modes, with a row per phase and head_dim and a column per length."""
     both = in_order(both, ["phase", "head_dim", "seq_len"], {"phase": PHASES})
     return WORDS.table("grid", both, "phase head_dim seq_len median_ms_peer median_ms gain verdict", across="seq_len")
 
 
 def _limits(rows: pd.DataFrame) -> pd.DataFrame:
-    """Put the longest sequence that fits by formula beside the longest that ran and the shortest that ran out."""
+    """Return by head_dim the longest sequence that fits by formula, the longest that ran, the shortest that ran out."""
     eager = rows[rows["mode"] == "eager"]
     done = with_values(eager[eager["phase"] == "backward"]).groupby("head_dim")["seq_len"].max()
     out = eager[eager["status"] == "oom"].groupby("head_dim")["seq_len"].min()
@@ -99,19 +99,19 @@ def _shape(row: pd.Series, seq_len: int) -> Shape:
 
 
 def _tensors(limits: pd.DataFrame) -> Table:
-    """Account for the peak of the smallest problem that does not fit, or the largest that does, tensor by tensor."""
+    """Break down by tensor the peak of the shortest sequence that ran out of memory, else of the longest that ran."""
     ran = having(limits, "done").sort_values("done", ascending=False, kind="stable")
-    told = pd.concat([having(limits, "out").sort_values("out", kind="stable"), ran]).head(1)
-    told = told.assign(seq_len=told["out"].fillna(told["done"]))
+    limit = pd.concat([having(limits, "out").sort_values("out", kind="stable"), ran]).head(1)
+    limit = limit.assign(seq_len=limit["out"].fillna(limit["done"]))
     parts = [
-        part for _, row in told.iterrows() for part in _parts(_shape(row, int(row["seq_len"])), row["device_type"])
+        part for _, row in limit.iterrows() for part in _parts(_shape(row, int(row["seq_len"])), row["device_type"])
     ]
-    found = told.merge(pd.DataFrame(parts, columns=["tensor", "elements", "size_bytes"]), "cross")
+    found = limit.merge(pd.DataFrame(parts, columns=["tensor", "elements", "size_bytes"]), "cross")
     return WORDS.table("tensors", found, "tensor elements size_bytes")
 
 
 def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:
-    """Return tensor, its elements in symbols, and bytes; last the whole, and what FlashAttention keeps instead."""
+    """Return each tensor's name, symbolic size and bytes, then the total and what FlashAttention keeps instead."""
     vector, matrix = shape.vectors * FP32_BYTES, shape.scores * FP32_BYTES
     temporaries = attention.SOFTMAX_BACKWARD_TEMPORARIES[device_type]
     parts = [
@@ -121,6 +121,6 @@ def _parts(shape: Shape, device_type: str) -> list[tuple[str, str, int]]:
         ("its gradient and that of the scores", "2·B·S²", 2 * matrix),
         ("softmax's product of gradient and output", f"{temporaries}·B·S²", temporaries * matrix),
         ("all of them", "", attention.peak_bytes(shape, FP32_BYTES, device_type)),
-        ("what FlashAttention keeps of the scores: the LSE", "B·S", attention.flash_saved_bytes(shape)),
+        ("what FlashAttention keeps instead of the scores: the LSE", "B·S", attention.flash_saved_bytes(shape)),
     ]
     return [part for part in parts if part[-1]]  # a CPU has no temporaries

@@ -25,7 +25,9 @@ class PhaseTime(GpuTimedRow):
         "in use on the GPU between forward and backward, inputs included", minimum=0
     )
     peak_bytes: int | None = column("peak in use on the GPU during forward and backward, inputs included", minimum=0)
-    workspace_bytes: int | None = column("part of both that the matrix-product library keeps between calls", minimum=0)
+    workspace_bytes: int | None = column(
+        "part of these two that the matrix-product library keeps between calls", minimum=0
+    )
     model_saved_bytes: int = derived("saved_bytes of eager attention by formula", minimum=0)
     model_before_backward_bytes: int = derived(
         "before_backward_bytes of eager attention by formula, without workspaces", minimum=0
@@ -36,7 +38,7 @@ class PhaseTime(GpuTimedRow):
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add the memory of eager attention by formula, also where none could be measured."""
+        """Add the memory of eager attention by formula, even if none could be measured."""
         found, device_type = super().derive(reading), reading.row.get("device_type")
         if device_type is None:
             return found

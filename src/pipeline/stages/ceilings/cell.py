@@ -6,7 +6,7 @@ from pipeline.cells.fields import axis
 
 SPLIT_AXIS = "what"
 DTYPES = ("bf16", "fp16", "tf32", "fp32", "fp8")
-# Of all but products, the ceilings that one cell measures.
+# The ceilings that each cell except matmul measures.
 KINDS = {
     "memory": ("copy", "reduction", "l2_copy"),
     "host_link": ("to_device", "to_host"),
@@ -23,11 +23,11 @@ class Cell:
 
     @property
     def gpus(self) -> int:
-        """The GPUs it takes on a machine that has any."""
+        """The number of GPUs the cell uses if the machine has any."""
         return 2 if self.what == "peer_link" else 1
 
     def row_keys(self) -> list[dict[str, str]]:
-        """Return what names the rows of a cell that could not be measured."""
+        """Return the keys of the rows of a cell that could not be measured."""
         if self.what == "matmul":
             return [{"dtype": dtype} for dtype in DTYPES]
         return [{"kind": kind} for kind in KINDS[self.what]]

@@ -1,4 +1,4 @@
-"""Measure a cell of ceilings: one call after the other, each until its own stop rule ends it."""
+"""Measure a ceilings cell: one ceiling after another, each until its own stop rule ends it."""
 
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -18,26 +18,26 @@ from pipeline.stages.ceilings.cell import DTYPES, KINDS, Cell, Settings
 
 Row = dict[str, Any]
 
-# Larger products are left out where one would take longer: a CPU without units for bf16 takes 100 times its fp32 time.
+# Products expected to take longer are skipped: a CPU without bf16 units takes 100 times its fp32 time.
 LONGEST_CALL_MS = 1000.0
-# Both tensors of a copy then lie in half of the L2 cache.
+# Both tensors of a copy then fill half of the L2 cache.
 L2_SHARE = 4
 ELEMENT_BYTES = 4
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each ceiling; what this machine lacks is skipped, and the others are measured."""
+    """Return a row for each ceiling; those that this machine lacks are skipped."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with stopwatch.measuring(), pinned(device):
         if cell.what == "matmul":
-            # By side: a small product after a large one of another type would run at the clock that this lowered.
+            # Ordered by side: right after a large product of another type, a small one would run at a lowered clock.
             by_side = zip_longest(*(_products(dtype, settings, device) for dtype in DTYPES))
             return [row for rows in by_side for row in rows if row is not None]
         return [_call(kind, settings, device) for kind in KINDS[cell.what]]
 
 
 def _products(dtype: str, settings: Settings, device: torch.device) -> Iterator[Row]:
-    """Yield one row per side, smallest first; where nothing of a data type can be measured, one row that says why."""
+    """Yield one row per side, smallest first; if the data type cannot be measured, one row that says why."""
     longest_ms = 0.0
     for side in settings.sides():
         key = {"dtype": dtype, "side": side}
@@ -50,7 +50,7 @@ def _products(dtype: str, settings: Settings, device: torch.device) -> Iterator[
             yield {"dtype": dtype, "status": "skipped", "reason": str(skipped)}
             return
         yield {**key, **row}
-        # Of the next, whose sides are twice as long.
+        # An estimate for the next product, whose sides are twice as long.
         longest_ms = 8 * quartiles(row["samples_ms"])[1] if "samples_ms" in row else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+"""Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.stages.ceilings.cell import DTYPES, KINDS, Cell, Settings
 
@@ -7,7 +7,7 @@ STARTING_S = 0.5
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Return about how many seconds a cell takes: the budget of each ceiling that the machine has."""
+    """Estimate the seconds that a cell takes: the budget of each ceiling that the machine has."""
     if cell.what == "matmul":
         dtypes = len(DTYPES) if on_gpu else 2
         return 1 + dtypes * (STARTING_S + len(settings.sides()) * settings.budget_s)
@@ -17,5 +17,5 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU: of a product three fp32 matrices, of a copy two tensors."""
+    """Return the least memory that a cell needs on a CPU: three fp32 matrices for a product, two tensors for a copy."""
     return {"matmul": 3 * 4 * settings.max_side**2, "memory": 2 * settings.memory_bytes}.get(cell.what, 0)

@@ -1,4 +1,4 @@
-"""The ceilings section: what this machine does at most, beside what its data sheet promises."""
+"""Build the ceilings section: this machine's peak rates next to those on its data sheet."""
 
 from collections.abc import Mapping
 
@@ -13,7 +13,7 @@ from pipeline.report.words import Words
 from pipeline.stages.ceilings.cell import DTYPES
 
 WORDS = Words(__file__)
-# All but products, in reading order.
+# Everything except matrix products, in reading order.
 NAMES = {
     "copy": "copy in memory",
     "reduction": "sum over memory",
@@ -27,14 +27,14 @@ NAMES = {
 TRAINED_IN = ("bf16", "fp32")
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the ceilings stage."""
     best, moved = products(rows), transfers(rows)
     return Section(_answer(best, moved), [_chart(rows), _table(best, moved)], compared=_compared(best, moved))
 
 
 def products(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the fastest product of each data type, or its outcome."""
+    """Return the fastest matrix product of each data type, or its outcome."""
     found = rows[(rows["what"] == "matmul") & (rows["status"] != "skipped")]
     best = found.sort_values("tflops_per_s", ascending=False, kind="stable").drop_duplicates("dtype")
     best = in_order(best, ["dtype"], {"dtype": DTYPES})
@@ -43,7 +43,7 @@ def products(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def transfers(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return all but products, in reading order, without what the machine lacks."""
+    """Return everything except matrix products, in reading order; skipped rows are left out."""
     found = rows[rows["kind"].isin(list(NAMES)) & (rows["status"] != "skipped")]
     found = in_order(found, ["kind"], {"kind": tuple(NAMES)})
     ceiling, at = found["kind"].map(NAMES), written(found, "{tensor_bytes:data_size}")

@@ -1,4 +1,4 @@
-"""The tensors of a collective: each rank's numbers, known to all, and the check of what comes out."""
+"""Buffers of a collective: fill them with numbers known to every rank, and check the results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from pipeline.stages.collectives.cell import IN_PLACE, ITEM_BYTES, Cell
 from pipeline.stages.collectives.declared import COLLECTIVES, SUM
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-# Each rank repeats so many numbers, a prime, so that no share begins like another; written and checked chunk by chunk.
+# A rank's numbers repeat with a prime period, so no two shares begin alike. They are written and checked in chunks.
 PERIOD, CHUNK = 4099, 2**20
-# Whole numbers below whose sum over all ranks bf16 is exact, in any order.
+# bf16 holds whole numbers up to this exactly, so sums over all ranks are exact in any order.
 EXACT = 256
 UNWRITTEN = -1
 
 
 class Numbers:
-    """The numbers of every rank and their sum, each made anew from a seed and kept once for a chunk."""
+    """The numbers of every rank, generated from its seed, and their sum; enough of each is kept for one chunk."""
 
     def __init__(self, ranks: int, dtype: torch.dtype, device: torch.device) -> None:
         periods = [_period(seed, max(2, EXACT // ranks)) for seed in range(ranks)]
@@ -28,12 +28,12 @@ class Numbers:
         self._tiles = dict(zip([*range(ranks), SUM], repeated, strict=True))
 
     def write(self, target: Tensor, rank: int) -> None:
-        """Fill a tensor with a rank's numbers from the first on."""
+        """Fill a tensor with a rank's numbers, starting with the first."""
         for part, numbers in self._chunks(target, rank, 0):
             part.copy_(numbers)
 
     def wrong(self, found: Tensor, who: int, start: int) -> int:
-        """Count the numbers that are not those of this rank, or SUM, from `start` on."""
+        """Count the numbers that differ from those of a rank, or of SUM, from `start` on."""
         differing = [(part != numbers).sum() for part, numbers in self._chunks(found, who, start)]
         return int(torch.stack(differing).sum()) if differing else 0
 
@@ -49,7 +49,7 @@ def _period(seed: int, values: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """How many numbers a call of one size takes and gives."""
+    """How many numbers the source, the target and a rank's share hold in a call of one size."""
 
     source: int
     target: int
@@ -57,7 +57,7 @@ class Shape:
 
 
 class Buffers:
-    """What a rank sends and gets in calls of up to a largest size; in place both are one tensor."""
+    """A rank's source and target tensors for calls of up to `max_bytes`; in place, both are one tensor."""
 
     def __init__(self, cell: Cell, rank: int, max_bytes: int, device: torch.device) -> None:
         self._cell, self._rank, self._device = cell, rank, device
@@ -72,7 +72,7 @@ class Buffers:
         return Numbers(self._cell.world_size, self._dtype, self._device)
 
     def shape(self, size_bytes: int) -> Shape:
-        """Return how many numbers a call of this size takes and gives."""
+        """Return how many numbers the tensors of a call of this size hold."""
         whole = self._cell.buffer_bytes(size_bytes) // ITEM_BYTES[self._cell.dtype]
         share = whole // self._cell.world_size
         return Shape(
@@ -80,9 +80,9 @@ class Buffers:
         )
 
     def parts(self, size_bytes: int, count: int) -> list[tuple[Tensor, Tensor]]:
-        """Return at most `count` sources and targets of calls of this size, side by side, as many as fit; filled anew.
+        """Return adjacent sources and targets for up to `count` calls of this size, as many as fit, freshly filled.
 
-        A target that is not its source has no number that could come out.
+        A target separate from its source is filled with a value that no result contains.
         """
         shape = self.shape(size_bytes)
         count = max(1, min(count, len(self._source) // shape.source, len(self._target) // shape.target))
@@ -94,7 +94,7 @@ class Buffers:
         return list(zip(sources, self._target[: count * shape.target].split(shape.target), strict=True))
 
     def wrong(self, result: Tensor, size_bytes: int) -> int:
-        """Count the numbers of a call's result that are not bitwise as they must be."""
+        """Count the numbers in a call's result that differ at all from the expected ones."""
         pieces = self._collective.expected(self._rank, self._cell.world_size)
         share = self.shape(size_bytes).share
         each = result.split(len(result) // len(pieces))

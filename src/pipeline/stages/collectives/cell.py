@@ -8,14 +8,14 @@ from pipeline.errors import UserError
 SPLIT_AXIS = "backend"
 READS = ("ceilings",)
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
-# Those whose result overwrites the input, and those of whose buffer each rank has a share.
+# Collectives whose result overwrites the input, and those whose buffer is divided into a share per rank.
 IN_PLACE = ("all_reduce", "broadcast")
 IN_SHARES = ("all_gather", "reduce_scatter", "all_to_all")
 ITEM_BYTES = {"fp32": 4, "bf16": 2}
 TIMINGS = ("set_up", "first_call", "burst", "single", "graph")
 IMPLS = ("torch", "nccl")
 PLACEMENTS = ("in_place", "out_of_place")
-# gloo's largest size, whatever is asked for: there a call takes a second.
+# gloo's largest size, whatever is asked for: a call of this size takes a second.
 GLOO_MOST_BYTES = 1_000_000_000
 
 
@@ -33,7 +33,7 @@ class Cell:
     dtype: str = axis("fp32", allowed=tuple(ITEM_BYTES))
 
     def __post_init__(self) -> None:
-        """Raise UserError, one line, where the nodes cannot have as many ranks each."""
+        """Raise UserError, one line, if the ranks do not divide evenly among the nodes."""
         if self.world_size % self.nodes:
             raise UserError(f"world_size must be a multiple of nodes ({self.nodes}), got {self.world_size}")
 
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def placement(self) -> str:
-        """Where torch.distributed writes the result: over the input or beside it."""
+        """Whether torch.distributed writes the result in place or out of place."""
         return PLACEMENTS[0] if self.collective in IN_PLACE else PLACEMENTS[1]
 
     @property
@@ -58,7 +58,7 @@ class Cell:
         return (self.backend, self.collective, self.dtype) == ("nccl", "all_reduce", "fp32")
 
     def buffer_bytes(self, size_bytes: int) -> int:
-        """Return the size of a call that is asked to be of so many bytes: whole numbers, as many for each share."""
+        """Round a size in bytes up to whole numbers and, for collectives in IN_SHARES, to equal shares."""
         unit = ITEM_BYTES[self.dtype] * (self.world_size if self.collective in IN_SHARES else 1)
         return -(-size_bytes // unit) * unit
 
@@ -86,7 +86,7 @@ class Settings:
     threads: int = axis(0, minimum=0)
 
     def sizes_bytes(self, backend: str = "nccl") -> list[int]:
-        """Return a backend's sizes, smallest first: both ends, and powers of the factor from four times the least on.
+        """Return a backend's sizes, smallest first: both ends, and powers of the factor from 4 × min_bytes on.
 
         Raises UserError if there are none.
         """

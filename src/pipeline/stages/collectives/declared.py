@@ -1,4 +1,4 @@
-"""The collectives: what each calls, on how much, and what must come out."""
+"""Declare the collectives: the call, the buffer sizes and the expected result of each."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import Tensor
 
-# In place of a rank's number: the sum over all ranks.
+# Used in place of a rank, for the sum over all ranks.
 SUM = -1
-# Whose numbers, and from which share of them on.
+# The rank whose numbers it holds (or SUM), and the share from which they start.
 Piece = tuple[int, int]
 
 
@@ -16,9 +16,9 @@ Piece = tuple[int, int]
 class Collective:
     """One collective of torch.distributed.
 
-    call(source, target, rank, ranks): runs it; in place, both are one tensor. sends_share, gets_share: the source, or
-    the target, is one of as many shares of the size as there are ranks; else it is the whole size. expected(rank,
-    ranks): of what equal pieces the target must consist.
+    call(source, target, rank, ranks): runs it; in place, both are one tensor. sends_share, gets_share: whether the
+    source, or the target, holds one rank's share of the size instead of the whole size. expected(rank, ranks): the
+    pieces, of equal length, that the target must consist of.
     """
 
     call: Callable[[Tensor, Tensor, int, int], object]
@@ -28,7 +28,7 @@ class Collective:
 
 
 def _ring(source: Tensor, target: Tensor, rank: int, ranks: int) -> None:
-    """Send to the next rank while the one before sends here."""
+    """Send to the next rank while receiving from the previous one."""
     sends = dist.P2POp(dist.isend, source, (rank + 1) % ranks)
     receives = dist.P2POp(dist.irecv, target, (rank - 1) % ranks)
     for work in dist.batch_isend_irecv([sends, receives]):

@@ -22,7 +22,7 @@ Row = dict[str, Any]
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     """Return a row per size, implementation and timing, and for the set-up; raises Skipped if the backend cannot run.
 
-    A sample is the time of the slowest rank: a collective ends when all ranks have ended it.
+    A sample is the time of the slowest rank: a collective ends when its last rank is done.
     """
     settings.sizes_bytes()  # refuses bad sizes before any process starts
     _require(cell)
@@ -39,7 +39,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 
 def _run(cell: Cell) -> Callable[..., list[RankReport]]:
-    """Return what runs the cell's ranks: cells of one node do not depend on the code for several."""
+    """Return the function that runs the cell's ranks; one-node cells do not depend on the multi-node code."""
     if cell.nodes == 1:
         return run_ranks
     from pipeline.parallel.processes.over_nodes import run_ranks_over_nodes

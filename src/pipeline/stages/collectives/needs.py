@@ -3,7 +3,7 @@
 from pipeline.stages.collectives.cell import IN_PLACE, Cell, Settings
 
 START_S = {"gloo": 2.0, "nccl": 8.0}
-# Of a size: bursts, single calls and graphs, and what is written and checked for them.
+# Budgets per size: for bursts, single calls and graphs, and for filling and checking their buffers.
 BUDGETS = 3.0
 
 

@@ -27,9 +27,9 @@ Row = dict[str, Any]
 # Runs the collective on a source and a target and returns the tensor that holds the result.
 Run = Callable[[Tensor, Tensor], Tensor]
 
-# Up to here a call's time is its launch, of which a graph is rid.
+# Up to this size a call's time is that of its launch, which a graph avoids.
 GRAPH_MOST_BYTES = 1_000_000
-# What buffers may take of the memory that is free; the rest is NCCL's own and that of the numbers to check by.
+# Share of free memory for buffers; the rest is for NCCL and for the numbers that results are checked against.
 MEMORY_SHARE = 0.9
 
 
@@ -61,7 +61,7 @@ class RankReport:
 
 
 def measure_rank(context: RankContext, cell: Cell, settings: Settings) -> RankReport:
-    """Measure every size on one rank; what does not fit into the memory of every rank is out of memory."""
+    """Measure every size on one rank; a size that does not fit on every rank is out of memory."""
     sizes = settings.sizes_bytes(cell.backend)
     of_torch = Operation("torch", cell.placement, _by_torch(context, cell))
     [least] = Buffers(cell, context.rank, sizes[0], context.device).parts(sizes[0], 1)
@@ -144,13 +144,13 @@ def _direct_operations(
 
 
 class _Rank:
-    """One rank at its sizes: its buffers and how much to sample."""
+    """One rank's buffers, and how much to sample."""
 
     def __init__(self, context: RankContext, settings: Settings, buffers: Buffers) -> None:
         self._context, self._settings, self._buffers = context, settings, buffers
 
     def report(self, sizes: list[int], operations: list[Operation], rows: list[Row]) -> RankReport:
-        """Warm up over all sizes, then measure them one after the other; add to the given rows."""
+        """Warm up over all sizes, then measure one size after another; append to the given rows."""
         for size in reversed(sizes):
             for operation in operations:
                 [part] = self._buffers.parts(size, 1)
@@ -166,7 +166,7 @@ class _Rank:
         return report
 
     def _measure_size(self, operations: list[Operation], size: int) -> tuple[list[Row], Sampling | None]:
-        """Check every operation, then time those that are right; single calls and graphs are torch's alone."""
+        """Check every operation, then time the correct ones; only torch's is also timed as single calls and graphs."""
         outcomes = {operation: self._complaint(operation, size) for operation in operations}
         right = [operation for operation, complaint in outcomes.items() if complaint is None]
         rows = self._burst_rows(right, size) if right else []
@@ -187,7 +187,7 @@ class _Rank:
         return rows, sampling
 
     def _complaint(self, operation: Operation, size: int) -> str | None:
-        """Run an operation once; say which rank has what wrong, the same on every rank."""
+        """Run an operation once; say how many numbers are wrong on which rank, with the same text on every rank."""
         [part] = self._buffers.parts(size, 1)
         return self._wrong_ranks(self._buffers.wrong(operation.run(*part), size))
 
@@ -199,10 +199,10 @@ class _Rank:
         return f"wrong numbers: {', '.join(found)}" if found else None
 
     def _burst_rows(self, operations: list[Operation], size: int) -> list[Row]:
-        """Time bursts of these operations in turn.
+        """Time bursts of these operations, interleaved.
 
         Each call uses the next part of the buffers, as in nccl-tests: otherwise a small call would hit data that the
-        call before left in the GPU's cache, and be faster than any all-reduce after a backward pass.
+        previous call left in the GPU's cache, and be faster than any all-reduce after a backward pass.
         """
         settings, budget_ms = self._settings, self._settings.budget_s * 1e3
         call_ms = _most(self._burst_ms(operations[0], size, 1), self._context.device)
@@ -245,7 +245,7 @@ class _Rank:
         return time_phases(phases, self._context.device, 0, StopRule(count, count, 0, math.inf))
 
     def _graph_row(self, operation: Operation, size: int) -> Row:
-        """Time a CUDA graph of as many calls as a burst has at most, replayed once to meet and once to be timed."""
+        """Time a CUDA graph of up to `burst_calls` calls; a sample replays it once to align the ranks, once timed."""
         key = operation.key(timing="graph", size_bytes=size)
         parts = self._buffers.parts(size, self._settings.burst_calls)
         try:

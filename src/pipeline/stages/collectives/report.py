@@ -1,11 +1,11 @@
-"""The collectives section: bus bandwidth and time by size, and the latency of a call three ways."""
+"""Build the collectives section: bus bandwidth and time by size, and a call's latency timed in three ways."""
 
 from collections.abc import Mapping
 
 import pandas as pd
 
 from pipeline.report.chart import Axis, Chart, Limit
-from pipeline.report.frame import alike, having, in_order, with_values
+from pipeline.report.frame import having, in_order, matching, with_values
 from pipeline.report.section import Compared, Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -14,20 +14,20 @@ from pipeline.stages.collectives.cell import COLLECTIVES
 WORDS = Words(__file__)
 CELL = ["backend", "nodes", "world_size", "dtype", "collective"]
 ORDERS = {"backend": ("nccl", "gloo"), "collective": COLLECTIVES, "dtype": ("fp32", "bf16")}
-BURST, SINGLE, GRAPH = HOW = "burst", "single", "graph"
+BURST, SINGLE, GRAPH = TIMINGS = "burst", "single", "graph"
 SIZE_AXIS = Axis("size_bytes", log=True, prefixes=True)
 CALL, BEST = "{backend} {what} in {dtype}, {ranks}", "busbw_gb_per_s_best"
 UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}
-# What the course asks for, and what training with one replica per rank sends.
+# What the course asks for, and what data-parallel training sends.
 USUAL = {"collective": "all_reduce", "dtype": "fp32"}
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the collectives stage; beside: ceilings, for the rate of a copy between GPUs."""
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the section of the collectives stage; other_stages: ceilings, for the rate of a copy between GPUs."""
     calls = _calls(rows)
-    bursts, least_bytes, usual = calls[calls["timing"] == BURST], _least_bytes(calls), alike(calls, USUAL)
+    bursts, least_bytes, usual = calls[calls["timing"] == BURST], _least_bytes(calls), matching(calls, USUAL)
     groups = _groups(calls, least_bytes)
-    copies = beside.get("ceilings", pd.DataFrame(columns=["kind", "gb_per_s"]))
+    copies = other_stages.get("ceilings", pd.DataFrame(columns=["kind", "gb_per_s"]))
     link = copies.loc[copies["kind"] == "to_peer", "gb_per_s"].max()
     best = having(groups, BEST)
     times = usual[usual["timing"] == BURST], "line", SIZE_AXIS, Axis("median_ms", log=True), "ranks"
@@ -46,8 +46,8 @@ def _size(size_bytes: float) -> str:
 
 
 def _calls(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return torch's repeated calls in reading order, most ranks first; single ones by the host's clock."""
-    calls = rows[rows["timing"].isin(HOW) & (rows["impl"] == "torch")]
+    """Return torch's repeated calls in reading order, most ranks first; single ones only by the host clock."""
+    calls = rows[rows["timing"].isin(TIMINGS) & (rows["impl"] == "torch")]
     calls = calls[(calls["timing"] != SINGLE) | (calls["clock"] != "cuda_events")]
     ranks = calls["world_size"].astype(str)
     of_nodes = (" of " + calls["nodes"].astype(str) + " nodes").where(calls["nodes"] > 1, "")
@@ -68,7 +68,7 @@ def _least_bytes(calls: pd.DataFrame) -> float | None:
 
 
 def _groups(calls: pd.DataFrame, least_bytes: float | None) -> pd.DataFrame:
-    """Return a row per cell: a small call timed in each way, as `_burst` and so on, and its `_best` bandwidth.
+    """Return a row per cell: a small call timed each way (`*_burst`, `*_single`, `*_graph`) and the best bandwidth.
 
     least_bytes: the size of the small call; None: each cell's smallest.
     """
@@ -76,7 +76,7 @@ def _groups(calls: pd.DataFrame, least_bytes: float | None) -> pd.DataFrame:
     best = with_values(bursts).sort_values("busbw_gb_per_s", ascending=False, kind="stable")
     small = calls[calls["size_bytes"] == least_bytes] if least_bytes is not None else calls
     found = bursts.drop_duplicates(CELL)
-    for name, own in {"best": best, **{how: small[small["timing"] == how] for how in HOW}}.items():
+    for name, own in {"best": best, **{timing: small[small["timing"] == timing] for timing in TIMINGS}}.items():
         own = own.drop_duplicates(CELL).set_index(CELL)[["busbw_gb_per_s", "size", "median_ms", "status"]]
         found = found.join(own.add_suffix(f"_{name}"), on=CELL)
         found[f"status_{name}"] = found[f"status_{name}"].fillna(found["status"])
@@ -96,16 +96,16 @@ def _answer(groups: pd.DataFrame) -> str:
 def _table(groups: pd.DataFrame, least_bytes: float | None, link: float) -> Table:
     of_link_pct = (100 * groups["busbw_gb_per_s_best"] / link).where(groups["backend"] == "nccl")
     names = "what backend of dtype median_ms_graph median_ms_burst median_ms_single busbw_gb_per_s_best:number"
-    # What was skipped stands among the cells without results.
+    # Skipped cells are listed with the cells without results.
     shown = groups.assign(of_link_pct=of_link_pct)[groups["status"] != "skipped"]
     least = _size(least_bytes) if least_bytes is not None else WORDS.say("smallest")
     return WORDS.table("groups", shown, f"{names} size_best of_link_pct", all_rows=False, only_filled=True, least=least)
 
 
 def _busbw(bursts: pd.DataFrame, link: float) -> Chart:
-    """Draw bus bandwidth over size, of the first backend with values on its most ranks, in one data type.
+    """Plot bus bandwidth by size for the first backend with values, on its most ranks, in one data type.
 
-    It is the one in which most collectives were measured.
+    That data type is the one with the most collectives measured.
     """
     drawn = bursts.merge(with_values(bursts).head(1)[["backend", "world_size", "nodes"]])
     counts = with_values(drawn).groupby("dtype", sort=False)["collective"].nunique()
@@ -116,9 +116,9 @@ def _busbw(bursts: pd.DataFrame, link: float) -> Chart:
 
 
 def _by_size(usual: pd.DataFrame) -> Table:
-    """Write the time of an all-reduce of each size back to back and alone, a row per backend and ranks that ran."""
+    """Tabulate all-reduce times by size, back-to-back and single, with a row per backend and ranks that ran."""
     ran = usual.merge(with_values(usual)[CELL].drop_duplicates(), on=CELL)
-    bursts, singles = (ran[ran["timing"] == how] for how in (BURST, SINGLE))
+    bursts, singles = (ran[ran["timing"] == timing] for timing in (BURST, SINGLE))
     on = [*CELL, "size_bytes"]
     both = bursts.merge(singles[[*on, "median_ms", "status"]], "left", on, suffixes=("", "_alone"))
     both = both.assign(ring_factor=2 * (both["world_size"] - 1) / both["world_size"])

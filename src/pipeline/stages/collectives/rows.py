@@ -32,7 +32,7 @@ class RankTimes(TimedRow):
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
-        """Return how the ranks' medians lie, and whether they have a core each."""
+        """Return the spread of the ranks' medians, and whether gloo's ranks outnumber the cores."""
         cell, medians_ms = reading.cell, reading.row["rank_medians_ms"]
         return {
             "rank_min_ms": min(medians_ms),
@@ -44,7 +44,7 @@ class RankTimes(TimedRow):
 
 @dataclass(frozen=True, kw_only=True)
 class SetUpTime(RankTimes):
-    """Time to make the process group (impl torch) or NCCL's communicator (impl nccl)."""
+    """Time to create the process group (impl torch) or NCCL's communicator (impl nccl)."""
 
     KEYS = ("timing", "impl", "clock")
 
@@ -57,7 +57,7 @@ class CallTime(RankTimes):
 
     placement: str = column("whether the result is written over the input", allowed=PLACEMENTS)
     size_bytes: int = column(
-        "size asked for, as nccl-tests counts it: of all-gather, reduce-scatter and all-to-all the whole buffer",
+        "requested size, as nccl-tests counts it: the whole buffer for all-gather, reduce-scatter and all-to-all",
         minimum=1,
     )
 
@@ -70,7 +70,9 @@ class RepeatedCallTime(CallTime):
     parts: int | None = column(
         "burst, graph: parts of the buffers that calls cycle through, each of this size", minimum=1
     )
-    buffer_bytes: int = derived("the size, rounded up to whole numbers for each rank's share", minimum=1)
+    buffer_bytes: int = derived(
+        "the size, rounded up so that each rank's share is a whole number of elements", minimum=1
+    )
     algbw_gb_per_s: float = derived("algorithm bandwidth: size over time, in 10^9 bytes per second", positive=True)
     busbw_gb_per_s: float = derived(
         "bus bandwidth: algorithm bandwidth times nccl-tests' factor, comparable with a link's rate", positive=True

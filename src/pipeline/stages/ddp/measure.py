@@ -29,7 +29,7 @@ from pipeline.ways.nsys_captures import measure_and_capture
 from pipeline.ways.way import Experiment, Result, Row, Way
 
 OURS = {"naive": NaiveDDP, "flat": FlatDDP, "overlap": OverlapDDP, "bucketed": BucketedDDP}
-# Not to send buffers before each forward pass has another name from torch 2.13 on.
+# torch 2.13 renamed the option to send buffers before each forward pass.
 SEND_BUFFERS = (
     "forward_sync_buffers"
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
@@ -44,7 +44,7 @@ TORCHS: dict[str, dict[str, Any]] = {
 def build(variant: Variant, step: TrainingStep) -> TrainingStep:
     """Wrap the model of a rank's step; the wrapper copies rank 0's weights to every rank.
 
-    torch's waits for its communication inside backward.
+    torch's DDP waits for its communication inside backward, so it needs no `finish_gradients`.
     """
     if variant.impl == "none":
         return step
@@ -57,7 +57,7 @@ def build(variant: Variant, step: TrainingStep) -> TrainingStep:
 
 
 def build_own(subject: Subject, bucket_size_mb: int | None, step: TrainingStep) -> TrainingStep:
-    """Wrap the model of a rank's step in a wrapper of the user's own."""
+    """Wrap the model of a rank's step in the user's wrapper."""
     from pipeline.subjects.wrapping import Wrapped
 
     own = Wrapped(step.model, subject, bucket_size_mb)
@@ -78,7 +78,7 @@ WAYS = [
 
 
 def own_ways(subject: Subject, how: str) -> list[Way]:
-    """Return the ways of a wrapper of the user's own: one that takes a bucket size is measured at those of ours."""
+    """Return the ways for the user's wrapper; one that takes a bucket size is measured at each of ours."""
     from pipeline.subjects.training_check import BUCKETS
 
     sizes = BUCKET_SIZES_MB if how == BUCKETS else (None,)
@@ -119,6 +119,6 @@ EXPERIMENT = Experiment(
     whole_step=WHOLE_STEP,
     rows=rows,
     own_ways=own_ways,
-    alike_up_to=2,  # on more ranks sums have an order
+    alike_up_to=2,  # on more ranks the order of a sum matters
 )
 measure = partial(measure_and_capture, str(__package__), EXPERIMENT)

@@ -1,4 +1,4 @@
-"""The ddp section: what averaging gradients costs a step, by variant and bucket size, beside torch's DDP."""
+"""Build the ddp section: what averaging gradients costs by variant and bucket size, compared with torch's DDP."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from pipeline.formulas.collectives import LinearCost, fit_linear_cost
 from pipeline.report import ways
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number
-from pipeline.report.frame import alike, with_values
+from pipeline.report.frame import matching, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.versus import judge
@@ -29,37 +29,37 @@ def label(impl: str, bucket_size_mb: float | None) -> str:
     return name if pd.isna(bucket_size_mb) else f"{name} {bucket_size_mb:.0f} MiB"
 
 
-TORCH = label("torch", 25)  # of DistributedDataParallel's bucket_cap_mb, by default
-# What communicates nothing comes first.
+TORCH = label("torch", 25)  # DistributedDataParallel's default bucket_cap_mb
+# The variant without communication comes first.
 ORDER = [label(variant.impl, variant.bucket_size_mb) for variant in (VARIANTS[-1], *VARIANTS[:-1])]
 OURS = [label(variant.impl, variant.bucket_size_mb) for variant in VARIANTS if variant.impl not in NAMES]
-OF_TORCH = [way for way in ORDER if way not in (*OURS, NONE)]
+TORCH_WAYS = [way for way in ORDER if way not in (*OURS, NONE)]
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the ddp stage; beside: collectives, of whose times the overhead by formula is made."""
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the section of the ddp stage; other_stages: rows of collectives, to predict the overhead from."""
     rows = ways.of_cases(rows, [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)])
     steps = _steps(rows, TORCH)
     cases = ways.by_trust(steps)
     if not cases:
         return Section(ways.WORDS.say("no_time"))
     lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
-    tables = ways.tables([_fewer(each) for each in cases], TORCH, COLUMNS, WORDS.say("fewer"))
+    tables = ways.tables([_fastest_sizes(each) for each in cases], TORCH, COLUMNS, WORDS.say("fewer"))
     scaling = ways.scaling(_scaled(steps), WORDS.say("peer"), "naive_ms overlap_ms")
     return Section(
         _answer(lead),
         [*(tables if scaling.is_empty else [tables[0], scaling]), _added(steps)],
         ways.changes(lead[lead["impl"] == "torch"], WORDS.defined["change"], ORDER, "peak_bytes"),
         for_course=[
-            _beside_naive(own),
+            _versus_naive(own),
             ways.lanes(ways.captures(own, lead), ("computation", "communication", "waiting")),
-            _best(steps, beside.get("collectives", pd.DataFrame())),
+            _best_bucket(steps, other_stages.get("collectives", pd.DataFrame())),
         ],
     )
 
 
 def _steps(rows: pd.DataFrame, base: str) -> pd.DataFrame:
-    """Return the whole steps, with what each takes beyond one of its case without communication."""
+    """Return the whole steps, with the time each adds to the step without communication in its case."""
     steps = ways.whole_steps(rows, ORDER, base)
     without_ms = with_values(steps[steps["way"] == NONE]).set_index("case")["median_ms"]
     return steps.assign(
@@ -68,30 +68,30 @@ def _steps(rows: pd.DataFrame, base: str) -> pd.DataFrame:
     )
 
 
-def _fewer(steps: pd.DataFrame) -> pd.DataFrame:
-    """Keep of an implementation's bucket sizes the fastest, torch's default, what has no values; the chart has all."""
+def _fastest_sizes(steps: pd.DataFrame) -> pd.DataFrame:
+    """Keep each implementation's fastest bucket size, torch's default and rows without values; the chart has all."""
     timed = with_values(steps)
     fastest = timed.sort_values("median_ms", kind="stable").drop_duplicates("impl")["way"]
     return steps[steps["way"].isin([*fastest, TORCH]) | ~steps.index.isin(timed.index)]
 
 
 def _answer(steps: pd.DataFrame) -> str:
-    """Say what the fastest of ours takes beside the fastest of torch's: of stable ones where both have any."""
-    way = with_values(steps).set_index("way", drop=False).sort_values("median_ms")
-    ours, torchs = (way[way["way"].isin(of)] for of in (OURS, OF_TORCH))
-    if ours.empty or torchs.empty or NONE not in way.index:
-        return ways.only(way)
+    """Compare the fastest of ours with the fastest of torch's; only stable steps count if both have any."""
+    timed = with_values(steps).set_index("way", drop=False).sort_values("median_ms")
+    ours, torchs = (timed[timed["way"].isin(names)] for names in (OURS, TORCH_WAYS))
+    if ours.empty or torchs.empty or NONE not in timed.index:
+        return ways.variants_with_results(timed)
     stable = [each[each["status"] == "ok"] for each in (ours, torchs)]
     best, torch = (each.iloc[0] for each in (stable if all(map(len, stable)) else (ours, torchs)))
-    return WORDS.say("answer", best=best, none=way.loc[NONE], torch=torch, than=judge(torch, best))
+    return WORDS.say("answer", best=best, none=timed.loc[NONE], torch=torch, than=judge(torch, best))
 
 
 def _scaled(steps: pd.DataFrame) -> pd.DataFrame:
-    """Return how ours scales, with the steps of the ways that send a gradient at a time."""
-    scaled = ways.scaled(steps, OURS, OF_TORCH, NONE)
+    """Return how ours scales, with the step times of the variants that send one gradient at a time."""
+    scaled = ways.scaled(steps, OURS, TORCH_WAYS, NONE)
     by_way = with_values(steps).set_index(["way", "case"])["median_ms"]
-    each = {f"{way}_ms": scaled["case"].map(by_way.get(way, {})) for way in (NAIVE, OVERLAP)}
-    return scaled.assign(**each)
+    step_times = {f"{way}_ms": scaled["case"].map(by_way.get(way, {})) for way in (NAIVE, OVERLAP)}
+    return scaled.assign(**step_times)
 
 
 def _added(steps: pd.DataFrame) -> Chart:
@@ -101,15 +101,15 @@ def _added(steps: pd.DataFrame) -> Chart:
     return WORDS.chart("added", drawn, "bar", "added_ms", "way", label="words", panel="case", hover=hover)
 
 
-def _beside_naive(rows: pd.DataFrame) -> Table:
-    """Write every way of one case beside the naive one, with its phases; of torch's DDP the default bucket size."""
+def _versus_naive(rows: pd.DataFrame) -> Table:
+    """Compare every way of one case with naive, with its phases; torch's DDP only at its default bucket size."""
     steps = _steps(rows, NAIVE).join(ways.phases(rows), on="way")
     shown = steps[(steps["impl"] != "torch") | (steps["way"] == TORCH)]
     return ways.table("beside_naive", shown, NAIVE, f"backward_phase_ms communication_phase_ms share_pct {COLUMNS}")
 
 
-def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
-    """Write the best bucket size by formula, a row a case, and the fastest measured beside the one nearest to it."""
+def _best_bucket(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
+    """Tabulate the best bucket size by formula per case, and compare the fastest measured with the nearest to it."""
     found = []
     for case, own in with_values(steps[steps["impl"] == "bucketed"]).groupby("case", sort=False):
         cost, total = fitted_cost(own.iloc[0], collectives), own["gradient_bytes"].iloc[0]
@@ -128,12 +128,12 @@ def _best(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
 
 
 def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None:
-    """Fit the back-to-back all-reduces of a step's backend and ranks; None where there are none to fit."""
+    """Fit a linear cost to the back-to-back all-reduces of a step's backend and ranks; None if there is no fit."""
     if collectives.empty:
         return None
     burst = {"collective": "all_reduce", "dtype": "fp32", "impl": "torch", "placement": "in_place", "timing": "burst"}
-    own = alike(with_values(collectives), burst | {"nodes": 1} | step[["backend", "world_size"]].to_dict())
-    # NCCL sends less in other ways, whose times lie on another line; gradients are larger.
+    own = matching(with_values(collectives), burst | {"nodes": 1} | step[["backend", "world_size"]].to_dict())
+    # NCCL sends smaller sizes in other ways, whose times lie on another line; gradients are larger.
     own = own[own["size_bytes"] >= 100_000]
     try:
         return fit_linear_cost(own["size_bytes"].astype(float), own["median_ms"] / 1e3)

@@ -30,7 +30,7 @@ class StepTime(WayStepTime, VariantRow):
 
     backend: str = column("backend of the process group", allowed=BACKENDS)
     peak_bytes: int | None = column(
-        "peak of allocated memory in warm steps, of the fullest rank; empty on a CPU", minimum=0
+        "peak allocated memory in warm steps, on the fullest rank; empty on a CPU", minimum=0
     )
     gradient_bytes: int = column("bytes of a rank's gradients", minimum=0)
     all_reduces: int = column("all-reduces of gradients per step", minimum=0)
@@ -51,7 +51,7 @@ class CapturedStep(WayCapture, VariantRow):
     phase: str = column("the captured step", allowed=(CAPTURED_STEP,))
     clock: str = column("the profiler", allowed=(PROFILER,))
     communication_ms: float = column("time in which at least one event communicated", minimum=0)
-    hidden_ms: float = column("time in which both ran", minimum=0)
+    hidden_ms: float = column("time in which at least one event computed and one communicated", minimum=0)
     hidden_pct: float | None = derived("hidden_ms over communication_ms; empty without communication", minimum=0)
     communication_busy_pct: list[int] = column("for equal parts of the step: share of communicating time", minimum=0)
 

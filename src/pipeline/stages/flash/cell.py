@@ -11,7 +11,7 @@ from pipeline.subjects.naming import Measured
 SPLIT_AXIS = "dtype"
 READS = ("ceilings",)
 DTYPES = ("bf16", "fp16", "fp32")
-# What fp32 is multiplied as on tensor cores: three products in TF32, which are as exact.
+# How fp32 is multiplied on tensor cores: as three products in TF32, which are as accurate.
 THREE_TF32 = "3×TF32"
 BOTH_PHASES = "forward_backward"
 PHASES = ("forward", "backward", BOTH_PHASES)
@@ -20,19 +20,19 @@ GROUP_AXIS = "query_heads_per_kv_head"
 LEADERBOARD = {"batch_size": 1, "num_heads": 16, GROUP_AXIS: 1, "seq_len": 16384, "head_dim": 64, "is_causal": True}
 SUBJECTS = Measured("attention", {"phase": BOTH_PHASES}, first=LEADERBOARD, exercise="leaderboard")
 OURS = ("triton", "tiled")
-# The plain Triton kernels with square tiles of so many queries and keys.
+# The plain Triton kernels with square tiles, by the queries (and keys) in a tile.
 TILES = {f"triton_{side}": side for side in (16, 32, 64, 128, 256)}
 SDPA_BACKENDS = ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient")
 # On a CPU `sdpa`, torch's own choice, replaces the GPU backends.
 PEERS = ("eager", "compiled_eager", "sdpa", *SDPA_BACKENDS, "flex")
 FA4 = "fa4"
 GPU_ONLY = ("triton", *TILES, *SDPA_BACKENDS, "flex", FA4)
-# Peers that are packages of their own (pipeline.peers): another version makes a cell stale.
+# Peers from separate packages (pipeline.peers): another version makes a cell stale.
 PACKAGES = (FA4,)
-# These are compiled for every shape anew, which takes longer than timing all: only at several heads, as models have.
-# The stage `attention` has compiled attention at one head.
+# These are compiled for every shape, which takes longer than timing everything, so only at several heads, as in models.
+# The stage `attention` measures compiled attention at one head.
 COMPILED = ("compiled_eager", "flex", FA4)
-# What also runs back to back for `sustained_s`, on a GPU at the shapes of real models: implementation and phase.
+# Implementations and phases that also run back to back for `sustained_s`, on a GPU at the shapes of real models.
 SUSTAINED = tuple(product(("triton", "sdpa_cudnn", FA4), ("forward", BOTH_PHASES)))
 
 
@@ -56,7 +56,7 @@ class Cell:
     repeat: int = axis(1, minimum=1)
 
     def __post_init__(self) -> None:
-        """Raise UserError, one line, where the heads of keys cannot have as many of queries each."""
+        """Raise UserError, one line, if the query heads do not divide evenly among the key/value heads."""
         if self.num_heads % self.query_heads_per_kv_head:
             raise UserError(
                 f"num_heads must be a multiple of {GROUP_AXIS} ({self.query_heads_per_kv_head}), got {self.num_heads}"

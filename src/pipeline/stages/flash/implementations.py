@@ -1,4 +1,4 @@
-"""The implementations to compare, as functions of q, k and v, and the errors by which they refuse a problem."""
+"""Build the implementations to compare, as functions of q, k and v, and turn their refusals into Skipped."""
 
 import functools
 import os
@@ -35,14 +35,14 @@ BACKENDS = {
     "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
     "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-# Errors by which a kernel refuses a problem: no SDPA kernel for it, no cuDNN plan, more shared memory than there is.
+# Errors with which a kernel refuses a problem: no SDPA kernel for it, no cuDNN plan, not enough shared memory.
 REFUSALS = ("No available kernel", "No viable backend", "cuDNN", "CUDNN", "out of resource")
 # `tiled` is written to be read: it launches a dozen kernels per pair of tiles, and the number of pairs grows with the
-# square of the length. At this length a call takes 2 to 5 ms on an H200, at 4096 0.1 to 0.2 s, where no two are alike.
+# square of the length. At this length a call takes 2 to 5 ms on an H200; at 4096 it takes 0.1 to 0.2 s and is noisy.
 LONGEST_TILED = 1024
-# FlexAttention's own choice of block, in queries and in keys.
+# FlexAttention's default block size, in queries and in keys.
 FLEX_BLOCK = 128
-# Of NVIDIA's GPUs: from Hopper on FlashAttention-4 has kernels.
+# FlashAttention-4 has kernels for NVIDIA GPUs from Hopper on.
 FA4_CAPABILITY = (9, 0)
 
 
@@ -64,7 +64,7 @@ def names(cell: Cell, device: torch.device, tiles: bool = False) -> list[str]:
 
 
 def build(name: str, shape: Shape, device: torch.device) -> Implementation:
-    """Return an implementation for one shape; this builds what depends on the shape alone, such as a block mask.
+    """Return an implementation for one shape, with what depends only on the shape already built, such as a block mask.
 
     Raises Skipped if this machine lacks what it needs.
     """
@@ -92,7 +92,7 @@ def build(name: str, shape: Shape, device: torch.device) -> Implementation:
 
 
 def _asked(function: Callable[..., Tensor], shape: Shape) -> Attend:
-    """Return a function of ours as this shape asks for it."""
+    """Bind one of our functions to the shape's causal mask and GQA setting."""
     is_causal, enable_gqa = shape.is_causal, shape.has_shared_keys
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -102,7 +102,7 @@ def _asked(function: Callable[..., Tensor], shape: Shape) -> Attend:
 
 
 def _of_tiles(side: int, shape: Shape) -> Attend:
-    """Return our plain Triton kernels with square tiles of so many queries and keys, forward and backward."""
+    """Return our plain Triton kernels with tiles of `side` queries by `side` keys, forward and backward."""
     from pipeline.attention.triton.autograd import planned_by
     from pipeline.attention.triton.tiles import BackwardConfig, Choices, TileConfig
 
@@ -114,7 +114,7 @@ def _of_tiles(side: int, shape: Shape) -> Attend:
 def _fa4(shape: Shape, device: torch.device) -> Attend:
     if torch.version.hip is not None or torch.cuda.get_device_capability(device) < FA4_CAPABILITY:
         raise Skipped("FlashAttention-4 needs a Hopper or Blackwell GPU")
-    # It compiles for about 5 s per head_dim and mask, and keeps what it compiled for other cells only if asked to.
+    # It compiles for about 5 s per head_dim and mask, and caches the result for other cells only if asked to.
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     function, is_causal = load(FA4, "flash_attn.cute.interface").flash_attn_func, shape.is_causal
 
@@ -126,7 +126,7 @@ def _fa4(shape: Shape, device: torch.device) -> Attend:
 
 
 def _plain(attention: Callable[..., Tensor], shape: Shape) -> Attend:
-    """Return a function without shared keys and values: every head of queries gets a copy of them, as users do."""
+    """Wrap a function that has no GQA: every query head gets its own copy of keys and values, as users do it."""
     is_causal, group = shape.is_causal, shape.query_heads_per_kv_head
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -141,7 +141,7 @@ def _plain(attention: Callable[..., Tensor], shape: Shape) -> Attend:
 def _sdpa(shape: Shape) -> Attend:
     is_causal, enable_gqa = shape.is_causal, shape.has_shared_keys
 
-    # A Python function, as for the other implementations: it counts in the time of a single call.
+    # A Python function, as for the other implementations, because its overhead counts in the time of a single call.
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=is_causal, enable_gqa=enable_gqa)
 
@@ -187,10 +187,10 @@ def _causal(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor
 
 @contextmanager
 def refusals_as_skipped(name: str) -> Iterator[None]:
-    """Turn errors by which an implementation refuses a problem into Skipped; let all others pass.
+    """Turn errors with which an implementation refuses a problem into Skipped; let all others pass.
 
-    Ours raise ValueError before any launch; with tiles that do not fit, whatever Triton does. SDPA warns why none of
-    its kernels fits, then raises.
+    Ours raise ValueError before any launch, or Triton's error if the tiles do not fit. SDPA warns why none of its
+    kernels fits, then raises.
     """
     if name in TILES:
         with errors_as_skipped(f"the kernel with tiles of {TILES[name]}"):

@@ -1,4 +1,4 @@
-"""Measure a flash cell: all implementations in turn, those of the user's own among them."""
+"""Measure a flash cell: all implementations, interleaved, including the user's own."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -31,7 +31,7 @@ LATENCY_RULE = StopRule(min_samples=5, max_samples=50, rel_error=0.01, budget_s=
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
     """Return a row for each implementation and phase; if one fails, the others are still measured.
 
-    The user's own are checked first, and what passes is measured in a process that it may end.
+    The user's own are checked first; those that pass are measured in a separate process, which they may crash.
     """
     with stopwatch.measuring():
         if not subjects:
@@ -47,10 +47,10 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequ
 def _measure_beside(
     _context: "RankContext", own: Mapping["Subject", "Verdict"], turns: "Turns", cell: Cell, settings: Settings
 ) -> list[Row]:
-    """Measure the user's own among the others.
+    """Measure the user's own together with the others.
 
-    Where heads of queries share keys and values they get fewer heads of keys if they are right with these, else copies,
-    which count in their time as they do in a model; their rows say so.
+    With GQA, they get fewer key/value heads if they are correct with these. Otherwise they get copies, which count in
+    their time as they do in a model; their rows say so.
     """
     from pipeline.subjects.loading import attention_of
 
@@ -63,7 +63,7 @@ def _measure_beside(
 
 
 def _measure_together(cell: Cell, settings: Settings, own: Mapping[str, implementations.Implementation]) -> list[Row]:
-    """Measure all implementations in this process, those of the user's own by name among them."""
+    """Measure all implementations in this process; own: the user's, by name."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     problem = AttentionProblem(cell, device)
     builds: dict[str, Callable[[], implementations.Implementation]] = {
@@ -83,7 +83,7 @@ def _measure_together(cell: Cell, settings: Settings, own: Mapping[str, implemen
 
 
 def _latencies(works: Mapping[Key, Work], slow: Collection[Key], device: torch.device) -> dict[Key, Taken]:
-    """Time single calls by the host clock; on a CPU the samples already are."""
+    """Time single calls, except slow ones, by the host clock; {} on a CPU, whose samples are single calls already."""
     if device.type == "cpu":
         return {}
     quick = {key: work for key, work in works.items() if key not in slow}
@@ -93,7 +93,7 @@ def _latencies(works: Mapping[Key, Work], slow: Collection[Key], device: torch.d
 def _held(
     cell: Cell, works: Mapping[Key, Work], taken: Mapping[Key, Taken], settings: Settings, device: torch.device
 ) -> dict[Key, "Sustained"]:
-    """Run what is SUSTAINED back to back, last of all, for it heats the GPU; nothing of what ran out of memory."""
+    """Run SUSTAINED back to back, last because it heats the GPU; works that ran out of memory are left out."""
     if device.type == "cpu" or cell.num_heads == 1 or not settings.sustained_s:
         return {}
     from pipeline.instruments.sampling.sustained import hold
@@ -107,7 +107,7 @@ def _held(
 
 
 def _peak_columns(cell: Cell, device: torch.device) -> Row:
-    """Return the peak rate at this precision where no data sheet is known; of fp32 on tensor cores also in TF32."""
+    """Measure the peak rate at this precision if no data sheet is known; for fp32 on tensor cores, also TF32's."""
     columns: Row = {"measured_peak_tflops_per_s": peak_to_measure(device, cell.dtype)}
     if cell.dtype == "fp32" and device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0):
         columns["measured_tf32_peak_tflops_per_s"] = peak_to_measure(device, "tf32")

@@ -9,7 +9,7 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Estimate the seconds that a cell takes: at several heads most of it to compile."""
+    """Estimate the seconds that a cell takes; at several heads, most of them go to compiling."""
     if cell.num_heads == 1:
         return 2 + 8 * settings.budget_s
     has_fa4 = on_gpu and version_of(FA4) is not None

@@ -1,4 +1,4 @@
-"""The problem of a flash cell: seeded inputs, exact results, and how right an implementation is with them."""
+"""The problem of a flash cell: seeded inputs, exact results, and an implementation's errors against them."""
 
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,14 +18,14 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.flo
 
 
 class AttentionProblem(Problem):
-    """Normal queries, keys, values and gradient of the output, with the exact results."""
+    """Normally distributed q, k, v and output gradient, with the exact results."""
 
     phases = PHASES
     peers = ("eager", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient")  # PyTorch's own
     calls_all_again = False
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
-        """Take the memory of the inputs; `draw` fills them."""
+        """Allocate the inputs; `draw` fills them."""
         self.cell, self.device, self.dtype = cell, device, TORCH_DTYPES[cell.dtype]
         heads, kv_heads = cell.num_heads, cell.shape.num_kv_heads
         q, k, v, self.output_gradient = (
@@ -38,18 +38,18 @@ class AttentionProblem(Problem):
 
     @torch.no_grad()
     def draw(self, seed: int) -> None:
-        """Put other numbers into the same tensors, and compute the exact results."""
+        """Refill the same tensors with random numbers, and compute the exact results."""
         generator = torch.Generator(self.device).manual_seed(seed)
         for tensor in (*self.qkv, self.output_gradient):
             tensor.copy_(torch.randn(tensor.shape, generator=generator, device=self.device))
-        self._exact = None  # before the next takes as much memory
+        self._exact = None  # freed before the next one takes as much memory
         self._exact = exact_attention(*self.qkv, self.output_gradient, self.cell.is_causal)
         for tensor, numbers in zip(self._by_token, (*self.qkv, self.output_gradient), strict=False):
             tensor.copy_(numbers.transpose(1, 2))
 
     @torch.no_grad()
     def change_signs(self) -> None:
-        """Make other numbers of those that there are, without memory; the exact results are no longer theirs."""
+        """Change the inputs in place, using no more memory; the exact results no longer match them."""
         q, _k, v = self.qkv
         for tensor in (q, v, self.output_gradient):
             tensor.neg_()
@@ -74,8 +74,7 @@ class AttentionProblem(Problem):
     def _laid_out(self, by_token: bool) -> tuple[tuple[Tensor, ...], Tensor]:
         """Return q, k and v, and the output's gradient; by_token: as (batch, length, heads, head_dim), contiguous.
 
-        The latter are other tensors with the same numbers, which are there from the first time on that they are asked
-        for.
+        The by-token tensors are copies, made on first use and then kept.
         """
         if not by_token:
             return self.qkv, self.output_gradient
@@ -85,7 +84,7 @@ class AttentionProblem(Problem):
         return self._by_token[:3], self._by_token[3]
 
     def errors(self, built: Implementation, phase: str, result: Any) -> Errors:
-        """Return relative (L2) and largest absolute errors of the output or of each gradient; none of both phases."""
+        """Return relative (L2) and largest absolute errors of the output or each gradient; {} for both phases."""
         assert self._exact is not None  # drawn
         if phase == BOTH_PHASES:
             return {}
@@ -98,13 +97,13 @@ class AttentionProblem(Problem):
         return found
 
     def refusals(self, name: str) -> AbstractContextManager:
-        """Turn errors by which an implementation refuses the problem into Skipped."""
+        """Turn errors with which an implementation refuses the problem into Skipped."""
         return refusals_as_skipped(name)
 
     def far_off(self, quantity: str, error: tuple[float, float], usual: tuple[float, float] | None) -> str | None:
-        """Say which error is far above that of PyTorch's own, or NaN; None where none is.
+        """Say which error is NaN or far above that of PyTorch's own; None if none is.
 
-        On an H200, the errors of right implementations were at most 0.36 of those allowed here. Leaving out one row of
+        On an H200, correct implementations had errors of at most 0.36 of those allowed here. Leaving out one row of
         1,024 makes errors 3.5 (relative) and 7 (largest) times as large.
         """
         coarse = self.dtype != torch.float32 or self.device.type == "cuda"  # where products may be in TF32

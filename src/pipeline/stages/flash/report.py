@@ -1,4 +1,4 @@
-"""The flash section: ours beside PyTorch's and FlashAttention-4 at shapes of real models; one head for the course."""
+"""Build the flash section: ours against PyTorch's and FlashAttention-4 at model shapes, and one head for the course."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,11 +9,11 @@ import pandas as pd
 from pipeline.formulas.attention import Shape, forward_flops
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import written
-from pipeline.report.frame import alike, having, in_order, with_values
+from pipeline.report.frame import having, in_order, matching, with_values
 from pipeline.report.section import Compared, Section
 from pipeline.report.table import NOTHING, OUTCOME_WORDS, Table
 from pipeline.report.versus import FASTER, SLOWER, judged, shaded, side_by_side, versus
-from pipeline.report.versus import beside as against
+from pipeline.report.versus import beside as compared_with_base
 from pipeline.report.words import Words
 from pipeline.stages.flash.cell import DTYPES, FA4, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32, TILES, Cell
 
@@ -38,29 +38,29 @@ HELD = "{sustained_tflops_per_s:number}", "{sustained_tflops_per_s_peer:number}"
 ERRORS = {f"{what}_rel_error": what for what in ("output", "dq", "dk", "dv")}
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the flash stage; beside: the rates of matrix products, of the stage ceilings."""
-    rows = _named(rows, beside)
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the section of the flash stage; other_stages: rows of ceilings, for the rates of matrix products."""
+    rows = _named(rows, other_stages)
     measured = set(with_values(rows)["impl"])
     ours = next((name for name in OURS if name in measured), OURS[0])
     models, heads = rows[rows["num_heads"] > 1], rows[(rows["num_heads"] == 1) & rows["is_causal"]]
-    torch_s, fa4_s, heads_s = _duel(models, ours, PEERS), _duel(models, ours, [FA4]), _duel(heads, ours, PEERS)
-    plain_s = side_by_side(heads, [*PROBLEM, "phase"], "impl", ours, "eager")
+    vs_torch, vs_fa4, heads_vs_torch = _duel(models, ours, PEERS), _duel(models, ours, [FA4]), _duel(heads, ours, PEERS)
+    vs_plain = side_by_side(heads, [*PROBLEM, "phase"], "impl", ours, "eager")
     errors = _errors(rows, ours)
     best = with_values(models[(models["impl"] == ours) & (models["phase"] == BOTH)])
     rates = best[["shape", "tflops_per_s", "status"]].itertuples(index=False, name=None)
     return Section(
-        _answer(torch_s, heads_s) + _more(fa4_s, errors.rows),
-        [_rates(models, ours, torch_s), _shapes(torch_s, fa4_s, _wrong(models, FA4)), _gains(plain_s)],
-        for_course=[errors, _grid(plain_s), _leaderboard(rows, ours)],
+        _answer(vs_torch, heads_vs_torch) + _fa4_and_errors(vs_fa4, errors.rows),
+        [_rates(models, ours, vs_torch), _shapes(vs_torch, vs_fa4, _wrong(models, FA4)), _gains(vs_plain)],
+        for_course=[errors, _grid(vs_plain), _leaderboard(rows, ours)],
         compared=[Compared(f"attention, ours, {shape}", "TFLOP/s", rate, status) for shape, rate, status in rates],
     )
 
 
-def _named(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Sort problems by dtype, then by work; add labels and a matrix product's rate, of fp32 a third of TF32's."""
+def _named(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Sort problems by dtype, then work; add labels and the matrix-product rate, a third of TF32's for 3×TF32."""
     shapes = [Shape(*each) for each in zip(*(rows[item.name] for item in fields(Shape)), strict=True)]
-    products = beside.get("ceilings", pd.DataFrame(columns=["dtype", "status", "tflops_per_s"]))
+    products = other_stages.get("ceilings", pd.DataFrame(columns=["dtype", "status", "tflops_per_s"]))
     rates = dict(with_values(products).groupby("dtype")["tflops_per_s"].max())
     product = rows["dtype"].map(rates).mask(rows["peak_of"] == THREE_TF32, rates.get("tf32", math.nan) / 3)
     rows = rows.assign(
@@ -74,14 +74,14 @@ def _named(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> pd.DataFra
 
 
 def _label(shape: Shape) -> str:
-    """Name a problem: `2×32:8×8192×128`, of 32 heads that share 8 of keys; causal unless it says otherwise."""
+    """Name a problem: in `2×32:8×8192×128`, 32 query heads share 8 key heads. Without `, no mask` it is causal."""
     shared = f":{shape.num_kv_heads}" if shape.has_shared_keys else ""
     mask = "" if shape.is_causal else ", no mask"
     return f"{shape.batch_size}×{shape.num_heads}{shared}×{shape.seq_len}×{shape.head_dim}{mask}"
 
 
 def _duel(rows: pd.DataFrame, ours: str, peers: Sequence[str]) -> pd.DataFrame:
-    """Put ours beside the fastest of peers, forward + backward; add how lone calls and each pass compare."""
+    """Compare ours with the fastest peer, forward + backward; add how single calls and each pass compare."""
     both = versus(rows[rows["phase"] == BOTH], PROBLEM, "impl", ours, peers)
     for phase in (FORWARD, BACKWARD):
         one = versus(rows[rows["phase"] == phase], PROBLEM, "impl", ours, peers)
@@ -110,30 +110,30 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
     )
 
 
-def _more(fa4_s: pd.DataFrame, errors: pd.DataFrame) -> str:
-    """Say of the first dtype how often FlashAttention-4 is faster, and how exact the output of ours is, if measured."""
-    fa4_s = fa4_s[fa4_s["dtype"].isin(fa4_s["dtype"].head(1))]
+def _fa4_and_errors(vs_fa4: pd.DataFrame, errors: pd.DataFrame) -> str:
+    """Say for the first dtype how often FlashAttention-4 is faster, and how accurate our output is, if measured."""
+    vs_fa4 = vs_fa4[vs_fa4["dtype"].isin(vs_fa4["dtype"].head(1))]
     output = errors[errors["part"] == "output"]
-    faster, slower = (fa4_s["verdict"].eq(verdict).sum() for verdict in (FASTER, SLOWER))
-    fa4 = "" if fa4_s.empty else " " + WORDS.say("fa4", faster=faster, slower=slower, n=len(fa4_s))
+    faster, slower = (vs_fa4["verdict"].eq(verdict).sum() for verdict in (FASTER, SLOWER))
+    fa4 = "" if vs_fa4.empty else " " + WORDS.say("fa4", faster=faster, slower=slower, n=len(vs_fa4))
     beside = "" if output.empty or pd.isna(output["error_torch"].iloc[0]) else WORDS.say("torch", **output.iloc[0])
     return fa4 + ("" if output.empty else " " + WORDS.say("exact", beside=beside, **output.iloc[0]))
 
 
 def _wrong(models: pd.DataFrame, impl: str) -> pd.DataFrame:
-    """Return the problems of which an implementation computes something wrong."""
+    """Return the problems where an implementation is wrong."""
     return models.loc[(models["impl"] == impl) & (models["status"] == "wrong"), PROBLEM].drop_duplicates()
 
 
-def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, fa4_wrong: pd.DataFrame) -> Table:
-    """Write ours beside the fastest of PyTorch's, and beside FlashAttention-4 where that ran."""
-    fa4_s = fa4_s.assign(
-        fa4=written(fa4_s, "{median_ms_peer:number}, {gain}, {verdict}"),
-        fa4_passes=_joined(fa4_s, *BOTH_PASSES),
-        fa4_held=fa4_s["sustained_tflops_per_s_peer"],
+def _shapes(vs_torch: pd.DataFrame, vs_fa4: pd.DataFrame, fa4_wrong: pd.DataFrame) -> Table:
+    """Compare ours with the fastest of PyTorch's, and with FlashAttention-4 where it ran."""
+    vs_fa4 = vs_fa4.assign(
+        fa4=written(vs_fa4, "{median_ms_peer:number}, {gain}, {verdict}"),
+        fa4_passes=_joined(vs_fa4, *BOTH_PASSES),
+        fa4_held=vs_fa4["sustained_tflops_per_s_peer"],
     )
-    fa4_s = pd.concat([fa4_s, fa4_wrong.assign(fa4=OUTCOME_WORDS["wrong"])])
-    duel = torch_s.merge(fa4_s[[*PROBLEM, "fa4", "fa4_passes", "fa4_held"]].drop_duplicates(PROBLEM), "left", PROBLEM)
+    vs_fa4 = pd.concat([vs_fa4, fa4_wrong.assign(fa4=OUTCOME_WORDS["wrong"])])
+    duel = vs_torch.merge(vs_fa4[[*PROBLEM, "fa4", "fa4_passes", "fa4_held"]].drop_duplicates(PROBLEM), "left", PROBLEM)
     duel = duel.assign(
         torch=written(duel, "{who_peer}, {median_ms_peer:number}"),
         beside=written(duel, "{gain}, {verdict}"),
@@ -146,13 +146,13 @@ def _shapes(torch_s: pd.DataFrame, fa4_s: pd.DataFrame, fa4_wrong: pd.DataFrame)
 
 
 def _joined(rows: pd.DataFrame, *templates: str) -> list[str | None]:
-    """Write templates with slashes between them; nothing where the values of all are missing."""
+    """Fill the templates and join them with slashes; None if the values of all of them are missing."""
     lines = zip(*(written(rows, template) for template in templates), strict=True)
     return [" / ".join(each or NOTHING for each in line) if any(line) else None for line in lines]
 
 
 def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
-    """Draw the rates of ours, FlashAttention-4 and each shape's fastest of PyTorch's, in the first dtype."""
+    """Plot the rates of ours, FlashAttention-4 and PyTorch's fastest at each shape, in the first dtype."""
     here = duel[duel["dtype"].isin(duel["dtype"].head(1))]
     rows = with_values(models[(models["phase"] == BOTH) & models["dtype"].isin(here["dtype"])])
     best = (rows["shape"] + rows["impl"]).isin(here["shape"] + here["impl_peer"])
@@ -164,7 +164,7 @@ def _rates(models: pd.DataFrame, ours: str, duel: pd.DataFrame) -> Chart:
 
 
 def _grid(duel: pd.DataFrame) -> Table:
-    """Write ours beside plain attention at a middle and the longest length that every data type and width has."""
+    """Compare ours with plain attention at a middle and at the longest length that every dtype and head_dim has."""
     lanes = duel["dtype"] + " " + duel["head_dim"].astype(str)
     duel = duel[lanes.groupby(duel["seq_len"]).transform("nunique") == lanes.nunique()]
     lengths = sorted(duel["seq_len"].unique())
@@ -184,9 +184,9 @@ def _gains(duel: pd.DataFrame) -> Chart:
 
 
 def _errors(rows: pd.DataFrame, ours: str) -> Table:
-    """Put the largest errors of ours beside plain attention's, over the problems at which both were checked.
+    """Compare the largest errors of ours and of plain attention over the problems where both were checked.
 
-    error_torch: of each problem, the smallest error of PyTorch's kernels.
+    error_torch: the smallest error among PyTorch's kernels per problem, then the largest over problems.
     """
     on = [*PROBLEM, "phase"]
     checked = rows.rename(columns=ERRORS).melt([*on, "impl"], ERRORS.values(), "part", "error").dropna()
@@ -200,7 +200,7 @@ def _errors(rows: pd.DataFrame, ours: str) -> Table:
 
 
 def _leaderboard(rows: pd.DataFrame, ours: str) -> Table:
-    here = alike(rows, {**LEADERBOARD, "phase": BOTH})
+    here = matching(rows, {**LEADERBOARD, "phase": BOTH})
     here = with_values(here[here["impl"].isin({*NAMES} - {"sdpa_efficient", "flex"})])
-    found = against(here, PROBLEM, here["impl"] == ours)
+    found = compared_with_base(here, PROBLEM, here["impl"] == ours)
     return WORDS.table("leaderboard", found, "shape who median_ms median_call_ms tflops_per_s gain verdict")

@@ -14,11 +14,11 @@ from pipeline.stages.flash.cell import FA4, OURS, PEERS, PHASES, SDPA_BACKENDS, 
 class ImplementationTime(TriedRow):
     """One phase of one implementation. Columns of the trial calls are filled even if the phase could not be timed."""
 
-    # On a CPU it is what is compared: Triton needs a GPU.
+    # On a CPU (clock `host`) it is compared like the others, because Triton needs a GPU.
     REFERENCE: ClassVar = {"impl": "tiled", "clock": "device"}
 
     impl: str = column(
-        "implementation: ours, also with square tiles of so many queries and keys, then torch's, then FlashAttention-4",
+        "implementation: ours, also with square tiles (side in the name), then torch's, then FlashAttention-4",
         allowed=(*OURS, *TILES, *PEERS, FA4),
         or_subject=True,
     )
@@ -44,15 +44,16 @@ class ImplementationTime(TriedRow):
     peak_share_pct: float = derived("tflops_per_s over peak_tflops_per_s", positive=True)
     peak_of: str = derived("what the peak is for: a dtype, or 3×TF32, which is as exact as fp32")
     measured_tf32_peak_tflops_per_s: float | None = column(
-        "the same in TF32, of fp32 on a GPU that has it", positive=True
+        "rate of a large matrix product in TF32, if no data sheet is known; only for fp32 on a GPU with TF32",
+        positive=True,
     )
     sustained_ms: float | None = column(
-        "run back to back for sustained_s on a GPU, L2 not flushed: median over the second half; only of our Triton "
-        "kernels, cuDNN and FlashAttention-4 at several heads, and empty where the GPU waited for its host",
+        "median over the second half of sustained_s of back-to-back calls on a GPU, L2 not flushed; only for our "
+        "Triton kernels, cuDNN and FlashAttention-4 at several heads; empty if the GPU waited for its host",
         positive=True,
     )
     sustained_tflops_per_s: float | None = derived("FLOPs of the phase over sustained_ms", positive=True)
-    sustained_sm_clock_mhz: float | None = column("mean SM clock meanwhile", minimum=0)
+    sustained_sm_clock_mhz: float | None = column("mean SM clock over the same half", minimum=0)
     sdpa_choice: str | None = column("backend that SDPA chooses by itself; empty if another", allowed=SDPA_BACKENDS)
     median_call_ms: float | None = column(
         "single call with nothing queued, by the host clock, until its work is done: median", positive=True
@@ -80,14 +81,14 @@ class ImplementationTime(TriedRow):
 def _peak(reading: Reading) -> dict[str, Any]:
     """Return the peak rate at the cell's precision.
 
-    For fp32 on tensor cores that is a third of the TF32 peak, because a product takes three TF32 products, or six of
-    bf16, which come to the same; or the peak without tensor cores if that is higher.
+    For fp32 on tensor cores that is a third of the TF32 peak, because a product takes three TF32 products, or six in
+    bf16, which take as long; or the peak without tensor cores if that is higher.
     """
     row, dtype = reading.row, reading.cell.dtype
     measured = {"peak_source": "measured"} if row.get("measured_peak_tflops_per_s") else {"peak_source": "datasheet"}
     own = row.get("measured_peak_tflops_per_s") or datasheet_peak_tflops(gpu_name(reading), dtype)
     if own is None:
-        raise ValueError(f"neither a data sheet nor a measurement tells the peak in {dtype}")
+        raise ValueError(f"peak rate in {dtype} unknown: neither on a data sheet nor measured")
     if dtype == "fp32":
         tf32 = row.get("measured_tf32_peak_tflops_per_s") or datasheet_peak_tflops(gpu_name(reading), "tf32")
         if tf32 is not None and tf32 / 3 > own:

@@ -10,8 +10,8 @@ SPLIT_AXIS = "precision"
 KEEPS_FILES = True
 READS = ("collectives",)
 
-# none: no communication, each rank for itself. ddp: an all-reduce a parameter during backward. ddp_sharded: the same,
-# with the optimizer's state shared out. fsdp: ours with a unit a block. fsdp_layers: ours with a unit a matrix.
+# none: no communication between ranks. ddp: one all-reduce per parameter during backward. ddp_sharded: the same, with
+# the optimizer state sharded. fsdp: ours with one unit per block. fsdp_layers: ours with one unit per matrix.
 # torch_fsdp: torch's fully_shard, by block.
 IMPLS = ("none", "ddp", "ddp_sharded", "fsdp", "fsdp_layers", "torch_fsdp")
 FULLY_SHARDED = ("fsdp", "fsdp_layers", "torch_fsdp")
@@ -37,4 +37,4 @@ class Cell(RanksCell):
 class Settings(CapturedSettings):
     """Shared by all cells. The ways take turns in `rounds`; every second round runs in reverse order."""
 
-    warmup_steps: int = axis(3, minimum=2)  # the order of the first step tells what to gather ahead in the second
+    warmup_steps: int = axis(3, minimum=2)  # the first step's order decides what the second prefetches

@@ -25,19 +25,19 @@ from pipeline.ways.measure import time_rows, traffic_rows
 from pipeline.ways.nsys_captures import measure_and_capture
 from pipeline.ways.way import Experiment, Result, Row, Turn, Way
 
-# Of NCCL's kernels and gloo's ranges; gloo reduces and scatters by an all-reduce.
+# Names of NCCL's kernels and gloo's ranges; gloo implements reduce-scatter as an all-reduce.
 PATTERNS = {"gather": "all_?gather", "scatter": "reduce_?scatter|gloo:all_reduce"}
 
 
 def check_arguments(cell: Cell) -> tuple[Any, ...]:
-    """Return with what a wrapper of the user's own is checked: the dtype in which it computes."""
+    """Return the arguments for checking the user's wrapper: the dtype in which it computes."""
     return (compute_dtype_at(cell.precision),)
 
 
 def build(impl: str, step: TrainingStep) -> TrainingStep:
-    """Make a rank's step that of a way; all but `none` take rank 0's weights.
+    """Turn a rank's step into that of a way; all but `none` take rank 0's weights.
 
-    Optimizers are made last, of the shards where there are any.
+    Optimizers are created last, for the shards if there are any.
     """
     if impl == "none":
         return step
@@ -48,15 +48,15 @@ def build(impl: str, step: TrainingStep) -> TrainingStep:
         step = replace(step, model=OverlapDDP(step.model))
     if impl == "ddp_sharded":
         step = replace(step, optimizer=ShardedOptimizer(step.model.parameters(), torch.optim.AdamW))
-    # torch's waits for its communication inside backward.
+    # torch's FSDP waits for its communication inside backward.
     return replace(step, finish_gradients=getattr(step.model, "finish_gradient_synchronization", None))
 
 
 def build_own(subject: Subject, step: TrainingStep) -> TrainingStep:
-    """Wrap the model of a rank's step in a wrapper of the user's own."""
+    """Wrap the model of a rank's step in the user's wrapper."""
     from pipeline.subjects.wrapping import Wrapped
 
-    broadcast_from_rank_0(step.model.parameters())  # as for torch's: not every wrapper does it itself
+    broadcast_from_rank_0(step.model.parameters())  # as for torch's: not every wrapper does this itself
     own = Wrapped(step.model, subject, compute_dtype=compute_dtype_at(step.precision))
     own.optimizer = torch.optim.AdamW(own.parameters())
     return replace(step, model=own, optimizer=own.optimizer, finish_gradients=own.finish_gradients)
@@ -69,7 +69,7 @@ WAYS = [
 
 
 def own_ways(subject: Subject, _how: str) -> list[Way]:
-    """Return the way of a wrapper of the user's own."""
+    """Return the way for the user's wrapper."""
     return [Way(subject.name, partial(build_own, subject), captured=True, is_own=True)]
 
 
@@ -84,9 +84,9 @@ def is_block_or_end(module: nn.Module) -> bool:
 
 
 def full_weights(step: TrainingStep) -> Mapping[str, Tensor]:
-    """Return the weights of a step's model in full, by the names that they have in the model. A collective.
+    """Gather the full weights of a step's model, by their names in the model. All ranks must call this.
 
-    They take the place of the optimizer's state, for they may take as much memory.
+    Drops the gradients and the optimizer state first, because the weights may take as much memory.
     """
     step.discard()
     step.optimizer.state.clear()

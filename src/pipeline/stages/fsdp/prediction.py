@@ -1,4 +1,4 @@
-"""Predict what each way to train holds and sends; None where there is no formula here."""
+"""Predict the memory and traffic of each way to train, where there is a formula."""
 
 from functools import cache
 
@@ -13,7 +13,7 @@ from pipeline.stages.fsdp.cell import COLLECTIVES, Cell
 
 PLANS = {"fsdp": fsdp_training.sharded_by_block, "fsdp_layers": fsdp_training.sharded_by_layer}
 
-# The ways that are not fully sharded, whatever their communication.
+# Ways with a formula that are not fully sharded.
 PREDICTED = ("none", "ddp", "ddp_sharded")
 
 
@@ -25,7 +25,7 @@ def plan(impl: str, cell: Cell, vocab_size: int) -> FsdpPlan | None:
     return PLANS[impl](SIZES[cell.size], vocab_size, cell.world_size, itemsize)
 
 
-@cache  # a kind of memory has a row of its own
+@cache  # each kind of memory has its own row
 def memory_bytes(impl: str, cell: Cell, vocab_size: int) -> dict[str, int]:
     """Return bytes by kind, and the peak of a warm step on CUDA; kinds without a formula are left out."""
     workload = Workload(
@@ -50,7 +50,7 @@ def memory_bytes(impl: str, cell: Cell, vocab_size: int) -> dict[str, int]:
 
 
 def collective_bytes(impl: str, cell: Cell, vocab_size: int) -> dict[str, int]:
-    """Return the payload of a step by collective; {} for torch's and the user's own, which have units of theirs."""
+    """Return the payload of a step by collective; {} for torch's and the user's, which have other units."""
     sharded = plan(impl, cell, vocab_size)
     if sharded is not None:
         return dict.fromkeys(COLLECTIVES, 0) | sharded.collective_bytes

@@ -15,8 +15,8 @@ class WayRow(Row):
     """Columns of all rows: the way to train, and what is measured."""
 
     impl: str = column(
-        "none: no communication; ddp: gradients all-reduced; ddp_sharded: and the optimizer's state shared out; fsdp:"
-        " our FSDP with a unit a block; fsdp_layers: with a unit a matrix; torch_fsdp: torch's fully_shard by block",
+        "none: no communication; ddp: gradients all-reduced; ddp_sharded: and the optimizer's state sharded; fsdp: our"
+        " FSDP, one unit per block; fsdp_layers: one unit per matrix; torch_fsdp: torch's fully_shard, by block",
         allowed=IMPLS,
         or_subject=True,
     )
@@ -28,14 +28,14 @@ class WayRow(Row):
 class StepTime(WayStepTime, WayRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
-    loss: float = column("mean loss of the ranks after the noted and timed steps of the first turn", minimum=0)
+    loss: float = column("mean loss over the ranks in one more step after the timed ones of the first turn", minimum=0)
     rank_difference: float | None = column(
         "largest difference of a gathered weight between ranks after these steps; empty without communication",
         minimum=0,
     )
     weight_share: float | None = column(
-        "how far a parameter is from that of the first way that communicates, over how far that one moved, of the"
-        " parameter furthest off; rounding in bf16 alone may make it 1; empty without one",
+        "distance of a parameter from that of the first way that communicates, over how far that one moved, for the"
+        " parameter where this is largest; rounding in bf16 alone can make it 1; empty without such a way",
         minimum=0,
     )
 
@@ -52,14 +52,14 @@ class Memory(WayRow):
     )
     measured_bytes: int = column("bytes counted", minimum=0)
     predicted_bytes: int | None = derived(
-        "bytes by formula; empty where there is none: torch's and your own, the shared-out optimizer state, the peak"
-        " under it",
+        "bytes by formula; empty where there is none: torch's and your own, the sharded optimizer state, and the peak"
+        " with it",
         minimum=0,
     )
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add the bytes by formula; on a CPU none of the state, with which its step counters count."""
+        """Add the bytes by formula; none for optimizer state on a CPU, where it includes the step counters."""
         row = reading.row
         is_unknown = row["kind"] == "optimizer_state" and _is_on_cpu(reading)
         found = prediction.memory_bytes(row["impl"], reading.cell, reading.settings["vocab_size"])
@@ -67,7 +67,7 @@ class Memory(WayRow):
 
 
 def _is_on_cpu(reading: Reading) -> bool:
-    return reading.beside(("measures", "impl", "kind"), kind="peak") is None
+    return reading.sibling_row(("measures", "impl", "kind"), kind="peak") is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Traffic(WayTraffic, WayRow):
 
 @dataclass(frozen=True, kw_only=True)
 class Capture(WayCapture, WayRow):
-    """One profiled step of rank 0: how long it computed, gathered and scattered, and what of that delayed it."""
+    """One profiled step of rank 0: how long it computed, gathered and scattered, and how much of that was exposed."""
 
     KEYS = ("impl", "measures")
 
@@ -93,8 +93,10 @@ class Capture(WayCapture, WayRow):
     gather_exposed_ms: float = column("part of it in which nothing computed", minimum=0)
     scatter_ms: float = column("time in which gradients were reduced and scattered", minimum=0)
     scatter_exposed_ms: float = column("part of it in which nothing computed", minimum=0)
-    each_gather_ms: list[float] | None = column("for each gather, in the order of their starts: its time", minimum=0)
-    each_gather_exposed_ms: list[float] | None = column("for each: part of it in which nothing computed", minimum=0)
+    each_gather_ms: list[float] | None = column("time of each gather, in order of start", minimum=0)
+    each_gather_exposed_ms: list[float] | None = column(
+        "for each gather: part of it in which nothing computed", minimum=0
+    )
     gather_busy_pct: list[int] = column("for equal parts of the step: share of gathering time", minimum=0)
     scatter_busy_pct: list[int] = column("for equal parts of the step: share of scattering time", minimum=0)
 

@@ -20,12 +20,12 @@ class Cell:
 
     @property
     def takes_fewer_gpus(self) -> bool:
-        """Whether a run that is given two of eight GPUs checks these two."""
+        """Whether to check only the GPUs that the run was granted, say two of eight."""
         return self.gpu_count == "all"
 
     @property
     def gpus(self) -> int:
-        """The GPUs that it asks for: those that this process sees, unless the axis has a number."""
+        """The number of GPUs to ask for: all that this process sees, unless the axis gives a number."""
         return len(visible_gpus()) if self.gpu_count == "all" else int(self.gpu_count)
 
     def row_keys(self) -> list[dict[str, Any]]:

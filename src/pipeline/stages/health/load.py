@@ -1,4 +1,4 @@
-"""Keep GPUs at work and time each by its own events: products, copies within its memory, copies to another GPU."""
+"""Keep GPUs busy and time each by its own events: products, copies within its memory, copies to another GPU."""
 
 import time
 from collections import deque
@@ -8,12 +8,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
-# A burst is long beside a launch and short beside the stretches that are compared.
+# A burst must be much longer than a launch and much shorter than the stretches of time that are compared.
 BURST_MS = 20.0
 IN_FLIGHT = 6  # enough to read NVML meanwhile
 LEAST_SAMPLES = 20
 WARM_S = 0.3
-# A GPU that somebody else keeps busy needs longer for its samples, but not for ever.
+# How much longer to wait for the samples of a GPU that another process keeps busy.
 MOST_TIMES_LONGER = 10
 IDLE_S = 0.0005
 
@@ -21,7 +21,7 @@ Call = Callable[[], object]
 
 
 class Timed:
-    """A call that a GPU repeats in bursts; `samples_ms` has the time of a call for each burst that has ended."""
+    """A call that a GPU repeats in bursts; `samples_ms` has the time per call of each finished burst."""
 
     def __init__(self, device: torch.device, call: Call, warm_s: float = WARM_S) -> None:
         self.device, self._call = device, call
@@ -33,14 +33,14 @@ class Timed:
         self.samples_ms.clear()
 
     def go_on(self) -> None:
-        """Take the time of each burst that has ended, and queue another where the GPU would run out of work."""
+        """Record the time of each finished burst, and queue more so that the GPU does not run out of work."""
         while self._flying and self._flying[0][1].query():
             self._take()
         while len(self._flying) < IN_FLIGHT:
             self._queue()
 
     def finish(self) -> None:
-        """Wait for the bursts that are queued."""
+        """Wait for the queued bursts and record their times."""
         while self._flying:
             self._take()
 
@@ -62,7 +62,7 @@ class Timed:
 def keep_at_work(
     timed: Sequence[Timed], seconds: float, poll: Call = lambda: None, least_samples: int = LEAST_SAMPLES
 ) -> None:
-    """Have all GPUs repeat their calls for so long and until each has enough samples; call `poll` meanwhile."""
+    """Have all GPUs repeat their calls for `seconds` and until each has enough samples; call `poll` meanwhile."""
     started = time.perf_counter()
     while True:
         passed_s = time.perf_counter() - started
@@ -78,7 +78,7 @@ def keep_at_work(
 
 
 class Products:
-    """A product of two square fp16 matrices, of the same normal numbers on every GPU: zeros would draw less power."""
+    """A product of two square fp16 matrices of the same random numbers on every GPU; zeros would draw less power."""
 
     def __init__(self, device: torch.device, side: int) -> None:
         seeded = torch.Generator(device).manual_seed(0)
@@ -106,5 +106,5 @@ class Copies:
 
 
 def numbers(device: torch.device, size_bytes: int) -> Tensor:
-    """Return a tensor of so many bytes that are not all alike."""
+    """Return a tensor of this many bytes whose values differ."""
     return torch.arange(size_bytes // 4, dtype=torch.int32, device=device)

@@ -1,4 +1,4 @@
-"""Measure a cell of health: each GPU alone, each pair's link, all GPUs at once, with what NVML tells meanwhile."""
+"""Measure a health cell: each GPU alone, each pair's link, all GPUs at once, and NVML's readings meanwhile."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,17 +21,17 @@ Row = dict[str, Any]
 Made = Products | Copies
 
 POLL_S = 0.25
-# By then the GPUs have left their idle state.
+# Long enough for the GPUs to leave their idle state.
 LINK_WARM_S = 0.05
-# NVML tells the load of the last second at most: of the cell before this one, perhaps.
+# NVML reports the load of up to the last second, which may be that of the previous cell.
 IDLE_READINGS, IDLE_APART_S = 5, 0.4
-# Errors that are counted from the start of this measurement on.
+# Errors counted from the start of this measurement on.
 SINCE = ("nvlink_replays", "nvlink_recoveries", "nvlink_crc_errors")
 
 
 @dataclass
 class Card:
-    """One GPU: its name in rows, its device, NVML's view of it and what was read before anything ran."""
+    """One GPU: its columns in rows, its device, its NVML reader, and what was read before anything ran."""
 
     key: Row
     gpu: Gpu
@@ -43,7 +43,7 @@ class Card:
 def measure(_cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     """Return a row per GPU, one per GPU, work and load, and one per link and direction.
 
-    Raises Skipped where there is no GPU of NVIDIA's, for NVML tells the state of no other.
+    Raises Skipped without an NVIDIA GPU, because NVML reports the state of no others.
     """
     gpus = [gpu for gpu in visible_gpus() if gpu.handle is not None]
     if not gpus:
@@ -63,7 +63,7 @@ def _card(place: int, gpu: Gpu) -> Card:
 
 
 def _read_before(cards: Sequence[Card]) -> None:
-    """Read the counters, and the least load of two seconds: what is busy now, somebody else keeps busy."""
+    """Read the counters, and the least load of two seconds: a GPU that is busy now is used by another process."""
     loads: list[list[int]] = [[] for _ in cards]
     for _ in range(IDLE_READINGS):
         time.sleep(IDLE_APART_S)
@@ -81,12 +81,12 @@ def _rate(card: Card, work: str, settings: Settings) -> Row:
 
 
 def _at_once(cards: Sequence[Card], work: str, settings: Settings) -> list[Row]:
-    """Measure all GPUs at once; each of the works takes its share of the time."""
+    """Measure all GPUs at once; the works share the time equally."""
     return _rates(cards, work, LOADS[1], settings, settings.together_s / len(WORKS), _polling(cards))
 
 
 def _polling(cards: Sequence[Card]) -> Callable[[], None]:
-    """Return what reads these GPUs now and then; not at once, for a GPU takes a while to leave its idle state."""
+    """Return a function that reads these GPUs every POLL_S, but not at once: a GPU takes a while to leave idle."""
     polled_s = time.perf_counter()
 
     def poll() -> None:
@@ -113,7 +113,7 @@ def _rates(
 def _work(
     rows: Sequence[tuple[Card, Row]], work: str, settings: Settings, seconds: float, poll: Callable[[], None]
 ) -> None:
-    """Have these GPUs work at once, and complete their rows."""
+    """Run the work on these GPUs at the same time, and complete their rows."""
     at_work: list[tuple[Row, Made, Timed]] = []
     for card, row in rows:
         with _or_oom(row):
@@ -158,7 +158,7 @@ def _outcome(made: Made, timed: Timed) -> Row:
 
 @contextmanager
 def _or_oom(row: Row) -> Iterator[None]:
-    """Give a row whose tensors do not fit that outcome: somebody else may have the memory of one GPU."""
+    """Mark a row as out of memory if its tensors do not fit: another process may hold the memory of one GPU."""
     try:
         yield
     except RuntimeError as error:
@@ -168,7 +168,7 @@ def _or_oom(row: Row) -> Iterator[None]:
 
 
 def _gpu_row(card: Card) -> Row:
-    """Return what NVML says of a GPU now; of its links' errors only those since `before`."""
+    """Return NVML's readings of a GPU now; its link errors are counted since `before`."""
     after = card.reader.counters()
     grown = {
         name: None if after[name] is None or card.before[name] is None else after[name] - card.before[name]

@@ -1,13 +1,13 @@
-"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+"""Estimate a cell's time before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.stages.health.cell import Cell, Settings
 
-# The counters before, and the start of CUDA on a GPU; tensors and warm-up of each of its four works, of each link.
+# Reading the counters first; per GPU, starting CUDA; per work (four a GPU) and per link, tensors and warm-up.
 STARTING_S, GPU_S, WORK_S, LINK_S = 3.0, 0.5, 0.5, 0.1
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Return about how many seconds a cell takes: each GPU alone at two works, each pair twice, all at once."""
+    """Estimate the seconds that a cell takes: each GPU alone at two works, each pair both ways, all at once."""
     if not on_gpu:
         return 0.5
     gpus = cell.gpus

@@ -1,9 +1,9 @@
-"""Decide which of several alike GPUs or links is slow, at a known rate of false alarms.
+"""Decide which of several similar GPUs or links is slow, at a known rate of false alarms.
 
-The samples of each are cut into BLOCKS stretches of time. In each the GPU's median is held against the median of the
-others in the same stretch. If a GPU is really no more than MARGIN slower than they, it lies further below in a stretch
-with a chance of 1/2 at most, whatever the noise looks like: this is a sign test. Bonferroni's correction covers all
-tests of a run, so that at most FALSE_ALARMS of a sound machine's runs name anything, if stretches are independent.
+The samples of each are cut into BLOCKS stretches of time. In each stretch, the GPU's median is compared with the median
+of the others. If a GPU is really at most MARGIN slower than they are, it lies further below in a stretch with a
+probability of at most 1/2, whatever the noise looks like: this is a sign test. Bonferroni's correction covers all tests
+of a run, so at most a share of FALSE_ALARMS of a sound machine's runs name anything, if stretches are independent.
 """
 
 import statistics
@@ -21,20 +21,20 @@ FALSE_ALARMS = 0.01
 class Standing:
     """How one of several compares with the median of the others.
 
-    below_pct: by how much its median rate is lower, negative where it is higher. chance: of so many stretches below the
-    margin if it were not slower than that.
+    below_pct: by how much its median rate is lower, negative if it is higher. chance: the probability of this many
+    stretches below the margin if it were no slower than the margin.
     """
 
     below_pct: float
     chance: float
 
     def is_slow(self, tests: int) -> bool:
-        """Tell whether it is slower than the margin, as one of so many tests of a run."""
+        """Tell whether it is slower than the margin; tests: how many tests the run makes."""
         return self.below_pct > 100 * MARGIN and self.chance < FALSE_ALARMS / tests
 
 
 def standing(name: str, samples_ms: Mapping[str, Sequence[float]]) -> Standing | None:
-    """Compare one of several by the samples of each, in the order taken; None where it is the only one."""
+    """Compare one of several with the others by their samples, in the order taken; None if it is the only one."""
     others = [samples for other, samples in samples_ms.items() if other != name]
     if not others:
         return None

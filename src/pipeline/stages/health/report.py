@@ -1,4 +1,4 @@
-"""The health section: what each GPU and link does, and which of them stand out."""
+"""Build the health section: the rates and state of each GPU and link, and which of them stand out."""
 
 from collections.abc import Hashable, Iterator, Mapping
 from typing import Any
@@ -14,8 +14,8 @@ from pipeline.stages.health.rows import HARMLESS
 
 WORDS = Words(__file__)
 WITHOUT_TIMES = ("oom", "wrong")
-# What is read of each finding.
-READ = {
+# The column to show for each finding.
+FINDING_COLUMNS = {
     "ecc": "ecc_uncorrected",
     "row_remaps": "failed_row_remaps",
     "pcie": "pcie_width",
@@ -26,25 +26,25 @@ READ = {
 }
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the health stage."""
     uuids = rows["uuid"].astype("string").str.removeprefix("GPU-").str[:8].fillna("no UUID")
     rate = rows["tflops_per_s"].fillna(rows["gb_per_s"])
     rows = rows.assign(name=written(rows.assign(uuid=uuids), "{gpu_index:.0f} ({uuid})"), rate=rate)
     states, rates, links = (rows[rows["kind"] == kind] for kind in ("gpu", "rate", "link"))
     states = states[states["status"] == "ok"]
-    lines = [*_slow(pd.concat([rates, links])), *_found(states)]
-    out = pd.DataFrame(lines, columns=["name", "what", "here", "expected", "below_pct"])
-    slow = int(out["below_pct"].notna().sum())
+    lines = [*_slow(pd.concat([rates, links])), *_findings(states)]
+    outliers = pd.DataFrame(lines, columns=["name", "what", "here", "expected", "below_pct"])
+    slow = int(outliers["below_pct"].notna().sum())
     measured = {"gpus": len(states), "links": len(with_values(links))}
-    answer = WORDS.say("answer" if len(states) != 1 else "single", **measured, slow=slow, others=len(out) - slow)
+    answer = WORDS.say("answer" if len(states) != 1 else "single", **measured, slow=slow, others=len(outliers) - slow)
     sent = WORDS.table("links", links, "name peer_index gb_per_s:number", across="peer_index")
-    alarms = WORDS.table("standing_out", out, "name what here expected below_pct", all_rows=False)
+    alarms = WORDS.table("standing_out", outliers, "name what here expected below_pct", all_rows=False)
     return Section(answer, [_gpus(states, rates), sent], alarms=[alarms], trust=answer)
 
 
 def _slow(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield works and links that are slow, and those without times."""
+    """Yield a line for each work or link that is slow or has no times."""
     for row in rows.to_dict("records"):
         what = "link" if row["kind"] == "link" else f"{row['work']}_{row['load']}"
         if row["status"] in WITHOUT_TIMES:
@@ -55,12 +55,12 @@ def _slow(rows: pd.DataFrame) -> Iterator[dict[str, Any]]:
             yield _line(row, what, "slow", unit=unit, others=others) | {"below_pct": row["below_pct"]}
 
 
-def _found(states: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield what NVML told that is not as it should be."""
+def _findings(states: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield a line for each finding in NVML's readings."""
     for row in states.explode("findings").dropna(subset="findings").to_dict("records"):
-        read = row[READ[row["findings"]]]
-        told = ", ".join(sorted({*read} - {*HARMLESS})) if isinstance(read, list) else read
-        yield _line(row, row["findings"], row["findings"], read=told)
+        reading = row[FINDING_COLUMNS[row["findings"]]]
+        text = ", ".join(sorted({*reading} - {*HARMLESS})) if isinstance(reading, list) else reading
+        yield _line(row, row["findings"], row["findings"], read=text)
 
 
 def _line(row: Mapping[Hashable, Any], what: str, how: str, **values: Any) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def _line(row: Mapping[Hashable, Any], what: str, how: str, **values: Any) -> di
 
 
 def _gpus(states: pd.DataFrame, rates: pd.DataFrame) -> Table:
-    """Write a row per GPU: its rates alone and at once, and its state under load."""
+    """Tabulate each GPU's rates, alone and all at once, and its state under load."""
     by_gpu = rates.pivot_table("rate", "gpu_index", ["work", "load"], "first")
     found = states.join(by_gpu.set_axis(by_gpu.columns.map("_".join), axis="columns"), on="gpu_index")
     found = found.assign(all_errors=found["ecc_uncorrected"] + found["ecc_corrected"])

@@ -1,4 +1,4 @@
-"""What the health stage leaves: of each GPU what NVML tells, of each work and link its times, and who is slow."""
+"""Rows of the health stage: each GPU's NVML readings, the times of each work and link, and which are slow."""
 
 from dataclasses import dataclass
 from statistics import fmean
@@ -9,11 +9,11 @@ from pipeline.cells.timed_rows import TimedRow
 from pipeline.stages.health.cell import KINDS, LOADS, WORKS
 from pipeline.stages.health.outliers import Standing, standing
 
-# A GPU that waits, and one at its power limit, are as they should be.
+# Being idle, or at the power limit, is normal.
 HARMLESS = ("gpu_idle", "sw_power_cap")
 MOST_IDLE_PCT = 5
 FINDINGS = ("ecc", "row_remaps", "pcie", "nvlinks", "nvlink_recoveries", "throttled", "in_use")
-# A GPU's memory is read and written by a copy within it; a link is passed once.
+# A copy within a GPU reads and writes its memory; a copy over a link sends it once.
 PASSES = {"rate": 2, "link": 1}
 
 
@@ -21,31 +21,33 @@ PASSES = {"rate": 2, "link": 1}
 class OfGpu(Row):
     """Columns of all rows: the GPU, and what the row is about."""
 
-    kind: str = column("gpu: its state; rate: times of a work; link: times of copies to another", allowed=KINDS)
-    gpu_index: int = column("the driver's number of the GPU, of a link the one that sends", minimum=0)
+    kind: str = column(
+        "gpu: its state; rate: times of one kind of work; link: times of copies to another GPU", allowed=KINDS
+    )
+    gpu_index: int = column("the driver's number of the GPU; for a link, of the one that sends", minimum=0)
     uuid: str = column("its UUID")
     model: str = column("its model")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState(OfGpu):
-    """One GPU: errors, links, and its state while it worked; what NVML does not tell is empty, `absent` says why."""
+    """One GPU: errors, links, and its state under load; what NVML does not report is empty, `absent` says why."""
 
     KEYS = ("kind", "gpu_index")
 
-    utilization_before_pct: int | None = column("least load of two seconds before anything ran here", minimum=0)
+    utilization_before_pct: int | None = column("lowest load in the two seconds before anything ran here", minimum=0)
     ecc_corrected: int | None = column("memory errors corrected since the driver started", minimum=0)
     ecc_uncorrected: int | None = column("memory errors not corrected since the driver started", minimum=0)
-    ecc_corrected_ever: int | None = column("memory errors corrected in the card's life", minimum=0)
-    ecc_uncorrected_ever: int | None = column("memory errors not corrected in the card's life", minimum=0)
+    ecc_corrected_ever: int | None = column("memory errors corrected in the card's lifetime", minimum=0)
+    ecc_uncorrected_ever: int | None = column("memory errors not corrected in the card's lifetime", minimum=0)
     failed_row_remaps: int | None = column("1: a bad row of memory could not be replaced", minimum=0)
     max_pcie_generation: int | None = column("highest PCIe generation of card and slot", minimum=1)
-    max_pcie_width: int | None = column("most PCIe lanes", minimum=1)
+    max_pcie_width: int | None = column("most PCIe lanes of card and slot", minimum=1)
     nvlinks: int | None = column("NVLinks that the card has", minimum=0)
     nvlinks_up: int | None = column("NVLinks that are up", minimum=0)
-    nvlink_replays: int | None = column("transfers repeated meanwhile, over all links", minimum=0)
-    nvlink_recoveries: int | None = column("links that came back after a loss meanwhile", minimum=0)
-    nvlink_crc_errors: int | None = column("checksums found wrong meanwhile, over all links", minimum=0)
+    nvlink_replays: int | None = column("transfers repeated during the measurement, over all links", minimum=0)
+    nvlink_recoveries: int | None = column("link recoveries after a loss during the measurement", minimum=0)
+    nvlink_crc_errors: int | None = column("wrong checksums during the measurement, over all links", minimum=0)
     mean_sm_clock_mhz: float | None = derived("mean SM clock under load", minimum=0)
     mean_memory_clock_mhz: float | None = derived("mean memory clock under load", minimum=0)
     mean_power_w: float | None = derived("mean power under load", minimum=0)
@@ -53,18 +55,18 @@ class GpuState(OfGpu):
     pcie_generation: int | None = derived("highest PCIe generation seen under load", minimum=0)
     pcie_width: int | None = derived("most PCIe lanes seen under load", minimum=0)
     sm_clocks_mhz: list[float] | None = column("SM clock every quarter of a second under load", minimum=0)
-    memory_clocks_mhz: list[float] | None = column("memory clock, likewise", minimum=0)
-    powers_w: list[float] | None = column("power drawn, likewise", minimum=0)
-    temperatures_c: list[float] | None = column("temperature, likewise")
-    pcie_generations: list[int] | None = column("PCIe generation, likewise", minimum=0)
-    pcie_widths: list[int] | None = column("PCIe lanes, likewise", minimum=0)
+    memory_clocks_mhz: list[float] | None = column("memory clock at the same times", minimum=0)
+    powers_w: list[float] | None = column("power drawn at the same times", minimum=0)
+    temperatures_c: list[float] | None = column("temperature at the same times")
+    pcie_generations: list[int] | None = column("PCIe generation at the same times", minimum=0)
+    pcie_widths: list[int] | None = column("PCIe lanes at the same times", minimum=0)
     throttle_reasons: list[str] | None = column("what held the SM clock down under load")
-    absent: list[str] | None = column("what NVML does not tell of this card, and its reason")
-    findings: list[str] | None = derived("what is not as it should be", allowed=FINDINGS)
+    absent: list[str] | None = column("what NVML does not report for this card, and its reason")
+    findings: list[str] | None = derived("problems found", allowed=FINDINGS)
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Return means and extremes of what was read under load, and what stands out."""
+        """Return means and extremes of the readings under load, and the findings."""
         row = reading.row
         if row["status"] != "ok":
             return {}
@@ -84,9 +86,9 @@ def _of(summary: Any, values: list[float] | None) -> Any:
 
 
 def _findings(row: dict[str, Any], reading: Reading) -> list[str]:
-    """Return what is not as it should be; of what NVML does not tell, nothing."""
-    kin = [each for each in reading.rows if each["kind"] == "gpu" and each.get("model") == row["model"]]
-    most_up = max((each.get("nvlinks_up") or 0 for each in kin), default=0)
+    """Return the findings; a counter that NVML does not report counts as sound."""
+    same_model = [each for each in reading.rows if each["kind"] == "gpu" and each.get("model") == row["model"]]
+    most_up = max((each.get("nvlinks_up") or 0 for each in same_model), default=0)
     pcie = [(row.get(f"pcie_{what}"), row.get(f"max_pcie_{what}")) for what in ("generation", "width")]
     stands_out = {
         "ecc": bool(row.get("ecc_uncorrected")),
@@ -106,10 +108,14 @@ class Comparable(OfGpu, TimedRow):
 
     size: int = column("side of the matrices, or bytes of the tensor", minimum=1)
     calls: int = column("calls per sample; its time is divided by them", minimum=1)
-    gb_per_s: float | None = derived("bytes read and written, of a link sent, over the median time", positive=True)
+    gb_per_s: float | None = derived("bytes read and written, or sent over a link, over the median time", positive=True)
     below_pct: float | None = derived("how far its rate is below the median of the others; negative: above")
-    chance: float | None = derived("of samples as far below, were it at most 3% slower: a sign test", minimum=0)
-    verdict: str = derived("slow: over 3% below, at 1% of false alarms a run", allowed=("sound", "slow", "no other"))
+    chance: float | None = derived(
+        "probability of samples this far below if it were at most 3% slower (sign test)", minimum=0
+    )
+    verdict: str = derived(
+        "slow: over 3% below, with false alarms in at most 1% of runs", allowed=("sound", "slow", "no other")
+    )
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
@@ -126,14 +132,14 @@ class Comparable(OfGpu, TimedRow):
 
 
 def _standing(reading: Reading) -> Standing | None:
-    """Compare a row with those that differ in the GPU or the pair alone."""
-    alike = ("kind", "model", "work", "load", "path", "size")
-    kin = [
+    """Compare a row with those that differ only in the GPU or the pair of GPUs."""
+    shared_columns = ("kind", "model", "work", "load", "path", "size")
+    comparable = [
         each
         for each in reading.rows
-        if "samples_ms" in each and all(each.get(name) == reading.row.get(name) for name in alike)
+        if "samples_ms" in each and all(each.get(name) == reading.row.get(name) for name in shared_columns)
     ]
-    return standing(_name(reading.row), {_name(each): each["samples_ms"] for each in kin})
+    return standing(_name(reading.row), {_name(each): each["samples_ms"] for each in comparable})
 
 
 def _name(row: Any) -> str:
@@ -142,13 +148,13 @@ def _name(row: Any) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate(Comparable):
-    """One GPU at one work, alone or while all work."""
+    """One GPU at one kind of work, alone or while all GPUs work."""
 
     KEYS = ("kind", "gpu_index", "work", "load")
 
     work: str = column("matmul: a product of two fp16 matrices; copy: within the GPU's memory", allowed=WORKS)
-    load: str = column("alone, or together: all GPUs at the same work", allowed=LOADS)
-    tflops_per_s: float | None = derived("10^12 multiplications and additions a second", positive=True)
+    load: str = column("alone; together: all GPUs do the same work at once", allowed=LOADS)
+    tflops_per_s: float | None = derived("10^12 multiplications and additions per second", positive=True)
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
@@ -165,7 +171,7 @@ class Link(Comparable):
     KEYS = ("kind", "gpu_index", "peer_index")
 
     peer_index: int = column("the GPU that receives", minimum=0)
-    path: str = column("how the two reach each other")
+    path: str = column("how the two GPUs are connected")
     is_direct: bool = column("whether one can read the other's memory; else copies pass through the host")
 
 

@@ -9,14 +9,14 @@ from pipeline.formulas.sizes import SIZES
 
 SPLIT_AXIS = "size"
 READS = ("ceilings",)
-# Cells with other combinations have rows of the same steps.
+# Cells with other combinations may have rows of the same steps.
 CHOOSES_ROWS = ("combinations",)
-# In the order in which names join them.
+# In the order in which they appear in combined names.
 LEVERS = (
     *("fused", "muon", "flash", "sdpa", "blocks", "compile", "fp8", "fp8_rowwise", "graph"),
     *("bf16_moments", "bf16_weights", "checkpointing"),
 )
-# Pairs that one step cannot have, and why.
+# Pairs that cannot be combined in one step, and why.
 EXCLUSIVE = {
     ("flash", "sdpa"): "both are attention",
     ("blocks", "compile"): "both stand for a block's operations",
@@ -26,19 +26,19 @@ EXCLUSIVE = {
     ("muon", "bf16_moments"): "both are the optimizer",
     ("bf16_moments", "bf16_weights"): "with weights in bf16 moments are in bf16 too",
 }
-# Without torch.compile every cast to fp8 is a kernel of its own, which costs more than the products gain.
+# Without torch.compile, every cast to fp8 is a separate kernel, which costs more than the products gain.
 OF_COMPILED = ("fp8", "fp8_rowwise")
-# Their products are in fewer bits than fp32's, whichever precision the step is given: in fp32 they are not measured.
+# Their products use fewer bits than fp32 whatever the step's precision, so they are not measured in fp32.
 OF_FEWER_BITS = ("fp8", "fp8_rowwise", "bf16_weights")
-# What a few steps say little of: how they train in the long run.
+# A few steps say little about how these train in the long run.
 UNPROVEN = ("muon", "fp8", "fp8_rowwise", "bf16_moments", "bf16_weights")
-# Peers that are packages of their own (pipeline.peers): another version makes a cell stale.
+# Peers from separate packages (pipeline.peers): another version makes a cell stale.
 PACKAGES = ("torchao",)
 # The step without levers, first and once more at the end.
 EAGER, EAGER_AGAIN = "eager", "eager_again"
 # Computes the same as the eager step, in less memory.
 CHECKPOINTED = "checkpointing"
-# Each lever alone, both kinds of attention on top of one, and a ladder in which one more joins at a time.
+# Each lever alone, both kinds of attention on top of `fused`, and a ladder that adds one lever at a time.
 LADDER = ("fused", "sdpa", "compile", "graph", "bf16_weights", "checkpointing")
 ALL = "all"
 OF_ALL = (
@@ -51,7 +51,7 @@ OF_ALL = (
 
 
 def names(levers: str) -> list[str]:
-    """Return the levers of a combination by name: none of the eager step."""
+    """Return the names of the levers in a combination; [] for the eager step."""
     return [] if levers in (EAGER, EAGER_AGAIN) else levers.split("+")
 
 
@@ -79,7 +79,7 @@ class Cell:
     repeat: int = axis(1, minimum=1)
 
     def __post_init__(self) -> None:
-        """Raise UserError, one line, for levers that are unknown, out of order or given twice."""
+        """Raise UserError, one line, for levers that are unknown, out of order, given twice or cannot be combined."""
         for levers in self._asked:
             why = _why_no_combination(levers, self.precision)
             if why is not None or self._asked.count(levers) > 1:
@@ -96,7 +96,7 @@ class Cell:
 
     @property
     def turns(self) -> list[str]:
-        """What is measured, in turn: the eager step first and last."""
+        """The combinations to measure, in order: the eager step comes first and last."""
         return [EAGER, *self._asked, EAGER_AGAIN]
 
     def row_keys(self) -> list[dict[str, str]]:
@@ -105,12 +105,12 @@ class Cell:
 
 
 def _of_fewer_bits(levers: str, precision: str) -> list[str]:
-    """Return the levers of a combination that a precision does not have."""
+    """Return the levers of a combination that are not measured in this precision."""
     return [name for name in names(levers) if precision == "fp32" and name in OF_FEWER_BITS]
 
 
 def _why_no_combination(levers: str, precision: str) -> str | None:
-    """Say why levers are no combination, empty where they are unknown or out of order; None where they are one."""
+    """Say why levers cannot be combined, empty if they are unknown or out of order; None if they can."""
     found = levers.split("+")
     if found != [name for name in LEVERS if name in found]:
         return ""

@@ -1,4 +1,4 @@
-"""Measure a cell of levers: each is built, its first losses are held against the eager model's, and steps are timed."""
+"""Measure a levers cell: build each combination, check its first losses against the eager model's, time its steps."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -29,22 +29,22 @@ from pipeline.stages.levers.cell import CHECKPOINTED, EAGER, EAGER_AGAIN, Cell, 
 from pipeline.ways.ranks import ENDS, outcome
 
 Row = dict[str, Any]
-# Of the first step and of the last one that is checked.
+# The losses of the first step and of the last checked step.
 Losses = tuple[float, float]
-# Their updates are others than AdamW's in fp32: the loss after some steps is another, too.
+# Their updates differ from AdamW's in fp32, so the loss after some steps differs too.
 OTHER_UPDATES = {"bf16_weights", "muon"}
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 RECIPES = {"fp8": "tensorwise", "fp8_rowwise": "rowwise"}
-# Energy is then known to 2%.
+# Long enough to measure energy to 2%.
 ENERGY_S = 2 * LEAST_ENERGY_S
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return a row for each combination; one that is out of memory, or lacks something here, costs its own row.
+    """Return a row for each combination; one that is out of memory, or lacks something here, loses only its own row.
 
-    Each has a process of its own, for compiled code, a graph's memory and an attached profiler would stay in one. Their
-    losses are held to the eager step's; where that is out of memory, to those of the step with checkpoints, which
-    computes the same; without both nothing can be checked. What else keeps these from running passes through.
+    Each runs in its own process, because compiled code, a graph's memory and an attached profiler would stay behind.
+    Losses are compared with the eager step's; if that is out of memory, with those of the step with checkpoints, which
+    computes the same. Without either, nothing can be checked. Any other error of these two steps passes through.
     """
     with stopwatch.measuring():
         found = _to_hold_to(cell, settings)
@@ -56,7 +56,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 
 def _to_hold_to(cell: Cell, settings: Settings) -> dict[str, Row]:
-    """Return the row of the eager step; where it is out of memory, last that of the step with checkpoints."""
+    """Return the row of the eager step; if it is out of memory, also that of the step with checkpoints, as the last."""
     found: dict[str, Row] = {}
     for levers in (EAGER, CHECKPOINTED):
         try:
@@ -88,9 +88,9 @@ def _in_a_process(levers: str, cell: Cell, settings: Settings, eager: Losses | N
 
 
 def measure_turn(context: RankContext, levers: str, cell: Cell, settings: Settings, eager: Losses | None) -> Row:
-    """Check and time one combination; eager: the losses of the eager step, None where it is this.
+    """Check and time one combination; eager: the losses to compare with, None for the step that provides them.
 
-    Raises Skipped where this machine lacks what a lever takes.
+    Raises Skipped if this machine lacks what a lever needs.
     """
     device = context.device
     _require(levers, device)
@@ -99,7 +99,7 @@ def measure_turn(context: RankContext, levers: str, cell: Cell, settings: Settin
     first_step_ms = time_call_ms(lambda: losses.append(step.run()), device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    # After the first step, which compiles and takes more than one core.
+    # Pinned only after the first step, which compiles and uses more than one core.
     with pinned(device) as core, _run(step, levers, device) as (run, steps_done):
         found = float(losses[0]), _loss_after(run, settings.checked_steps - 1 - steps_done)
         checked = dict(zip(("first_loss", "loss"), map(_finite, found), strict=True))
@@ -168,7 +168,7 @@ def _loss_after(run: Callable[[], Tensor], steps: int) -> float:
 
 @contextmanager
 def _run(step: TrainingStep, levers: str, device: torch.device) -> Iterator[tuple[Callable[[], Tensor], int]]:
-    """Yield what runs a step, and how many steps preparing it has run."""
+    """Yield a function that runs a step, and how many steps its preparation ran."""
     if "graph" not in names(levers):
         yield step.run, 0
         return
@@ -187,15 +187,15 @@ def _number(loss: float | None) -> float:
 
 
 def _why_wrong(losses: Losses, eager: Losses, levers: str, settings: Settings) -> str:
-    """Say how the first or the last loss differs from the eager one by more than allowed; empty where neither does.
+    """Say how the first or the last loss differs from the eager one by more than allowed; empty if neither does.
 
-    Other updates than AdamW's are held to the first loss alone, for the last tells how they differ: weights in bf16
-    round small ones away. Muon's must lower it.
+    With OTHER_UPDATES only the first loss is checked, because the last shows how they differ: weights in bf16 round
+    small updates away. Muon must lower the loss.
     """
     steps = (1,) if OTHER_UPDATES & {*names(levers)} else (1, settings.checked_steps)
     allowed = settings.first_loss_tolerance * eager[0], settings.loss_tolerance * abs(eager[0] - eager[1])
     for number, loss, other, most in zip(steps, losses, eager, allowed, strict=False):
-        if not abs(loss - other) <= most:  # also for what is not finite
+        if not abs(loss - other) <= most:  # so that NaN is wrong too
             return f"loss {loss:.5g} in step {number}, {other:.5g} of the eager model"
     if "muon" in names(levers) and not losses[1] < losses[0]:
         return f"loss {losses[1]:.5g} in step {settings.checked_steps}, {losses[0]:.5g} in the first"
@@ -203,7 +203,7 @@ def _why_wrong(losses: Losses, eager: Losses, levers: str, settings: Settings) -
 
 
 def _timed_columns(run: Callable[[], Tensor], cell: Cell, settings: Settings, device: torch.device) -> Row:
-    """Time whole steps, which the checked ones have warmed up; then ask what the GPU did, and for how much energy."""
+    """Time whole steps, warmed up by the checked ones, and their energy; then profile how busy the GPU is."""
     sampling = time_phases({"step": run}, device, 0, _rule(settings, device))
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
     busy = profile_gpu_busy(run, device)
@@ -218,6 +218,6 @@ def _timed_columns(run: Callable[[], Tensor], cell: Cell, settings: Settings, de
 
 
 def _rule(settings: Settings, device: torch.device) -> StopRule:
-    """Return the stop rule; on a GPU it takes steps enough to read their energy, if that many are allowed."""
+    """Return the stop rule; on a GPU it takes enough steps to read their energy, if that many are allowed."""
     least_s = ENERGY_S if device.type == "cuda" else 0.0
     return StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s, least_s)

@@ -1,4 +1,4 @@
-"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+"""Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.formulas.flops import train_step_flops
 from pipeline.formulas.parameters import parameter_count
@@ -7,13 +7,13 @@ from pipeline.formulas.training_state import training_state
 from pipeline.stages.levers.cell import Cell, Settings, names
 
 COMPILING_S = 15.0
-# The FLOP/s that a step as written reaches, about. A CPU without bf16 instructions multiplies bf16 in a plain loop.
+# Approximate FLOP/s of a step as written. A CPU without bf16 instructions multiplies bf16 in a plain loop.
 GPU_RATES, CPU_RATES = {"fp32": 4.5e13, "bf16": 2e14}, {"fp32": 5e10, "bf16": 3e9}
 GPU_ONLY = {"flash", "fp8", "fp8_rowwise", "graph"}
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Return about how many seconds a cell takes: checked and timed steps of each of its turns."""
+    """Estimate the seconds that a cell takes: checked and timed steps of each of its turns."""
     step_flops = train_step_flops(SIZES[cell.size], settings.vocab_size, settings.batch_size, cell.context_length)
     step_s = step_flops / (GPU_RATES if on_gpu else CPU_RATES)[cell.precision]
     turn_s = 2 + settings.checked_steps * step_s + max(settings.budget_s, settings.steps * step_s)
@@ -23,5 +23,5 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU: the training state of the eager model."""
+    """Return the least memory that a cell needs on a CPU: the training state of the eager model."""
     return training_state(parameter_count(SIZES[cell.size], settings.vocab_size)).total_bytes

@@ -1,4 +1,4 @@
-"""The levers section, and the page's first screen: each model as written and tuned."""
+"""Build the levers section, and the page's first screen: each model as written and tuned."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Chart, Limit
 from pipeline.report.formats import data_size, written
-from pipeline.report.frame import alike, having, in_order, with_values
+from pipeline.report.frame import having, in_order, matching, with_values
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Change, FirstScreen, Section
 from pipeline.report.table import NOTHING, OUTCOME_WORDS, Table
@@ -42,7 +42,7 @@ NAMES = {
 }
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the levers stage, with the first screen."""
     parameters = pd.Series([*map(parameter_count, rows["size"].map(SIZES), rows["setting_vocab_size"])], rows.index)
     counts = parameters.map(data_size)
@@ -53,28 +53,28 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         where=written(rows, WHERE),
         is_alone=rows["levers"].isin(LEVERS),
         is_tuned=[_is_tuning(levers) for levers in rows["levers"]],
-        predicted=predicted_ratios(rows, beside["ceilings"]) if "ceilings" in beside else None,
+        predicted=predicted_ratios(rows, other_stages["ceilings"]) if "ceilings" in other_stages else None,
     ).sort_values("parameters", kind="stable", ignore_index=True)
     rows = _unstable_where_it_drifts(rows)
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
     tuned = _fastest(duel[duel["is_tuned"]])
     precision = _main_precision(duel if len(duel) else rows)
-    # The model with the most decided comparisons with the step as written, of several the largest.
-    counts = (alike(each, precision) for each in (duel[duel["verdict"] != UNDECIDED], duel, with_values(rows)))
+    # The model with the most decided comparisons with the step as written; on a tie, the largest.
+    counts = (matching(each, precision) for each in (duel[duel["verdict"] != UNDECIDED], duel, with_values(rows)))
     counted = next(each for each in counts if len(each))
-    _, *most_told = counted.groupby(["parameters", *ON]).size()[::-1].idxmax()
-    here = dict(zip(ON, most_told, strict=True))
-    duel_here, tuned_here = alike(duel, here), alike(tuned, here)
+    _, *most_compared = counted.groupby(["parameters", *ON]).size()[::-1].idxmax()
+    here = dict(zip(ON, most_compared, strict=True))
+    duel_here, tuned_here = matching(duel, here), matching(tuned, here)
     return Section(
-        _answer(duel_here, tuned_here, alike(rows, here)),
-        [_gains(alike(duel, precision), tuned), _ladder(alike(rows, here), duel_here, tuned_here)],
+        _answer(duel_here, tuned_here, matching(rows, here)),
+        [_gains(matching(duel, precision), tuned), _ladder(matching(rows, here), duel_here, tuned_here)],
         _changes(duel_here, tuned_here),
         _first_screen(rows, precision),
     )
 
 
 def _unstable_where_it_drifts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mark a step as written as unstable where it takes another time once more, by more than its cell allows."""
+    """Mark a step as written as unstable if its second measurement differs by more than its cell allows."""
     both = with_values(rows[rows["levers"].isin([EAGER, EAGER_AGAIN])])
     times = both.groupby(ON)["median_ms"]
     drifts = times.transform("max") > times.transform("min") * (1 + both["setting_unstable_rel_error"])
@@ -86,7 +86,7 @@ def _fastest(steps: pd.DataFrame) -> pd.DataFrame:
 
 
 def _main_precision(rows: pd.DataFrame) -> dict[str, str]:
-    """Choose the precision that the section tells of: that in which most models have steps, of several bf16."""
+    """Choose the precision to report: the one in which most models have steps; on a tie, bf16."""
     models = with_values(rows).groupby("precision")["size"].nunique()
     return {"precision": min(models[models == models.max()].index)}
 
@@ -97,12 +97,12 @@ def _in_words(levers: str) -> str:
 
 
 def _is_tuning(levers: str) -> bool:
-    """Tell whether a combination tunes a step: it does not change what is trained, or only make room."""
+    """Tell whether a combination tunes a step: it neither changes the training nor saves memory by checkpoints."""
     return bool(names(levers)) and not {*names(levers)} & {*UNPROVEN, "checkpointing"}
 
 
 def _answer(duel: pd.DataFrame, tuned: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """Tell of the fastest tuned step; rows: of this model, for where its step as written has no time."""
+    """Describe the fastest tuned step; rows: all of this model, used if its step as written has no time."""
     if tuned.empty:
         alone = _fastest(with_values(rows[rows["is_tuned"]]))
         return WORDS.say("nothing_tuned") if alone.empty else WORDS.say("tuned_alone", best=alone.iloc[0])
@@ -114,7 +114,7 @@ def _answer(duel: pd.DataFrame, tuned: pd.DataFrame, rows: pd.DataFrame) -> str:
 
 
 def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
-    """Draw each lever alone and what tunes fastest, of the models that have more than this."""
+    """Plot each lever alone and the fastest tuned combination, for models with more than one of these."""
     shown = duel[duel["is_alone"] | duel.index.isin(tuned.index)]
     shown = shown[shown.groupby("size")["levers"].transform("nunique") > 1]
     shown = in_order(shaded(shown), ["levers"], {"levers": LEVERS})
@@ -125,24 +125,24 @@ def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
 
 
 def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Table:
-    """Write the step as written, each lever alone, the fastest that trains the same, the fastest, and fp8."""
+    """Tabulate the step as written, each lever alone, the fastest that trains the same, the fastest of all, and fp8."""
     timed = with_values(rows)
     named = [EAGER, EAGER_AGAIN, *timed.nsmallest(1, "median_ms")["levers"], *tuned["levers"]]
-    is_told = rows["is_alone"] | rows["levers"].isin([*named, *timed.dropna(subset="predicted")["levers"]])
-    told = rows[is_told].join(duel.set_index("levers")[[*COLUMNS]], on="levers")
-    by_formula = " " + WORDS.say("by_formula") if told["predicted"].notna().any() else ""
-    shown = "name median_ms gain verdict gpu_idle_pct launches peak_bytes:gb mfu_pct loss predicted:times"
+    is_shown = rows["is_alone"] | rows["levers"].isin([*named, *timed.dropna(subset="predicted")["levers"]])
+    ladder = rows[is_shown].join(duel.set_index("levers")[[*COLUMNS]], on="levers")
+    by_formula = " " + WORDS.say("by_formula") if ladder["predicted"].notna().any() else ""
+    columns = "name median_ms gain verdict gpu_idle_pct launches peak_bytes:gb mfu_pct loss predicted:times"
     gpus = rows["cards"].str.findall(r"\b[0-9a-f]{8}\b").explode().nunique()
     ran_on = f"; {WORDS.say('ran_on', gpus=gpus)}" if gpus else ""
-    repeats = int(told["repeats"].max())
-    more = " " + WORDS.say("more", n=len(rows) - len(told)) if len(told) < len(rows) else ""
+    repeats = int(ladder["repeats"].max())
+    more = " " + WORDS.say("more", n=len(rows) - len(ladder)) if len(ladder) < len(rows) else ""
     return WORDS.table(
-        "ladder", told, shown, only_filled=True, by_formula=by_formula, ran_on=ran_on, repeats=repeats, more=more
+        "ladder", ladder, columns, only_filled=True, by_formula=by_formula, ran_on=ran_on, repeats=repeats, more=more
     )
 
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
-    """Return the fastest tuned combination, the fastest of all, each lever alone; of SDPA and ours the faster one."""
+    """Return the fastest tuned combination, the fastest of all, each lever alone; only the faster of SDPA and ours."""
     ratios = duel.set_index("levers")["ratio"]
     is_ours_faster = ratios.get("flash", 0.0) > LEAST_DIFFERENCE * ratios.get("sdpa", 0.0)
     alone = duel[duel["is_alone"] & (duel["levers"] != ("sdpa" if is_ours_faster else "flash"))]
@@ -151,7 +151,7 @@ def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
     return [
         Change.between(
             row["name"] + (" (changes training)" if {*names(row["levers"])} & {*UNPROVEN} else ""),
-            # Another host changes what rests on a step that waits for it.
+            # With another host, the gain differs if a step waits for the host.
             row["where"] + (", limited by the host" if "host" in (row["limited_by"], row["limited_by_peer"]) else ""),
             peer_of(row),
             row,
@@ -161,13 +161,13 @@ def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
 
 
 def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScreen | None:
-    """Put each model's step as written beside its fastest tuned one, also where one of them is out of memory.
+    """Compare each model's step as written with its fastest tuned one, even if one of them is out of memory.
 
-    None where there is no such model. precision: of the steps that are shown, for they share a peak. The summary has
-    all.
+    Returns None if there is no such model. precision: that of the steps to show, so that they share a peak; the summary
+    has all.
     """
     is_plain = rows["levers"] == EAGER
-    # Cells with other combinations have the same step.
+    # Cells with other combinations repeat the same step.
     plain = pd.concat([with_values(rows[is_plain]), rows[is_plain]]).drop_duplicates(ON).sort_index()
     timed = with_values(beside(rows, ON, is_plain))
     tuned = _fastest(timed[timed["is_tuned"]])
@@ -180,8 +180,8 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
         energy=_from_to(both, f"{{{{{ENERGY}{{0}}:number}}}}"),
     )
     summary = [_summary(row) for _, row in both.iterrows()]
-    bars, both = pd.concat([plain.merge(both[ON], on=ON), tuned]), alike(both, precision)
-    bars = alike(bars, precision).assign(kind=lambda steps: np.where(steps["is_tuned"], "tuned", "as written"))
+    bars, both = pd.concat([plain.merge(both[ON], on=ON), tuned]), matching(both, precision)
+    bars = matching(bars, precision).assign(kind=lambda steps: np.where(steps["is_tuned"], "tuned", "as written"))
     if both.empty:
         return None
     ways = both["name_tuned"].dropna().unique()
@@ -195,10 +195,10 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
 
 
 def _from_to(both: pd.DataFrame, template: str) -> list[Markdown | None]:
-    """Fill a template for the step as written and tuned: `24% → 47%`; of a step without values its outcome."""
+    """Fill a template for the step as written and tuned: `24% → 47%`; a step without values shows its outcome."""
     plain, tuned = (written(both, template.format(side)) for side in ("", "_tuned"))
     outcomes = both["status"].map(OUTCOME_WORDS).fillna(NOTHING)
-    # Markdown: `~` is a mark, not text that would be escaped.
+    # Markdown, so that the mark `~` is not escaped like text.
     sides = zip(plain, tuned, outcomes, strict=True)
     return [
         Markdown(f"{before or outcome}\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}{after}") if after else None
@@ -207,10 +207,10 @@ def _from_to(both: pd.DataFrame, template: str) -> list[Markdown | None]:
 
 
 def _line(both: pd.DataFrame) -> str:
-    """Say what the largest model reaches whose two steps are stable and not limited by the host.
+    """Write the headline for the largest model that is surely faster when tuned, with steps the host does not limit.
 
-    Also if it fits into memory only when tuned; then of the largest of the others too. Without one, tell of the largest
-    that has both steps, else of the largest that has one.
+    A model that fits into memory only when tuned counts too; then the largest of the others is added. Without any, use
+    the largest model that has both steps, else the largest that has one.
     """
     by_gpu = both[~both[["limited_by", "limited_by_tuned"]].eq("host").any(axis=1)]
     is_sure, only_tuned = by_gpu["verdict"] == FASTER, by_gpu["status"].eq("oom") & by_gpu["status_tuned"].eq("ok")
@@ -218,13 +218,13 @@ def _line(both: pd.DataFrame) -> str:
     if largest["status"].eq("oom").any():
         line = WORDS.say("tuned_line", step=largest.iloc[0], outcome=OUTCOME_WORDS["oom"])
         return line if sure.empty else line + " " + WORDS.say("fits", step=sure.iloc[-1])
-    told = {
+    candidates = {
         "line": sure,
         "unsure_line": having(both, "verdict"),
         "tuned_line": having(both, "median_ms_tuned"),
         "plain_line": both,
     }
-    name, steps = next((name, steps) for name, steps in told.items() if len(steps))
+    name, steps = next((name, steps) for name, steps in candidates.items() if len(steps))
     return WORDS.say(name, step=steps.iloc[-1], outcome=OUTCOME_WORDS.get(steps.iloc[-1]["status"], ""))
 
 

@@ -1,4 +1,4 @@
-"""What fp8 products can gain a step at most, by the ceilings of products measured on this machine."""
+"""Predict the most that fp8 products can gain a step, from the product rates measured on this machine."""
 
 import pandas as pd
 
@@ -8,15 +8,15 @@ from pipeline.report.frame import with_values
 from pipeline.stages.levers.cell import EAGER, OF_COMPILED, names
 
 STEP = ["size", "context_length", "precision"]
-# Of the products, without the lever and with it.
+# Dtypes of the products without and with the lever.
 BF16, FP8 = "bf16", "fp8"
 
 
 def predicted_ratios(rows: pd.DataFrame, ceilings: pd.DataFrame) -> pd.Series:
     """Return how many times as fast as written each step with fp8 products can be; NaN for other steps.
 
-    The same step without fp8 beside the one as written, times what its products gain by formula where they run at the
-    rate of the fastest product in fp8 in place of that in bf16. NaN where one of these was not measured.
+    This is the speedup of the same step without fp8, times the gain by formula if its products ran at the rate of the
+    fastest fp8 product instead of the fastest bf16 one. NaN if one of these was not measured.
     """
     ratios = pd.Series(float("nan"), rows.index)
     rates = ceilings.dropna(subset=["dtype", "tflops_per_s"]).groupby("dtype")["tflops_per_s"].max()

@@ -1,4 +1,4 @@
-"""Classify each allocation: by the tensor that it holds, else by the phase that made it and its lifetime.
+"""Classify each allocation by the tensor it holds, else by the phase that made it and its lifetime.
 
 The first rule that applies:
 
@@ -7,7 +7,7 @@ The first rule that applies:
    forward phase ends (so not a library's workspace); or made in a backward phase by the code of the model's forward
    pass (so recomputed).
 3. temporaries: released before recording ends.
-4. other: everything else: the batch, the tables of the rotations, libraries' workspaces.
+4. other: everything else, such as the batch, rotary tables and libraries' workspaces.
 """
 
 from bisect import bisect_right
@@ -21,7 +21,7 @@ FORWARD_CODE = Path(transformer.__file__)
 
 
 def classify(allocations: list[Allocation], recording: Recording) -> dict[Allocation, str]:
-    """Name the category of each allocation."""
+    """Return the category of each allocation."""
     owned = _owned(allocations, recording)
     spans = phase_spans(recording)
     begins = [begin for _, begin, _ in spans]

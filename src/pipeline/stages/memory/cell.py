@@ -32,12 +32,12 @@ class Cell:
 
     @property
     def model_size(self) -> ModelSize:
-        """The size of the model, with as many blocks as the cell asks for."""
+        """The model's size, with `num_layers` blocks if the cell sets that."""
         size = SIZES[self.size]
         return replace(size, num_layers=self.num_layers or size.num_layers)
 
     def workload(self, vocab_size: int, batch_size: int, device_type: str) -> Workload:
-        """Return everything that the formulas of memory take."""
+        """Return the input of the memory formulas."""
         return Workload(
             self.model_size,
             vocab_size,

@@ -1,4 +1,4 @@
-"""Measure a memory cell: record building the model and two steps, replay the recording, then time a few more steps."""
+"""Measure a memory cell: record how a model is built and takes two steps, replay that, then time a few more steps."""
 
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -21,7 +21,7 @@ from pipeline.stages.memory.recorded_rows import recording_rows
 
 Row = dict[str, Any]
 
-# AdamW creates its moments at the end of the first step: the second step is like all later ones.
+# AdamW creates its moments at the end of the first step, so only the second one is like all later steps.
 RECORDED_STEPS = 2
 
 
@@ -36,7 +36,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Pat
         torch.cuda.reset_peak_memory_stats(device)
     with stopwatch.measuring(), record_memory(device, files_dir / "snapshot.pickle") as recorder:
         step = _record_steps(recorder, cell, settings, device)
-    # Read before steps are timed, because these count in the allocator's peaks.
+    # Read before steps are timed: they would count in the allocator's peaks.
     allocator = _allocator_rows(device)
     rows = [*recording_rows(recorder.read()), *allocator]
     if cell.mode == "train_step":
@@ -96,7 +96,7 @@ def _record_training_step(recorder: Recorder, step: TrainingStep) -> None:
 
 
 def _optimizer_state(step: TrainingStep) -> Iterator[torch.Tensor]:
-    """Yield the moments, without step counters that live on the host beside parameters on a GPU."""
+    """Yield the optimizer state on the model's device: with a GPU, AdamW's step counters stay on the host."""
     for state in step.optimizer.state.values():
         yield from (tensor for tensor in state.values() if tensor.device == step.tokens.device)
 
@@ -127,9 +127,9 @@ def _time_row(step: TrainingStep, settings: Settings, device: torch.device) -> R
 
 
 def block_rows(step: TrainingStep, d_model: int) -> list[Row]:
-    """Run forward and backward of the first block alone; return what it saves, largest first, and its gradients.
+    """Run the first block alone, forward and backward; return a row of totals and one per saved tensor, largest first.
 
-    The model's gradients are dropped before and after.
+    Drops the model's gradients before and after.
     """
     step.discard()
     block = step.model.get_submodule("layers.0")

@@ -51,7 +51,7 @@ def recording_rows(recording: Recording) -> list[Row]:
 
 
 def _numbered_phases(recording: Recording) -> list[Phase]:
-    """Return the phases, each with the number of its step; step 0 is before the first forward phase."""
+    """Return all phases but `end`, each with its step's number; step 0 comes before the first forward phase."""
     phases, step = [], 0
     for name, begin, end in phase_spans(recording):
         step += name == "forward"
@@ -92,7 +92,7 @@ def _timeline_rows(phases: list[Phase], active: Timeline) -> list[Row]:
 def _largest_rows(
     allocations: list[Allocation], categories: dict[Allocation, str], begin: int, event_count: int
 ) -> list[Row]:
-    """Group equal allocations by one line of code, of the last step or alive after it; return the largest."""
+    """Group equal allocations by line of code, if made in the last step or alive after it; return the largest."""
     groups = Counter(
         (allocation.size_bytes, categories[allocation], *_location(allocation.frames))
         for allocation in allocations
@@ -108,7 +108,7 @@ def _largest_rows(
 
 @cache
 def _location(frames: tuple[Frame, ...]) -> tuple[str, str]:
-    """Return the line of our code that allocated, with its caller, and the line's text."""
+    """Return the line of our code that made an allocation, with its caller, and the line's source text."""
     ours = [frame for subject in SUBJECTS for frame in frames_within(frames, PACKAGE / subject)]
     ours.sort(key=frames.index)
     if not ours:
@@ -122,7 +122,7 @@ def _readable(frame: Frame) -> str:
 
 
 def _residual_row(allocations: list[Allocation], begin: int, end: int) -> Row:
-    """Find the residual sums that blocks make in a forward pass, two per block."""
+    """Return size and count of the residual sums that blocks make in a forward pass, two per block."""
     sums = [
         allocation.size_bytes
         for allocation in allocations
@@ -132,7 +132,7 @@ def _residual_row(allocations: list[Allocation], begin: int, end: int) -> Row:
 
 
 def _is_made_in(allocation: Allocation, code: CodeType) -> bool:
-    """Tell whether the allocation's innermost frame is a line of this function."""
+    """Return whether the allocation's innermost frame is a line of this function."""
     if not allocation.frames:
         return False
     frame = allocation.frames[0]

@@ -1,4 +1,4 @@
-"""The memory section: what a peak is made of, how it comes about, and what attention and checkpoints make of it."""
+"""The memory section: what a peak consists of, how it builds up, and how attention and checkpoints change it."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from pipeline.formulas.checkpointing import blocks_run_again, reruns
 from pipeline.formulas.peak_memory import CATEGORIES
 from pipeline.report.chart import Chart
 from pipeline.report.formats import data_size, written
-from pipeline.report.frame import alike, having, in_order, with_values
+from pipeline.report.frame import having, in_order, matching, with_values
 from pipeline.report.section import Change, Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -20,58 +20,58 @@ WORDS = Words(__file__)
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
 PLAIN = {"attention": "eager", "checkpoint_every": 0, "num_layers": 0}
 MOST_ALLOCATIONS = 4
-LEAST_SHARE = 0.1  # of a peak, to be named in its sentence
+LEAST_SHARE = 0.1  # of a peak: the answer leaves out smaller kinds
 BLOCK_SUMS = {"saved": "all that it saves", "gradients": "its gradients", "input_gradient": "gradient of its input"}
 
 
 def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the memory stage."""
     rows = in_words(rows)
-    every = highest(rows)
-    found = with_values(every)
-    if found.empty:
+    peaks = highest(rows)
+    measured = with_values(peaks)
+    if measured.empty:
         return Section(WORDS.say("no_peaks"))
-    # Steps of a chosen number of blocks speak for the rest only where nothing else does.
-    found = found[found["num_layers"] == found["num_layers"].min()]
-    one = _lead(found[found["size"] == found["size"].mode()[0]])
-    lead = one.iloc[0]
-    shown = alike(every, lead[["size", "num_layers"]].to_dict())
-    plain, steps = alike(shown, PLAIN), shown[shown["mode"] == STEP]
+    # Prefer models with their own number of blocks (num_layers 0).
+    measured = measured[measured["num_layers"] == measured["num_layers"].min()]
+    leading = _lead(measured[measured["size"] == measured["size"].mode()[0]])
+    lead = leading.iloc[0]
+    shown = matching(peaks, lead[["size", "num_layers"]].to_dict())
+    plain, steps = matching(shown, PLAIN), shown[shown["mode"] == STEP]
     here, plain_here = (each[each["precision"] == lead["precision"]] for each in (steps, plain))
     return Section(
         _answer(lead),
         [_composition(plain_here), _variants(steps, lead["precision"])],
-        _changes(with_values(here), every),
+        _changes(with_values(here), peaks),
         for_course=[
-            _timelines(rows, plain, here, one),
+            _timelines(rows, plain, here, leading),
             _all_peaks(shown[shown["checkpoint_every"] == 0]),
             _residual_stream(rows, plain),
             _largest(rows, plain),
             _block(rows, shown),
-            _checkpoints_by_depth(every[every["num_layers"] > 0]),
+            _checkpoints_by_depth(peaks[peaks["num_layers"] > 0]),
         ],
     )
 
 
-def _of(rows: pd.DataFrame, kind: str, cells: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of one kind of the recordings of cells."""
+def _rows_of_kind(rows: pd.DataFrame, kind: str, cells: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of one kind from the recordings of these cells."""
     return with_values(rows[rows["kind"] == kind]).merge(cells[AXES], on=AXES)
 
 
 def _lead(found: pd.DataFrame) -> pd.DataFrame:
-    """Choose the recording to speak of: rather a training step, rather a plain one, else rather without checkpoints.
+    """Choose the recording that the section leads with.
 
-    Of several that at the longest context, in bf16.
+    Prefers, in this order: a training step, a PLAIN one, one without checkpoints, the longest context, bf16.
     """
-    found = found.assign(plain=found.index.isin(alike(found, PLAIN).index), is_whole=found["checkpoint_every"] == 0)
+    found = found.assign(plain=found.index.isin(matching(found, PLAIN).index), is_whole=found["checkpoint_every"] == 0)
     return in_order(found, ["mode", "plain", "is_whole", "context_length", "precision"], ORDERS).tail(1)
 
 
 def _answer(lead: pd.Series) -> str:
     parts = lead[list(KINDS)].astype(float).rename(KINDS).sort_values(ascending=False, kind="stable")
     most = parts[parts >= LEAST_SHARE * parts.sum()]
-    told = ", ".join(f"{data_size(size)} {kind}" for kind, size in most.items())
-    return WORDS.say("answer", lead=lead, most=told)
+    kinds = ", ".join(f"{data_size(size)} {kind}" for kind, size in most.items())
+    return WORDS.say("answer", lead=lead, most=kinds)
 
 
 def _composition(plain: pd.DataFrame) -> Chart:
@@ -83,12 +83,12 @@ def _composition(plain: pd.DataFrame) -> Chart:
 
 
 def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lead: pd.DataFrame) -> Chart:
-    """Draw a panel a recording: forward passes, a step, steps at the shortest and the longest context that has one."""
+    """Draw one panel per recording: the lead, steps at the shortest and longest context, forward passes at these."""
     ends = with_values(steps[steps["checkpoint_every"] == 0]).drop_duplicates("context_length")
-    told = pd.concat([lead, ends.head(1), ends.tail(1)])
-    forward = plain[plain["mode"] != STEP].merge(told[["precision", "context_length"]].drop_duplicates())
-    cells = pd.concat([forward, told]).drop_duplicates(AXES)
-    drawn = having(_of(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
+    steps_shown = pd.concat([lead, ends.head(1), ends.tail(1)])
+    forward = plain[plain["mode"] != STEP].merge(steps_shown[["precision", "context_length"]].drop_duplicates())
+    cells = pd.concat([forward, steps_shown]).drop_duplicates(AXES)
+    drawn = having(_rows_of_kind(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
     drawn = drawn.assign(gb=drawn["active_bytes"].astype(float) / 1e9).astype({"events": float})
     total = drawn.groupby(["setting", "events"], sort=False, as_index=False)["gb"].sum().assign(category="total")
     drawn = pd.concat([total, drawn[[*total]]])
@@ -97,9 +97,9 @@ def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lea
 
 
 def _variants(steps: pd.DataFrame, precision: str) -> Table:
-    """Write steps by attention and checkpoints at the longest context with several, of which one fits at least.
+    """Tabulate steps by attention and checkpoints, at one context and precision with several such steps.
 
-    Rather those in this precision.
+    Prefers, in this order: one where a step fits, the given precision, the longest context.
     """
     steps = steps[steps["checkpointing"] == "segments"]
     several = steps[steps.groupby(["precision", "context_length"])["mode"].transform("size") > 1]
@@ -110,13 +110,13 @@ def _variants(steps: pd.DataFrame, precision: str) -> Table:
     return WORDS.table("variants", shown, f"{names} verdict gpus", only_filled=True)
 
 
-def _changes(steps: pd.DataFrame, every: pd.DataFrame) -> list[Change]:
-    """Return flash attention in place of plain that needs checkpoints; of flash attention alone the levers tell."""
+def _changes(steps: pd.DataFrame, peaks: pd.DataFrame) -> list[Change]:
+    """Return the gain of flash attention where plain needs checkpoints; the levers stage covers its other gains."""
     flash = having(steps[(steps["attention"] == "flash") & (steps["checkpoint_every"] == 0)], "ratio")
     found = []
-    for old, new in ((every.loc[row["base"]], row) for _, row in flash.iterrows()):
+    for old, new in ((peaks.loc[row["base"]], row) for _, row in flash.iterrows()):
         if old["attention"] == "eager" and old["checkpoint_every"]:
-            cards = " (each time measured on a different GPU)" if old["cards_ms"] != new["cards_ms"] else ""
+            cards = " (the two times from different GPUs)" if old["cards_ms"] != new["cards_ms"] else ""
             model = f"{new['size']}, {new['precision']}"
             where = f"{model}, batch {new['setting_batch_size']:.0f}, context {new['context_length']}{cards}"
             found.append(Change.between("our flash attention, where plain needs checkpoints", where, old, new))
@@ -131,7 +131,7 @@ def _all_peaks(cells: pd.DataFrame) -> Table:
 
 def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     cells = with_values(plain[plain["mode"] != "inference"]).drop_duplicates(["precision", "context_length"])
-    seen = _of(rows, "residual", cells)
+    seen = _rows_of_kind(rows, "residual", cells)
     by_formula_mib = [residual_stream_bytes(workload(row)) / 2**20 for _, row in seen.iterrows()]
     seen = seen.assign(by_formula_mib=by_formula_mib, recorded_mib=seen["size_bytes"] / 2**20)
     names = "size precision setting_batch_size d_model context_length by_formula_mib recorded_mib count"
@@ -139,9 +139,9 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
 
 
 def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
-    """List the largest allocations of a forward pass in fp32, rather with gradients, at the longest context."""
+    """List the largest allocations of a forward pass in fp32 at the longest context, with gradients if measured."""
     cells = with_values(plain[plain["mode"] != STEP] if (plain["mode"] != STEP).any() else plain)
-    found = _of(rows, "largest", cells.drop_duplicates("precision", keep="last").head(1)).sort_values("rank")
+    found = _rows_of_kind(rows, "largest", cells.drop_duplicates("precision", keep="last").head(1)).sort_values("rank")
     found = found.assign(made_by=found["location"].str.split(",").str[0])
     same = ["size_bytes", "category", "made_by", "code"]
     found = found.assign(how_many=found.groupby(same)["count"].transform("sum")).drop_duplicates(same)
@@ -149,26 +149,26 @@ def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
 
 
 def _block(rows: pd.DataFrame, shown: pd.DataFrame) -> Table:
-    """Write what one block saves at the longest context: the largest tensors by name, their sum, and its gradients."""
+    """Tabulate what one block saves at the longest context: the largest tensors, the sum of all, and its gradients."""
     blocks = with_values(rows[(rows["kind"] == "block") & rows["size"].isin(shown["size"])])
     blocks = blocks.sort_values("context_length", kind="stable").drop_duplicates("attention", keep="last")
-    saved = _of(rows, "block_saved", blocks).sort_values("rank").groupby("attention").head(MOST_ALLOCATIONS)
+    saved = _rows_of_kind(rows, "block_saved", blocks).sort_values("rank").groupby("attention").head(MOST_ALLOCATIONS)
     saved = saved.assign(module=saved["module"].fillna("").replace("", "block"))
     tensors = written(saved, "{size_bytes:data_size}: {module} {operation}, {dtype} {shape}")
     saved = saved.assign(part=written(saved, "largest, {rank:.0f}"), cell=tensors)
     sums = {what: blocks[f"{name}_bytes"].map(data_size) for name, what in BLOCK_SUMS.items()}
-    told = [saved, *(blocks.assign(part=what, cell=sizes) for what, sizes in sums.items())]
-    both = in_order(pd.concat(told), ["attention"], ORDERS)
+    parts = [saved, *(blocks.assign(part=what, cell=sizes) for what, sizes in sums.items())]
+    both = in_order(pd.concat(parts), ["attention"], ORDERS)
     both = both.assign(setting=written(both, "{with_attention}, {precision}, {context_length:,}"))
     return WORDS.table("block", both, "part setting cell", across="setting")
 
 
 def _checkpoints_by_depth(deep: pd.DataFrame) -> Table:
     deep = in_order(deep[deep["checkpointing"] != "selective"], ["num_layers", "checkpoint_every"], {})
-    of = [*deep[["num_layers", "checkpoint_every", "checkpointing"]].itertuples(index=False, name=None)]
+    settings = [*deep[["num_layers", "checkpoint_every", "checkpointing"]].itertuples(index=False, name=None)]
     deep = deep.assign(
-        inputs=[1 + max(rerun.inputs for rerun in reruns(*each)) if each[1] else None for each in of],
-        again=[blocks_run_again(*each) for each in of],
+        inputs=[1 + max(rerun.inputs for rerun in reruns(*each)) if each[1] else None for each in settings],
+        again=[blocks_run_again(*each) for each in settings],
     )
     names = "checkpoints num_layers inputs again most_activations_bytes gain"
     return WORDS.table("depth", deep, names, across="num_layers")

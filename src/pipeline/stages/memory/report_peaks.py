@@ -1,4 +1,4 @@
-"""Put recordings in words, and a cell's peak beside its formula and its step's time beside the first that fits."""
+"""Name recordings in words; compare a cell's peak with its formula, and its step's time with the first that fits."""
 
 import pandas as pd
 
@@ -22,7 +22,7 @@ ORDERS = {"precision": ("fp32", "bf16"), **{name: tuple(words) for name, words i
 
 
 def in_words(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sort rows in reading order; add what of their axes is told in words, the setting, and models' widths."""
+    """Sort rows in reading order; add columns with axes in words, the setting as text, and the model's width."""
     rows = in_order(rows, AXES, ORDERS)
     told = {"what": "mode", "with_attention": "attention", "kept": "checkpointing"}
     rows = rows.assign(**{name: rows[key].map(NAMES[key]) for name, key in told.items()})
@@ -31,9 +31,10 @@ def in_words(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def highest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return a row a cell: the highest phase of its last step, or its outcome, and what the formulas give.
+    """Return one row per cell: the highest phase of its last step, or its outcome, and the peak by formula.
 
-    Added also: a step's time, with `status_ms` and `cards_ms`, beside the first of its model and context that fits.
+    Also added: the step's time, with its own `status_ms` and `cards_ms`, compared with that of the first cell of the
+    same model and context that fits.
     """
     peaks = rows[rows["kind"] == "peak"]
     last = peaks[peaks["step"].eq(peaks.groupby(AXES)["step"].transform("max")) | peaks["step"].isna()]
@@ -43,7 +44,7 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     timed = rows[rows["kind"] == "time"].set_index(AXES)[[*JUDGED, "cards"]]
     timed = timed.rename(columns={"status": "status_ms", "cards": "cards_ms"})
     found = found.drop(columns=list(timed), errors="ignore").join(before, on=AXES).join(timed, on=AXES)
-    # A cell that failed does not say where it ran.
+    # A failed cell does not record its device.
     found["device_type"] = found["device_type"].fillna(next(iter(rows["device_type"].dropna()), "cpu"))
     every = beside(found.assign(status=found["status_ms"]), MODEL, pd.Series(True, found.index))
     cards = card_counts(every.assign(base_cards=every["base"].map(every["cards_ms"])), "cards_ms", "base_cards")
@@ -59,5 +60,5 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def workload(row: pd.Series) -> Workload:
-    """Return what the formulas take of a cell."""
+    """Return the input of the memory formulas for a cell."""
     return Cell(**row[AXES]).workload(row["setting_vocab_size"], row["setting_batch_size"], row["device_type"])

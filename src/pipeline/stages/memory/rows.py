@@ -1,4 +1,4 @@
-"""Rows of the memory stage: from a recording peaks, timeline and largest allocations; and the time of a step."""
+"""Rows of the memory stage: peaks, timeline and largest allocations of a recording, and the time of a step."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from pipeline.cells.rows import Row, RowTypes, column
 from pipeline.cells.timed_rows import TimedRow
 from pipeline.formulas.peak_memory import CATEGORIES
 
-CATEGORY = "what the memory holds, by its tensor, else by the phase that made it and its lifetime"
+CATEGORY = "what the memory holds: by its tensor, else by its lifetime and the phase that allocated it"
 EVENT = "number of allocations and releases before it"
 
 
@@ -29,16 +29,16 @@ class PhasePeak(RecordingRow):
 
     step: int = column("step, from 1; 0 builds the model", minimum=0)
     phase: str = column("part of the step", allowed=("build", "forward", "backward", "optimizer"))
-    begin_event: int = column(f"{EVENT}: start of the phase", minimum=0)
-    end_event: int = column(f"{EVENT}: end of the phase", minimum=0)
-    peak_event: int = column(f"{EVENT}: peak of the phase", minimum=0)
+    begin_event: int = column(f"start of the phase: {EVENT}", minimum=0)
+    end_event: int = column(f"end of the phase: {EVENT}", minimum=0)
+    peak_event: int = column(f"peak of the phase: {EVENT}", minimum=0)
     peak_bytes: int = column("most memory active at once", minimum=0)
     parameters_bytes: int = column("of the peak: parameters", minimum=0)
     gradients_bytes: int = column("of the peak: gradients of parameters", minimum=0)
     optimizer_state_bytes: int = column("of the peak: AdamW's moments", minimum=0)
     activations_bytes: int = column("of the peak: tensors kept for the backward pass, or recomputed in it", minimum=0)
     temporaries_bytes: int = column("of the peak: memory released before recording ends", minimum=0)
-    other_bytes: int = column("of the peak: the batch, tables of the rotations, libraries' workspaces", minimum=0)
+    other_bytes: int = column("of the peak: the batch, rotary tables, libraries' workspaces", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +48,13 @@ class CategoryTimeline(RecordingRow):
     KEYS = ("category",)
 
     category: str = column(CATEGORY, allowed=CATEGORIES)
-    events: list[int] = column(f"{EVENT}: each moment", minimum=0)
+    events: list[int] = column(f"each moment: {EVENT}", minimum=0)
     active_bytes: list[int] = column("active memory of the category at each moment", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LargestAllocations(RecordingRow):
-    """Equal allocations by one line of code, of the last step or alive after it, largest size first."""
+    """Allocations of one size by one line of code, made in the last step or alive after it; largest size first."""
 
     KEYS = ("rank",)
 
@@ -62,7 +62,7 @@ class LargestAllocations(RecordingRow):
     size_bytes: int = column("bytes of one allocation", minimum=0)
     count: int = column("number of such allocations", minimum=1)
     category: str = column(CATEGORY, allowed=CATEGORIES)
-    location: str = column("line of the model that made them, and its caller")
+    location: str = column("line of the model that allocated them, and its caller")
     code: str = column("text of that line; empty outside the model")
 
 
@@ -93,7 +93,7 @@ class Block(RecordingRow):
 
 @dataclass(frozen=True, kw_only=True)
 class BlockSaved(RecordingRow):
-    """One tensor that a block saves for its backward pass, its parameters apart; largest first."""
+    """One tensor that a block saves for its backward pass, except its parameters; largest first."""
 
     KEYS = ("rank",)
 

@@ -18,7 +18,7 @@ LIGER = "liger"
 # tensors, which our steps use too.
 IMPLS = ("ours", "eager", "compile", LIGER, "fused")
 IMPLS_OF_ADAMW = ("eager", "compile", "fused")
-# Peers that are packages of their own (pipeline.peers): another version makes a cell stale.
+# Peers from third-party packages (pipeline.peers): another version makes a cell stale.
 PACKAGES = (LIGER,)
 SUBJECTS = Measured("op", {"phase": WHOLE})
 
@@ -43,18 +43,18 @@ class Cell:
     repeat: int = axis(1, minimum=1)
 
     def takes(self, subject: str) -> bool:
-        """Tell whether an implementation of the user's own, by its name, is of this cell's operation."""
+        """Return whether the user's implementation of this name is for this cell's operation."""
         return operation_of(subject) == self.op
 
     @property
     def widths(self) -> Widths:
-        """What the operation works on."""
+        """The sizes of the operation's inputs."""
         size = SIZES[self.size]
         return Widths(size, self.batch_size, self.context_length, size.vocabulary(self.vocab_size))
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """The phases that are timed: an optimizer's step has no parts."""
+        """The phases to time; an optimizer's step has no parts."""
         return (WHOLE,) if self.op == ADAMW else PHASES
 
     @property

@@ -1,4 +1,4 @@
-"""The implementations of an operation, as functions of its arguments; of AdamW as optimizers to be made."""
+"""The implementations of each operation, as functions of its arguments; for AdamW, as optimizer constructors."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -46,7 +46,7 @@ def build(name: str, operation: str, settings: Settings, device: torch.device) -
 
 
 def ours(operation: str, operations: Operations) -> Call:
-    """Return ours by the arguments of the plain one."""
+    """Return our implementation, called with the same arguments as the plain one."""
 
     def loss(x: Any, weight: Any, targets: Any, ignore_index: int) -> Any:
         return linear_cross_entropy(x, weight, targets, operations, ignore_index)
@@ -63,7 +63,7 @@ def ours(operation: str, operations: Operations) -> Call:
 def _liger(operation: str) -> Call:
     function = getattr(load(LIGER, "liger_kernel.transformers.functional"), LIGER_NAMES[operation])
     if operation == "rotary":
-        # Its tables are those of Hugging Face's models: each half of a head has its own.
+        # It takes Hugging Face's tables: (batch, length, head_dim), with the angles repeated for both halves of a head.
         return lambda q, k, cos, sin: function(q, k, *(torch.cat((each, each), -1)[None] for each in (cos, sin)))
     if operation == "linear_cross_entropy":
         return lambda x, weight, targets, ignored: function(x, weight, targets, ignore_index=ignored)

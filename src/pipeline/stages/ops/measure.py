@@ -1,4 +1,4 @@
-"""Measure an ops cell: all implementations in turn, those of the user's own among them."""
+"""Measure an ops cell: all implementations in turn, including the user's own."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
     """Return a row for each implementation and phase; if one fails, the others are still measured.
 
-    The user's own are checked first, and what passes is measured in a process that it may end.
+    The user's own are checked first; those that pass are measured with the rest in a process that they may crash.
     """
     with stopwatch.measuring():
         if not subjects:
@@ -53,13 +53,13 @@ def _measure_together(
     own: Mapping[str, Callable[[], Any]],
     turns: Mapping[str, Callable[[], AbstractContextManager]],
 ) -> list[Row]:
-    """Measure all implementations in this process, those of the user's own by name among them, each in its turns."""
+    """Measure all in this process; own: the user's implementations by name; turns: the contexts that they run in."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     builds = {name: partial(implementations.build, name, cell.op, settings, device) for name in cell.impls}
     found = SideBySide(OperationProblem(cell, device), {**builds, **own}, settings, turns)
     timed = found.time()
     found.judge_again()
-    # What no data sheet tells: the bandwidth, and where there are matrix products their peak.
+    # Measured only where no data sheet is known: the bandwidth, and for matrix products their peak.
     has_products = cell.op == "linear_cross_entropy"
     shared = {
         "measured_gb_per_s": bandwidth_to_measure(device),

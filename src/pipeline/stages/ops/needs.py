@@ -7,7 +7,7 @@ COMPILING_S = 8.0
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Estimate the seconds that a cell takes: most of it to compile."""
+    """Estimate the seconds that a cell takes, most of them to compile."""
     compiling_s = COMPILING_S if settings.compiled else 0.0
     return 2 + compiling_s + len(cell.row_keys()) * settings.budget_s
 

@@ -1,4 +1,4 @@
-"""The problem of an ops cell, and how right an implementation is with it."""
+"""The problem that an ops cell measures, and the errors of an implementation's results."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,18 +17,18 @@ TORCH_DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 class OperationProblem(operation_problems.Problem, side_by_side.Problem):
-    """A call of the operation; of AdamW, a step."""
+    """A call of the operation; for AdamW, a step."""
 
     peers = ("eager",)
 
     def __init__(self, cell: Cell, device: torch.device) -> None:
-        """Take the memory of the inputs; `draw` fills them."""
+        """Allocate the inputs; `draw` fills them."""
         super().__init__(cell.op, cell.widths, TORCH_DTYPES[cell.dtype], device)
         self.phases = cell.phases
-        self.calls_all_again = cell.op != ADAMW  # whose steps would be compiled anew
+        self.calls_all_again = cell.op != ADAMW  # AdamW's steps would be compiled again
 
     def works(self, built: Callable[..., Any]) -> dict[str, Work]:
-        """Return each phase as work to time; before each call all tensors get their numbers back."""
+        """Return each phase as work to time; all tensors are restored before each call."""
         if self.operation == ADAMW:
             return {WHOLE: self._steps(built)}
 
@@ -61,11 +61,11 @@ class OperationProblem(operation_problems.Problem, side_by_side.Problem):
         return Work(step, self.restore)
 
     def errors(self, _built: Any, phase: str, result: Any) -> side_by_side.Errors:
-        """Return the errors of what a phase gave; of both phases those of the gradients, as they are compared."""
+        """Return the errors of a phase's result: the output's for forward and AdamW, else the gradients'."""
         if self.operation == ADAMW or phase == FORWARD:
             return {"output": self.output_errors(result)}
         return {"gradient": self.gradient_errors(result)}
 
     def far_off(self, quantity: str, error: tuple[float, float], usual: tuple[float, float] | None) -> str | None:
-        """Say how an error is far above that of the plain way, or NaN; None where it is not."""
+        """Say how an error is NaN or far above the plain implementation's; return None if it is neither."""
         return far_off(quantity, Errors(*error), usual and Errors(*usual), self)

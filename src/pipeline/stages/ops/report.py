@@ -1,4 +1,4 @@
-"""The ops section: what stands between the matrix products, each implementation beside the fastest other."""
+"""The ops section: the operations between matrix products, with ours compared to the fastest other."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any
@@ -32,15 +32,15 @@ OP_NAMES = {
 }
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the ops stage; beside: ceilings, of which times are predicted."""
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the section of the ops stage; other_stages: ceilings, from which times are predicted."""
     orders = {"size": BY_SIZE, "op": OPERATIONS, "impl": IMPLS}
     rows = in_order(rows, ["size", "dtype", "op", "vocab_size", "impl"], orders)
-    rows = rows.assign(what=_called(rows), who=rows["impl"].map(NAMES))
+    rows = rows.assign(what=_operation_names(rows), who=rows["impl"].map(NAMES))
     rows = rows.assign(model=written(rows, "{size}, {dtype}"))
     tokens = pd.Series(written(rows, ", {batch_size} × {context_length:,} tokens"), rows.index)
     rows = rows.assign(operation=rows["model"] + tokens.where(rows["op"] != "adamw", "") + ": " + rows["what"])
-    ceilings = beside.get("ceilings", pd.DataFrame(columns=CEILING))
+    ceilings = other_stages.get("ceilings", pd.DataFrame(columns=CEILING))
     ceilings = ceilings[(ceilings["kind"] == "copy") | (ceilings["what"] == "matmul")]
     copy_gb_per_s = ceilings.loc[ceilings["kind"] == "copy", "gb_per_s"].max()
     products = ceilings.groupby("dtype")["tflops_per_s"].max().to_dict()
@@ -53,7 +53,7 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
         [
             _floors(_largest(whole)),
             _roofline(whole, copy_gb_per_s, products),
-            _times(_largest(whole), duel, ceilings),
+            _times(_largest(whole, models=1), duel, ceilings),
         ],
         compared=[Compared(each["operation"], *_rate(each), each["status"]) for each in best.to_dict("records")],
     )
@@ -67,29 +67,31 @@ def _answer(duel: pd.DataFrame) -> str:
 
 
 def _rate(row: Mapping[Hashable, Any]) -> tuple[str, float]:
-    """Return the unit and value of a rate: of head and loss, whose matmuls take most of the time, FLOPs."""
+    """Return the unit and value of a rate: TFLOP/s for head and loss, which are mostly matmuls, else GB/s."""
     is_head = row["op"] == HEAD and "work_tflops_per_s" in row
     return ("TFLOP/s", row["work_tflops_per_s"]) if is_head else ("GB/s", row["gb_per_s"])
 
 
-def _largest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Keep the rows of the two largest models."""
-    return rows[rows["size"].isin(rows["size"].unique()[-2:])]
+def _largest(rows: pd.DataFrame, models: int = 2) -> pd.DataFrame:
+    """Keep the rows of the largest models."""
+    return rows[rows["size"].isin(rows["size"].unique()[-models:])]
 
 
-def _called(rows: pd.DataFrame) -> pd.Series:
-    """Name the operations; head and loss with their vocabulary, of which a model may have several."""
-    over = pd.Series(written(rows, ", vocabulary {vocab_size:count}"), rows.index).where(rows["op"] == HEAD, "")
-    return rows["op"].map(OP_NAMES) + over
+def _operation_names(rows: pd.DataFrame) -> pd.Series:
+    """Name the operations; head and loss with the vocabulary, since a model may have several."""
+    vocabulary = pd.Series(written(rows, ", vocabulary {vocab_size:count}"), rows.index).where(rows["op"] == HEAD, "")
+    return rows["op"].map(OP_NAMES) + vocabulary
 
 
 def _predicted(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mapping[str, float]) -> pd.DataFrame:
-    """Add FLOP/byte, TFLOP/s, and the time by the rates that this machine's ceilings have, in `predicted_ms`.
+    """Add FLOP/byte, TFLOP/s, and `predicted_ms`, the time at the rates of this machine's ceilings.
 
-    Bytes at the rate of a copy, or the head's products at that of the fastest matrix product in the data type.
+    Bytes take the rate of a copy; the head instead takes that of the fastest matrix product in its data type.
     """
     ops = [(row["op"], WHOLE, Cell(**row[PROBLEM]).widths) for _, row in whole.iterrows()]
-    work, products = (pd.Series([of(*each) for each in ops], whole.index, float) for of in (flops, product_flops))
+    work, products = (
+        pd.Series([formula(*each) for each in ops], whole.index, float) for formula in (flops, product_flops)
+    )
     by_bytes_ms = whole["moved_bytes"] / copy_gb_per_s / 1e6
     predicted_ms = by_bytes_ms.where(products == 0, products / whole["dtype"].map(products_tflops).astype(float) / 1e9)
     return whole.assign(
@@ -112,17 +114,17 @@ def _floors(whole: pd.DataFrame) -> Chart:
 
 
 def _roofline(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mapping[str, float]) -> Chart:
-    """Draw the rates of one data type over FLOP/byte, below what a copy and a product reach.
+    """Draw the rates of one data type over FLOP/byte, below those of a copy and a matrix product.
 
-    Of each operation the point furthest from those of others bears its name.
+    For each operation, the point furthest from those of other operations is labelled.
     """
     shown = having(with_values(whole[whole["dtype"].isin(products_tflops)]), "predicted_ms")
     shown = shown[shown["dtype"] == shown["dtype"].min()]
-    places = np.log(shown[["flop_per_byte", "work_tflops_per_s"]].to_numpy(dtype=float))
+    positions = np.log(shown[["flop_per_byte", "work_tflops_per_s"]].to_numpy(dtype=float))
     others = shown["op"].to_numpy()[:, None] != shown["op"].to_numpy()
-    apart = np.linalg.norm(places[:, None] - places, axis=2).min(axis=1, where=others, initial=np.inf)
-    bears_name = shown.index.isin(pd.Series(apart, shown.index).groupby(shown["op"]).idxmax())
-    shown = shown.assign(name=shown["what"].str.split().str[0].where(bears_name, ""))
+    distances = np.linalg.norm(positions[:, None] - positions, axis=2).min(axis=1, where=others, initial=np.inf)
+    has_label = shown.index.isin(pd.Series(distances, shown.index).groupby(shown["op"]).idxmax())
+    shown = shown.assign(name=shown["what"].str.split().str[0].where(has_label, ""))
     per_byte, roof = shown["flop_per_byte"], products_tflops.get(shown["dtype"].min(), 0.0)
     low, ridge, high = per_byte.min() / 1.5, 1e3 * roof / copy_gb_per_s, 1.5 * per_byte.max()
     lines = {
@@ -135,7 +137,7 @@ def _roofline(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mappin
 
 
 def _times(whole: pd.DataFrame, duel: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
-    """Write every implementation's time beside the predicted one, wrong results too, and how ours compares."""
+    """Tabulate each implementation's time, or that it is wrong, the predicted time, and how ours compares."""
     cards = (", ".join(rows["cards"].dropna().unique()) for rows in (whole, ceilings) if len(rows))
     duel = duel.assign(
         beside=written(duel, "{gain}, {verdict}"),
@@ -143,7 +145,7 @@ def _times(whole: pd.DataFrame, duel: pd.DataFrame, ceilings: pd.DataFrame) -> T
     )
     whole = without_skipped(whole, "impl").merge(duel[[*PROBLEM, "beside", "extra"]], "left", PROBLEM)
     whole = whole.astype({"beside": object, "extra": object}).fillna({"beside": NOTHING, "extra": NOTHING})
-    # Of an operation, whatever came of an implementation.
+    # One prediction per operation, also for implementations without a time: else it would have several lines.
     whole = whole.assign(predicted_ms=whole.groupby("operation")["predicted_ms"].transform("max"))
     whole = whole.assign(predicted=written(whole, "{predicted_ms:number}"))
     names = "operation beside extra predicted who median_ms predicted_times:times"

@@ -15,37 +15,38 @@ class OperationTime(TriedRow):
     """One phase of one implementation. Columns of the trial calls are filled even if the phase could not be timed."""
 
     impl: str = column(
-        "implementation: ours; torch's own operations, eager, compiled or, of AdamW, fused; Liger's",
+        "implementation: ours; torch's own operations, eager, compiled or, for AdamW, fused; Liger's",
         allowed=IMPLS,
         or_subject=True,
     )
     phase: str = column(
-        "forward: the outputs; backward: the gradients; whole: one after the other, of AdamW a step", allowed=PHASES
+        "forward: the outputs; backward: the gradients; whole: one after the other; for AdamW, a step", allowed=PHASES
     )
     output_rel_error: float | None = column(
-        "relative L2 error against fp64, of the outputs the largest; of AdamW that of the weights after a step, over "
-        "how far they move",
+        "relative L2 error against fp64, the largest over the outputs; for AdamW, the error of the weights after a "
+        "step, over how far they move",
         minimum=0,
     )
     output_max_error: float | None = column(
-        "largest error of a number against fp64 over their root mean square, of the outputs the largest", minimum=0
+        "largest error of an element against fp64, over the exact root mean square; the largest over the outputs",
+        minimum=0,
     )
-    gradient_rel_error: float | None = column("relative L2 error, of the gradients the largest", minimum=0)
+    gradient_rel_error: float | None = column("relative L2 error, the largest over the gradients", minimum=0)
     gradient_max_error: float | None = column(
-        "largest error of a number over their root mean square, of the gradients the largest", minimum=0
+        "largest error of an element, over the exact root mean square; the largest over the gradients", minimum=0
     )
     moved_bytes: int = derived("bytes that the phase must read and write, by formula", minimum=1)
-    gb_per_s: float = derived("10^9 bytes a second of moved_bytes, at the median time", positive=True)
+    gb_per_s: float = derived("moved_bytes over the median time, in 10^9 bytes per second", positive=True)
     tflops_per_s: float | None = derived("rate of the head's matrix products, at the median time", positive=True)
     floor_ms: float = derived(
-        "least time: of moved_bytes at bandwidth_gb_per_s or of the products at peak_tflops_per_s, the longer one",
+        "least time: moved_bytes at bandwidth_gb_per_s or the products at peak_tflops_per_s, whichever takes longer",
         positive=True,
     )
     floor_share_pct: float = derived("floor_ms over the median time", positive=True)
-    bandwidth_gb_per_s: float = derived("bandwidth of the memory, reads and writes together", positive=True)
+    bandwidth_gb_per_s: float = derived("memory bandwidth, reads and writes together", positive=True)
     bandwidth_source: str = derived("where the bandwidth comes from", allowed=PEAK_SOURCES)
     measured_gb_per_s: float | None = column(
-        "rate of a large copy, read and written bytes, where no data sheet is known", positive=True
+        "rate of a large copy, counting bytes read and written, if no data sheet is known", positive=True
     )
 
     @classmethod
@@ -78,7 +79,7 @@ def _bandwidth(reading: Reading) -> dict[str, Any]:
         return {"bandwidth_gb_per_s": measured, "bandwidth_source": "measured"}
     promised = datasheet_gb_per_s(gpu_name(reading))
     if promised is None:
-        raise ValueError("neither a data sheet nor a measurement tells the bandwidth")
+        raise ValueError("memory bandwidth unknown: neither on a data sheet nor measured")
     return {"bandwidth_gb_per_s": promised, "bandwidth_source": "datasheet"}
 
 

@@ -26,7 +26,7 @@ LOSSES = {
 
 
 class ToyModel(nn.Module):
-    """The assignment's: two linear layers with a ReLU and a layer norm between; (batch, in) to logits (batch, out)."""
+    """The assignment's model, (batch, in) to logits (batch, out): linear, ReLU, layer norm, linear."""
 
     def __init__(self, in_features: int, out_features: int) -> None:
         super().__init__()
@@ -41,10 +41,10 @@ class ToyModel(nn.Module):
 
 
 class Observed(TorchDispatchMode):
-    """The data types seen, by component and detail.
+    """Collect the data types seen, by component and detail.
 
-    Inside this context also what kernels see after autocast: inputs of matrix products, inputs and statistics of layer
-    norm.
+    Inside this context, also those that kernels see after autocast: inputs of matrix products, and inputs and
+    statistics of layer norm.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Observed(TorchDispatchMode):
         self._dtypes: dict[tuple[str, str], set[str]] = {}
 
     def add(self, component: str, detail: str, tensor: Tensor) -> None:
-        """Note the data type that this part of a component has."""
+        """Record the data type of one part of a component."""
         self._dtypes.setdefault((component, detail), set()).add(NAMES[tensor.dtype])
 
     def rows(self) -> list[dict[str, str]]:
@@ -70,7 +70,7 @@ class Observed(TorchDispatchMode):
             parameter.register_post_accumulate_grad_hook(partial(self._see_gradient, name))
 
     def __torch_dispatch__(self, operator: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Run the operator and note the data types of its inputs and results."""
+        """Run the operator; record the data types of its inputs or results if it is a product or layer norm."""
         results = operator(*args, **(kwargs or {}))
         if operator is torch.ops.aten.mm.default:
             for matrix in args[:2]:

@@ -48,10 +48,11 @@ SUMS = ASSIGNED_SUMS + FURTHER_SUMS
 # same with both sums in fp32; kernel: torch's own kernel.
 METHODS = ("in_format", "fp32_sums", "kernel")
 
-# Sizes of inputs, as powers of two: small steps beyond the range of fp16's squares, large ones for fp32 and bf16.
+# Magnitudes of inputs, as powers of two: in factors of 4 past the range of fp16's squares, then of 256 for fp32 and
+# bf16.
 MAGNITUDE_EXPONENTS = (*range(-16, 18, 2), *range(24, 72, 8))
 
-# Features of a token, for inputs of +1 and -1: every square is one, so that their sum counts the features.
+# Features of a token, for inputs of +1 and -1: every square is 1, so the sum of squares is the number of features.
 WIDTHS = (64, 256, 1024, 4096)
 
 # torch's default eps of LayerNorm, and larger and smaller ones that models use.

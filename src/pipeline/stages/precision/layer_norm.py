@@ -1,4 +1,4 @@
-"""The layer-norm experiments: where its statistics overflow, vanish or lose accuracy, and what remains of its eps.
+"""The layer-norm experiments: where statistics overflow, vanish or lose accuracy, and what remains of eps.
 
 Layer norm is written out step by step, so that the format of each intermediate value is known: mean = sum(x) / n,
 variance = sum((x - mean)^2) / n, output = (x - mean) / sqrt(variance + eps) (J. L. Ba, J. R. Kiros and G. E. Hinton,
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Normalised:
-    """Normalised rows, (..., features), and the statistics of each, (..., 1); torch's kernel shows none."""
+    """Normalised rows, (..., features), and their statistics, (..., 1), which torch's kernel does not return."""
 
     output: Tensor
     mean: Tensor | None = None
@@ -82,7 +82,7 @@ def measure_layer_norm(device: torch.device, input_rows: int, d_model: int) -> l
 def _rows(kind: str, unit: Tensor, magnitudes: list[float], dtype: str, method: str, device: torch.device) -> list[Row]:
     """Normalise rows, given at magnitude one, at all magnitudes at once; compare each with the fp64 reference.
 
-    What is predicted is left out for torch's kernel, which does not document how it sums.
+    There are no predictions for torch's kernel, which does not document how it sums.
     """
     x = torch.stack([unit * magnitude for magnitude in magnitudes]).to(TORCH_DTYPES[dtype]).to(device)
     seen, reference = normalise(x, method, DEFAULT_EPS), normalise(x, "fp64", DEFAULT_EPS)
@@ -104,8 +104,8 @@ def _rows(kind: str, unit: Tensor, magnitudes: list[float], dtype: str, method: 
 def limits(unit: Tensor, dtype: str, method: str) -> tuple[Tensor, Tensor]:
     """Predict from which magnitude the variance of each row overflows, and up to which it vanishes.
 
-    From the format's range alone: it overflows if the largest square exceeds the format's largest number, or if the sum
-    of squares exceeds that of the sum's format. It vanishes if it rounds to zero. Other rounding is ignored.
+    Only the format's range counts: the variance overflows if the largest square exceeds the format's largest number, or
+    if the sum of squares exceeds that of the sum's format. It vanishes if it rounds to zero. Other rounding is ignored.
     unit: the rows at magnitude one, (rows, features), fp64.
     """
     squares = (unit - unit.mean(-1, keepdim=True)).square()
@@ -165,7 +165,7 @@ def _share(mask: Tensor) -> float:
 
 
 def measure_eps(device: torch.device, d_model: int) -> list[Row]:
-    """Return a row for each format and eps: the stored value, the variance that swallows it, the norm of zeros."""
+    """Return a row for each format and eps: its stored value, the variance that swallows it, layer norm of zeros."""
     rows = []
     for dtype in FORMAT_NAMES:
         # A row of zeros, such as a padding token, has variance 0: only eps prevents 0 / 0.

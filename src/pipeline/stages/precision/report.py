@@ -6,7 +6,7 @@ import pandas as pd
 
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number, significant, written
-from pipeline.report.frame import alike, in_order, with_values
+from pipeline.report.frame import in_order, matching, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -16,7 +16,7 @@ from pipeline.stages.precision.cell import DEVICES
 WORDS = Words(__file__)
 CASE = {"steps": ASSIGNED_SUMS[0].steps, "addend": ASSIGNED_SUMS[0].addend}
 CASTS = {"none": "", "implicit": "", "explicit": ", cast first"}
-# What the course asks for, in its order, and the losses among which its wording leaves the choice.
+# What the course asks for, in its order. It does not say which loss it means: LOSSES are two candidates.
 COMPONENTS = (
     *("parameters", "fc1_output", "layernorm_input", "layernorm_statistics", "layernorm_output"),
     *("logits", "loss", "gradients"),
@@ -24,17 +24,17 @@ COMPONENTS = (
 LOSSES = ("cross-entropy", "mean of the logits")
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the precision stage."""
     added, norms, eps = (_shown(rows, name) for name in ("accumulation", "layer_norm", "layer_norm_eps"))
     seen = with_values(rows[rows["experiment"] == "autocast"])
-    sums = alike(added, CASE)
+    sums = matching(added, CASE)
     for_course = [_dtypes(seen), _norms(norms, eps)]
     return Section(_answer(sums, rows), [_curves(added)], for_course=[_sums(sums), *for_course])
 
 
 def _shown(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
-    """Keep an experiment's rows with values, of the GPU where it ran on one, else of the CPU."""
+    """Keep an experiment's rows with values: those of the GPU if it ran on one, else of the CPU."""
     found = with_values(rows[rows["experiment"] == experiment])
     device = max(found["device"], key=DEVICES.index, default="")
     return found[found["device"] == device].reset_index(drop=True)
@@ -54,7 +54,7 @@ def _curves(added: pd.DataFrame) -> Chart:
 
 
 def _sums(sums: pd.DataFrame) -> Table:
-    """Write as many additions of as large a number as the course asks for, of fp16 or of the sum's own type."""
+    """Tabulate sums with the course's number of steps and addend, the addend in fp16 or in the sum's type."""
     found = sums[(sums["addend_dtype"] == "fp16") | (sums["addend_dtype"] == sums["accumulator"])]
     agrees = found["result"] == found["predicted_result"]
     found = found.assign(
@@ -67,20 +67,24 @@ def _sums(sums: pd.DataFrame) -> Table:
 
 
 def _dtypes(seen: pd.DataFrame) -> Table:
-    """Write the data types of each part of a step that the course asks for, by autocast's type and device."""
+    """Tabulate the data types of the parts of a step that the course asks for, by autocast type and device."""
     is_loss = seen["component"] == "loss"
-    asked = seen[seen["component"].isin(COMPONENTS) & (~is_loss | seen["detail"].isin(LOSSES))]
-    part = asked["component"].replace("_", " ", regex=True).mask(is_loss, "loss, " + asked["detail"].astype(str))
-    asked = asked.assign(part=part, where=written(asked, "{autocast_dtype} on {device}"))
-    asked = in_order(asked.sort_values("where", ascending=False), ["component", "part"], {"component": COMPONENTS})
-    types = asked.groupby(["part", "where"], sort=False)["observed_dtype"].agg(lambda each: "/".join(sorted({*each})))
+    required = seen[seen["component"].isin(COMPONENTS) & (~is_loss | seen["detail"].isin(LOSSES))]
+    part = required["component"].replace("_", " ", regex=True).mask(is_loss, "loss, " + required["detail"].astype(str))
+    required = required.assign(part=part, where=written(required, "{autocast_dtype} on {device}"))
+    required = in_order(
+        required.sort_values("where", ascending=False), ["component", "part"], {"component": COMPONENTS}
+    )
+    types = required.groupby(["part", "where"], sort=False)["observed_dtype"].agg(
+        lambda each: "/".join(sorted({*each}))
+    )
     return WORDS.table("dtypes", types.reset_index(), "where part observed_dtype", across="part")
 
 
 def _norms(norms: pd.DataFrame, eps: pd.DataFrame) -> Table:
-    """Write for each format and way to compute the errors at inputs of size one, and the inputs that lose no row.
+    """Tabulate, by format and method, the errors at magnitude one and the largest magnitude that loses no row.
 
-    Beside the format: which of layer norm's eps it loses.
+    Also the values of eps that each format loses.
     """
     keys = ["dtype", "method"]
     normal = norms[norms["input"] == "normal"]

@@ -1,8 +1,8 @@
 """Predict the rounding, stall, value and error of a running sum from unit roundoff, without torch.
 
 A binary floating-point format with p significand bits (including the implicit one) holds in the binade
-[2^e, 2^(e+1)) the multiples of a spacing 2^(e-p+1). Rounding to nearest errs by at most half of it, relative to the
-value by at most u = 2^-p (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, ch. 2).
+[2^e, 2^(e+1)) the multiples of a spacing 2^(e-p+1). Rounding to nearest errs by at most half a spacing, relative to
+the value by at most u = 2^-p (N. J. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., SIAM 2002, ch. 2).
 Ties go to the even multiple (IEEE 754). Python's floats have 53 bits, enough to hold exactly every value and sum of two
 values that appears here.
 """
@@ -42,7 +42,7 @@ class Format:
         return max(math.ulp(value) * 2.0 ** (sys.float_info.mant_dig - self.significand_bits), self.smallest_subnormal)
 
     def rounded(self, value: float) -> float:
-        """Return the nearest number of the format, the even one of two, or an infinity."""
+        """Return the nearest number of the format, ties to even, or an infinity."""
         if abs(value) >= self.overflow_threshold:
             return math.copysign(math.inf, value)
         spacing = self.spacing(value)
@@ -63,8 +63,8 @@ def stall(addend: float, accumulator: Format) -> float:
     """Return the sum at which a running sum from 0 stops changing when `addend`, 0 or more, is added.
 
     The sum s stays if the addend is below half the spacing at s, or exactly half and s is the even neighbour. In the
-    binade before, the addend is between half a spacing and one, so that every step is one spacing and the sum meets the
-    edge of the next binade: s = 2^(ceil(log2 addend) + p).
+    binade before, the addend is between half a spacing and a whole one, so every step adds one spacing and the sum
+    meets the edge of the next binade: s = 2^(ceil(log2 addend) + p).
 
     Returns 0 if the addend is lost at once, infinity if the sum overflows first.
     """
@@ -75,9 +75,9 @@ def stall(addend: float, accumulator: Format) -> float:
 
 @cache
 def running_sum(addend: float, steps: int, accumulator: Format) -> tuple[float, int | None]:
-    """Return a running sum from 0 after so many steps, and the step after which it stays; None if it grows to the end.
+    """Return a running sum from 0 after `steps` steps, and the step after which it stays; None if it grows to the end.
 
-    Each step takes the number of the format nearest to the exact sum; past the largest that is infinite.
+    Each addition is rounded to the nearest number of the format, past the largest one to infinity.
     """
     total = 0.0
     for step in range(steps):

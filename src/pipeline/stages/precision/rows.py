@@ -30,7 +30,7 @@ class RunningSum(DeviceRow):
         "none: both have the same type; implicit: the addition promotes; explicit: the addend is cast first",
         allowed=("none", "implicit", "explicit"),
     )
-    steps: int = column("how often the addend is added", minimum=1)
+    steps: int = column("how many times the addend is added", minimum=1)
     addend: float = column("the addend, before rounding to its type", positive=True)
     expected: float = derived("steps times the addend", positive=True)
     result: float = column("the sum after the last step")
@@ -46,16 +46,18 @@ class RunningSum(DeviceRow):
         "step after which the sum stays constant; empty if it grows to the end", minimum=1
     )
     predicted_stalled_at_step: int | None = derived("prediction of stalled_at_step", minimum=0)
-    stall: float | None = column("the sum at which an addition changes nothing; empty if it always changed", minimum=0)
+    stall: float | None = column(
+        "the sum at which an addition changes nothing; empty if every addition changed it", minimum=0
+    )
     predicted_stall: float = derived("prediction of stall", minimum=0)
     stall_approached_from: float = column("the sum from which the search for the stall started")
     curve_steps: list[int] = column("selected steps, including the first and the last", minimum=1)
     curve_sums: list[float] = column("the sum after each of these steps")
-    curve_rel_errors: list[float] = derived("absolute value of its relative error", minimum=0)
+    curve_rel_errors: list[float] = derived("absolute value of the relative error of each of these sums", minimum=0)
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add the errors, what rounding the addend and rounding the sums have of them, and the predictions."""
+        """Add the errors, split into addend and sum rounding, and the predictions."""
         row = reading.row
         if row["status"] != "ok":
             return {}
@@ -94,7 +96,7 @@ class ObservedDtype(DeviceRow):
 class LayerNorm(DeviceRow):
     """Layer norm of one input in one format by one method, compared with fp64 and with predictions from the format.
 
-    torch's kernel shows no statistics and has no predictions.
+    torch's kernel returns no statistics and has no predictions.
     """
 
     KEYS = ("dtype", "method", "input", "d_model", "magnitude")
@@ -128,7 +130,7 @@ class LayerNorm(DeviceRow):
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add what is predicted of inputs of +1 and -1: their mean is exactly 0 and every square 1."""
+        """Add predictions for inputs of +1 and -1: their mean is exactly 0 and every square 1."""
         row = reading.row
         if row.get("input") != "alternating" or row["method"] == "kernel":
             return {}
@@ -157,7 +159,7 @@ class StoredEps(DeviceRow):
 
     @classmethod
     def derive(cls, reading: Reading) -> dict[str, Any]:
-        """Add what is predicted of the format."""
+        """Add predictions for the format."""
         if reading.row["status"] != "ok":
             return {}
         number_format = FORMATS[reading.row["dtype"]]

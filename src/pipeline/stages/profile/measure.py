@@ -50,7 +50,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, files_dir: Pat
 
 
 def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Row]:
-    """Time each pass by the host clock, smallest first; after one that runs out of memory all larger ones are oom."""
+    """Time each pass by the host clock, smallest first; if one runs out of memory, it and all larger ones are oom."""
     step = workload.build(cell, settings, device)
     samplings: dict[str, Sampling] = {}
     reason: str | None = None
@@ -64,7 +64,7 @@ def _host_clock(cell: Cell, settings: Settings, device: torch.device) -> list[Ro
         # After all timed passes, because the profiler stays attached.
         busy = {name: profile_gpu_busy(partial(_run_pass, step, name), device) for name in samplings}
     del step
-    free_memory()  # the capture builds the model again; nsys in another process
+    free_memory()  # the capture builds the model again, for nsys in another process
     keys = {name: {"kind": "time", "range": name, "clock": "host"} for name in PASSES}
     rows = [
         {
@@ -97,7 +97,7 @@ def _sample(step: TrainingStep, name: str, settings: Settings) -> Sampling:
 def _capture(
     obstacle: str, cell: Cell, settings: Settings, passes: list[str], device: torch.device, folder: Path
 ) -> tuple[Trace, str]:
-    """Capture the passes by nsys if it is wanted and works, else by torch; return also why not by nsys."""
+    """Capture the passes with nsys if requested and possible, else with torch; also return why nsys was not used."""
     why = "" if cell.profiler == "torch" else obstacle
     if cell.profiler != "torch" and not why:
         try:

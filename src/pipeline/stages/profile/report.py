@@ -9,7 +9,7 @@ from pipeline.formulas.parameters import BY_SIZE
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import written
-from pipeline.report.frame import alike, in_order, with_values
+from pipeline.report.frame import in_order, matching, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -27,16 +27,16 @@ FORWARD = PASSES[0]
 NAMES = dict(zip(PASSES, ("forward only", "forward and backward", "whole step"), strict=True))
 _, MASK, SOFTMAX, _ = ATTENTION_PHASES
 MATMUL, OTHER = "matmul", "other"
-TOLD_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
-RARE_PCT = 1.0  # a kind that is nowhere more is drawn as other
+SHOWN_KINDS = (MATMUL, "softmax", "elementwise", "copy", "optimizer")
+RARE_PCT = 1.0  # a kind whose share is below this in every bar is drawn as other
 NAMED, MOST_KERNELS = 2, 3
 LONG_NAME = r"(?<=^.{55}).{5,}(?=.{12}$)"
-# What launches kernels of a layer under no name of its own: the sums of the residual stream.
+# The kernels that a layer launches outside its named parts: the sums of the residual stream.
 UNNAMED = "residual sums"
 WHAT = "size precision context_length part"
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the profile stage."""
     measured = in_order(with_values(rows), [*CELL, "range", "rank"], ORDERS)
     measured = measured.assign(part=measured["range"].map(NAMES))
@@ -47,27 +47,27 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     of_capture, main = lead[CELL].to_dict(), lead[CELL[2:]].to_dict()
     kernels = measured[measured["kind"] == "kernel"]
     leading = kernels[(kernels["rank"] == 1) & kernels["range"].isin(PASSES[:2])]
-    others = alike(kernels[kernels["category"] != MATMUL], lead[CELL[1:]].to_dict() | {"range": FORWARD})
+    others = matching(kernels[kernels["category"] != MATMUL], lead[CELL[1:]].to_dict() | {"range": FORWARD})
     ends = _ends(measured[measured["profiler"] == lead["profiler"]])
     return Section(
-        _answer(alike(kinds, of_capture), lead),
+        _answer(matching(kinds, of_capture), lead),
         [
-            _by_model(alike(kinds, main | {"range": lead["range"]})),
+            _by_model(matching(kinds, main | {"range": lead["range"]})),
             _shares(ends[ends["size"] == lead["size"]]),
-            _kernels("kernels", alike(kernels, of_capture | {"range": lead["range"]}).head(MOST_KERNELS), what=""),
+            _kernels("kernels", matching(kernels, of_capture | {"range": lead["range"]}).head(MOST_KERNELS), what=""),
         ],
         for_course=[
             _forward_times(ends),
-            _kernels("first_kernels", _ends(alike(leading, main)), across="part"),
+            _kernels("first_kernels", _ends(matching(leading, main)), across="part"),
             _kernels("other_kernels", others.groupby(CELL, sort=False).head(NAMED)),
-            _attention(_ends(alike(measured, main | {"range": FORWARD}))),
-            _layer(alike(measured, of_capture)),
+            _attention(_ends(matching(measured, main | {"range": FORWARD}))),
+            _layer(matching(measured, of_capture)),
         ],
     )
 
 
 def _lead(kinds: pd.DataFrame) -> pd.Series:
-    """Choose the widest pass of the largest model in the lowest precision, at the longest context of most models."""
+    """Choose the fullest pass of the largest model in the lowest precision, at the longest context most models have."""
     for name, end in (("profiler", 0), ("range", -1)):
         kinds = kinds[kinds[name] == in_order(kinds, [name], ORDERS)[name].iloc[end]]
     sizes = kinds.groupby("context_length")["size"].nunique()
@@ -100,7 +100,7 @@ def _by_model(kinds: pd.DataFrame) -> Chart:
 
 
 def _layer(rows: pd.DataFrame) -> Chart:
-    """Stack the kernels of the middle layer's forward pass, a bar a part of the layer."""
+    """Stack the kernels of the middle layer's forward pass, one bar per part of the layer."""
     lines = [
         (path.rpartition("/")[2].replace("_", " ") or UNNAMED, category, microseconds / 1e3)
         for events in rows["events"].dropna()
@@ -116,7 +116,7 @@ def _stack(name: str, drawn: pd.DataFrame, x: str | Axis, hover: str = "") -> Ch
 
 
 def _kernels(name: str, kernels: pd.DataFrame, what: str = WHAT, across: str | None = None) -> Table:
-    # What tells kernels apart often stands at the end of their names.
+    # Cut the middle: long names often differ only at the end.
     kernels = kernels.assign(short=kernels["kernel"].str.replace(LONG_NAME, "…", regex=True))
     return WORDS.table(name, kernels, f"{what} short:code category count time_ms share_pct", across=across)
 
@@ -127,7 +127,7 @@ def _forward_times(rows: pd.DataFrame) -> Table:
     span, busy = (each[[*CELL, "median_ms", "status"]] for each in (span, busy))
     both = host.merge(span, "left", CELL, suffixes=("", "_span")).merge(busy, "left", CELL, suffixes=("", "_busy"))
     off_pct = 100 * (both["median_ms_span"] / both["median_ms"] - 1)
-    both = both.assign(off_pct=off_pct.where(both["status"] == "ok"))  # of an unstable time it would say nothing
+    both = both.assign(off_pct=off_pct.where(both["status"] == "ok"))  # an unstable time would say nothing
     names = "size precision captured_by context_length median_ms median_ms_span median_ms_busy off_pct"
     return WORDS.table("forward_times", both, names, across="context_length")
 
@@ -135,12 +135,12 @@ def _forward_times(rows: pd.DataFrame) -> Table:
 def _shares(rows: pd.DataFrame) -> Table:
     kinds = rows[(rows["kind"] == "category") & rows["range"].isin(PASSES)]
     shares = kinds.pivot_table(index=WHAT.split(), columns="category", values="share_pct", sort=False)
-    shares = shares.reindex(columns=TOLD_KINDS).add_suffix("_share_pct").reset_index()
-    return WORDS.table("shares", shares, " ".join(shares), across="part", kinds=" / ".join(TOLD_KINDS))
+    shares = shares.reindex(columns=SHOWN_KINDS).add_suffix("_share_pct").reset_index()
+    return WORDS.table("shares", shares, " ".join(shares), across="part", kinds=" / ".join(SHOWN_KINDS))
 
 
 def _attention(rows: pd.DataFrame) -> Table:
-    """Write the time of attention's products in a forward pass, of its mask, of its softmax, and of all else in it."""
+    """Tabulate attention's time in a forward pass: its products, mask, softmax and the rest."""
     phases = rows[rows["kind"] == "attention"].set_index(CELL)
     softmax, mask = (phases[phases["phase"] == phase] for phase in (SOFTMAX, MASK))
     found = phases[~phases["phase"].isin([SOFTMAX, MASK])].groupby(level=CELL, sort=False)

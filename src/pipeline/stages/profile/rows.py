@@ -14,7 +14,7 @@ SHARE = "share of the range's kernel time"
 
 
 def share_pct(reading: Reading) -> float:
-    """Return a row's share of the kernel time of its range, which its categories make up."""
+    """Return a row's share, in %, of its range's kernel time, which is the sum over the range's categories."""
     range_ms = sum(
         row["time_ms"] for row in reading.rows if (row["kind"], row["range"]) == ("category", reading.row["range"])
     )
@@ -45,7 +45,7 @@ class RangeRow(Row):
         allowed=(*PASSES, *STEP_PARTS, BACKWARD_BY_PART),
     )
     captured_by: str = column("profiler that made the capture", allowed=("nsys", "torch.profiler"))
-    not_by_nsys: str | None = column("why nsys did not make it although the profiler was auto")
+    not_by_nsys: str | None = column("why nsys did not make it, if the profiler was auto")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class RangeTime(GpuStepRow, RangeRow):
 
     @classmethod
     def why_unstable(cls, reading: Reading) -> str | None:
-        """Judge the times of the host alone: those of a capture say where time goes, not how long it is."""
+        """Judge only the host's times: those of a capture show where time goes, not how long a step takes."""
         return super().why_unstable(reading) if reading.row["clock"] == "host" else None
 
 
@@ -71,7 +71,7 @@ class KernelTime(RangeRow):
     """The time of some kernels in one range."""
 
     count: float = column("calls in one run of the range", minimum=0)
-    time_ms: float = column("summed kernel time in one run of the range; on a CPU time in operators", minimum=0)
+    time_ms: float = column("summed kernel time in one run of the range; on a CPU, time in operators", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +91,12 @@ class RangeCategory(KernelTime):
 
 @dataclass(frozen=True, kw_only=True)
 class RangeKernel(KernelTime):
-    """One of the kernels with the most time in one range. Several can have the same short name."""
+    """One of the kernels that take the most time in one range. Several can have the same short name."""
 
     KEYS = ("range", "rank", "kernel")
 
     rank: int = column("rank among the range's kernels by time; 1 has the most", minimum=1)
-    kernel: str = column("short name; on a CPU an operator's")
+    kernel: str = column("short name; on a CPU, an operator's")
     category: str = column(CATEGORY, allowed=CATEGORIES)
     median_us: float | None = column("median time of a call", minimum=0)
     std_us: float | None = column("standard deviation of the calls' times", minimum=0)

@@ -55,7 +55,7 @@ def kernel_table(trace: Trace, passes: list[str]) -> pd.DataFrame:
 
 
 def _per_run(trace: Trace, path: str) -> pd.DataFrame:
-    """Return the events of a range; what `count` and `time_ms` add up to is that of one run of it."""
+    """Return the events of a range; `count` and `time_ms` are divided by its runs, so their sums are per run."""
     events, rounds = events_of(trace, path), int((trace.ranges["path"] == path).sum())
     return events.assign(count=events["calls"] / rounds, time_ms=events["duration_us"] / rounds / 1e3)
 
@@ -146,8 +146,8 @@ def short_name(name: str) -> str:
     """Shorten a kernel's name to its function and, for a template of many operations, the operation.
 
     "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, ...>(...)" becomes
-    "vectorized_elementwise_kernel<CUDAFunctor_add>". Names without arguments stay as they are: those of cuBLAS, Triton,
-    PyTorch's operators and the device's own copies.
+    "vectorized_elementwise_kernel<CUDAFunctor_add>". Names without arguments, such as those of cuBLAS, Triton,
+    PyTorch's operators and device copies, stay as they are.
     """
     text = _PREFIXES.sub("", name)
     if cutlass := _CUTLASS.match(text):

@@ -71,7 +71,7 @@ def run_in_ranges(step: TrainingStep, passes: Sequence[str], rounds: int) -> Non
     An additional first round is wrapped in a range of its own, so that its passes do not count: the profiler's start-up
     can double its time.
     """
-    # Without its own threads, autograd launches kernels inside the range that called it.
+    # Without threads of its own, autograd launches kernels in the caller's thread, inside the open range.
     with torch.autograd.set_multithreading_enabled(False), module_ranges(step.model):
         with span(UNCOUNTED):
             _run_round(step, passes)

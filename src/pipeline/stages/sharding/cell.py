@@ -15,7 +15,7 @@ MEASURES = ("time", "memory", "traffic", "timeline")
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 SUBJECTS = Measured("optimizer", WHOLE_STEP)
 MOMENTS = ("initialised", "first_before_step", "first_after_step", "before_step", "after_step")
-# Beside the KINDS of tensors: bytes that the allocator gave out and that were requested from it; the peaks of both.
+# In addition to the KINDS of tensors: bytes that the allocator gave out, bytes requested from it, the peaks of both.
 ALLOCATOR_KINDS = ("allocated", "requested")
 PEAKS = ("peak", "requested_peak")
 COLLECTIVES = ("allreduce", "broadcast")

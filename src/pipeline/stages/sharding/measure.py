@@ -39,7 +39,7 @@ def build(impl: str, step: TrainingStep) -> TrainingStep:
 
 
 def build_own(subject: Subject, step: TrainingStep) -> TrainingStep:
-    """Give a rank's step an optimizer of the user's own."""
+    """Give a rank's step the user's optimizer."""
     from pipeline.subjects.loading import load
 
     step = build("", step)
@@ -50,12 +50,12 @@ WAYS = [Way(impl, partial(build, impl)) for impl in IMPLS]
 
 
 def own_ways(subject: Subject, _how: str) -> list[Way]:
-    """Return the way of an optimizer of the user's own."""
+    """Return the way that uses the user's optimizer."""
     return [Way(subject.name, partial(build_own, subject), is_own=True)]
 
 
 def note_memory(turn: Turn) -> None:
-    """Note the memory after initialisation, and in the first and in a warm step before and after the optimizer."""
+    """Record memory after initialisation, and before and after the optimizer in the first and in a warm step."""
     step, device = turn.step, turn.context.device
     memory = _memory_at("initialised", step, device) | _memory_of_step("first_", step, device)
     notes.warm_up(turn)
@@ -67,8 +67,8 @@ def note_memory(turn: Turn) -> None:
 def note_timeline(turn: Turn) -> None:
     """Record the memory of a warm step on rank 0; its snapshot opens in pytorch.org/memory_viz.
 
-    While the recording is incomplete every rank takes the step again, up to MAX_RECORDINGS times. So this comes last:
-    the weights of all ways are compared after as many steps.
+    While the recording is incomplete every rank repeats the step, up to MAX_RECORDINGS times. So this comes last:
+    weights are compared after the same number of steps in every way.
     """
     for _ in range(MAX_RECORDINGS):
         turn.result.timeline = _record_step(turn)
@@ -78,7 +78,7 @@ def note_timeline(turn: Turn) -> None:
 
 
 def _record_step(turn: Turn) -> Curve | str | None:
-    """Run a step; return the memory over it, or why the recording has none, which then is not kept."""
+    """Run a step; return its memory curve, or why the recording is incomplete and was deleted; None on other ranks."""
     if turn.files is None:
         turn.step.run()
         return None
@@ -86,7 +86,7 @@ def _record_step(turn: Turn) -> Curve | str | None:
     begin_bytes = _held_bytes(turn.step)
     with record_memory(device, path) as recorder:
         turn.step.run()
-    # On a GPU what libraries keep for themselves is recorded too.
+    # On a GPU this is unknown: the recording includes what libraries keep for themselves.
     end_bytes = _held_bytes(turn.step) if device.type == "cpu" else None
     try:
         return curve(recorder.read(), begin_bytes, end_bytes)
@@ -100,9 +100,9 @@ def _held_bytes(step: TrainingStep) -> int:
 
 
 def curve(recording: Recording, begin_bytes: int, end_bytes: int | None = None) -> Curve:
-    """Return the active bytes over the events of a recording that began with so many.
+    """Return the active bytes over the events of a recording that began with `begin_bytes`.
 
-    Raises UserError where events are missing: an address is allocated twice, or it does not end with `end_bytes`.
+    Raises UserError if events are missing: an address is allocated twice, or the bytes do not end at `end_bytes`.
     """
     found = replay(recording.events)
     total = timeline(found, dict.fromkeys(found, ""), len(recording.events)).total_bytes
@@ -131,7 +131,7 @@ def _memory_at(moment: str, step: TrainingStep, device: torch.device) -> MemoryA
 
 
 def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
-    """Make the rows of one optimizer, its counted bytes beside the predicted ones."""
+    """Make the rows of one optimizer, with counted and predicted bytes."""
     off, tolerance = result.differences.from_reference, TOLERANCE[cell.precision]
     predicted = predict(way, result, cell.world_size)
     memory = {"measures": "memory", "status": "ok"}
@@ -158,7 +158,7 @@ def rows(way: Way, result: Result, cell: Cell, backend: str) -> list[Row]:
 
 
 def predict(way: Way, result: Result, world_size: int) -> dict[tuple[str, str], int]:
-    """Return the bytes by formula; none of the user's own, of which it is not known how it shares them out."""
+    """Return the bytes by formula; empty for the user's optimizer, as it is unknown how that shards its state."""
     sizes = result.parameter_bytes
     share = Share(len(sizes), sum(sizes)) if way.name == "adamw" else fullest_share(sizes, world_size)
     first = {peak: int(result.memory.get(("first_before_step", peak), 0)) for peak in PEAKS}

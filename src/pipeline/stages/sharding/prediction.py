@@ -34,10 +34,10 @@ def memory_bytes(total: int, share: Share, first_peaks: Mapping[str, int] | None
     """Return bytes by moment and kind; the first step starts without optimizer state.
 
     total: bytes of the parameters. first_peaks: on a GPU, by kind, the peaks of the first forward and backward, which
-    later ones exceed by the state. The allocator rounds requests up, so that one prediction serves
-    for bytes requested and given out. A step of PyTorch's multi-tensor ("foreach") AdamW peaks with one temporary as
-    large as the share: the square roots of all its second moments. None: on a CPU, where AdamW's step counters are
-    beside the state, for with a GPU they are on the host.
+    later ones exceed by the state; None on a CPU. There AdamW's step counters count as state; with a GPU they are on
+    the host. Although the allocator rounds requests up, one prediction serves for bytes requested and given out. A step
+    of PyTorch's multi-tensor ("foreach") AdamW peaks with one temporary as large as the share: the square roots of all
+    its second moments.
     """
     state = ADAMW_MOMENTS * share.bytes + (0 if first_peaks else STEP_COUNTER_BYTES * share.tensors)
     found: dict[tuple[str, str], int] = {}

@@ -1,4 +1,4 @@
-"""The sharding section: what sharing the optimizer's state out saves in memory, and costs in time and bytes."""
+"""The sharding section: what sharding the optimizer's state saves in memory, and costs in time and bytes sent."""
 
 from collections.abc import Mapping
 
@@ -14,11 +14,11 @@ from pipeline.report.words import Words
 WORDS = Words(__file__)
 PLAIN, OURS, TORCHS = "unsharded AdamW", "our ShardedOptimizer", "torch ZeroRedundancyOptimizer"
 NAMES = {"adamw": PLAIN, "sharded": OURS, "torch_zero": TORCHS}
-# Of a step as it goes on and on: the first one begins without optimizer state.
-TOLD = {"initialised": "initialised", "before_step": "before the optimizer's step", "after_step": "after it"}
+# The step is a warm one: the first one begins without optimizer state.
+MOMENT_NAMES = {"initialised": "initialised", "before_step": "before the optimizer's step", "after_step": "after it"}
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the sharding stage."""
     rows = ways.of_cases(rows, rows["impl"].map(NAMES))
     held = rows[(rows["moment"] == "after_step") | (rows["kind"] == "peak") | rows["sent_bytes"].notna()]
@@ -43,17 +43,17 @@ def _scaling(steps: pd.DataFrame) -> Table:
 
 
 def _timeline(rows: pd.DataFrame) -> Chart:
-    """Draw the memory of a warm step, a line an optimizer."""
+    """Draw the memory of a warm step, one line per optimizer."""
     drawn = with_values(rows[rows["measures"] == "timeline"])[["way", "events", "active_bytes"]]
     drawn = drawn.explode(["events", "active_bytes"]).astype({"events": float, "active_bytes": float})
     return WORDS.chart("timeline", drawn.assign(gb=drawn["active_bytes"] / 1e9), "line", "events", "gb", "way")
 
 
 def _moments(rows: pd.DataFrame) -> Table:
-    """Write memory at three moments of a step, a row an optimizer and moment; torch's holds what ours does."""
-    memory = rows[rows["moment"].isin(TOLD) & (rows["impl"] != "torch_zero")]
+    """Tabulate memory by optimizer and moment, without torch's sharded one: it holds the same as ours."""
+    memory = rows[rows["moment"].isin(MOMENT_NAMES) & (rows["impl"] != "torch_zero")]
     wide = memory.pivot_table(index=["way", "moment"], columns="kind", values="measured_bytes", sort=False)
-    orders = {"way": list(NAMES.values()), "moment": list(TOLD)}
+    orders = {"way": list(NAMES.values()), "moment": list(MOMENT_NAMES)}
     wide = in_order(wide.add_suffix("_bytes").reset_index(), [*orders], orders)
     names = "way told peak_bytes allocated_bytes parameters_bytes gradients_bytes optimizer_state_bytes"
-    return WORDS.table("moments", wide.assign(told=wide["moment"].map(TOLD)), names, case=rows["case"].iloc[0])
+    return WORDS.table("moments", wide.assign(told=wide["moment"].map(MOMENT_NAMES)), names, case=rows["case"].iloc[0])

@@ -31,7 +31,7 @@ class StepTime(WayStepTime, OptimizerRow):
         "largest difference of a weight between ranks after the timed steps", minimum=0
     )
     weight_difference: float = column(
-        "largest difference of a weight from the first optimizer's after as many steps", minimum=0
+        "largest difference of a weight from the first optimizer's after equally many steps", minimum=0
     )
     weight_tolerance: float = column("largest difference that rounding may cause", minimum=0)
 
@@ -44,13 +44,13 @@ class Memory(OptimizerRow):
 
     moment: str = column("moment of training; the first step starts without optimizer state", allowed=MOMENTS)
     kind: str = column(
-        "tensors by what they hold; or bytes that the allocator gave out (allocated) or that were requested: now, or at"
+        "tensors by what they hold; or bytes that the allocator gave out (allocated) or that were requested, now or at"
         " the peak since the last moment",
         allowed=(*KINDS, *ALLOCATOR_KINDS, *PEAKS),
     )
     measured_bytes: int = column("bytes counted", minimum=0)
     predicted_bytes: int | None = column(
-        "bytes by formula; empty for the peak on which a later one is based", minimum=0
+        "bytes by formula; empty for a peak from which a later one is predicted", minimum=0
     )
 
 
@@ -62,7 +62,7 @@ class Traffic(WayTraffic, OptimizerRow):
 
     @classmethod
     def predicted(cls, reading: Reading) -> int | None:
-        """Return the parameters' bytes: all gradients are reduced, and where the state is sharded parameters sent."""
+        """Return the parameters' bytes: all gradients are reduced and, if the state is sharded, all parameters sent."""
         row = reading.row
         if row["impl"] not in IMPLS:
             return None
@@ -77,7 +77,9 @@ class Timeline(OptimizerRow):
     KEYS = ("impl", "measures")
 
     events: list[int] = column("allocations and releases so far", minimum=0)
-    active_bytes: list[int] = column("bytes in use after as many: parameters, state and what the step adds", minimum=0)
+    active_bytes: list[int] = column(
+        "bytes in use after each of these: parameters, state and what the step adds", minimum=0
+    )
 
 
 ROW_TYPES = RowTypes(dict(zip(MEASURES, (StepTime, Memory, Traffic, Timeline), strict=True)), kind_column="measures")

@@ -9,17 +9,17 @@ from pipeline.ways.cell import TRAIN_STEP
 
 SPLIT_AXIS = "size"
 
-# torch_eager, torch_compiled: torch's own parts; torch_selective: eager, and its checkpoints keep attention's output;
+# torch_eager, torch_compiled: torch's own parts; torch_selective: eager, with checkpoints that keep attention's output;
 # ours: the fused model under our FSDP; ours_fully_shard: the same under torch's.
 IMPLS = ("torch_eager", "torch_compiled", "torch_selective", "ours", "ours_fully_shard")
 OURS = ("ours", "ours_fully_shard")
-# In processes of their own, one after the other: ours stands between two runs of its peer.
+# Each turn has its own processes, one turn after the other: ours runs between two turns of its peer.
 TURNS = ("torch_compiled", "ours", "torch_compiled", "ours_fully_shard", "torch_eager")
 MEASURES = ("time", "budget", "fusion", "check", "descent")
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
-# In the order in which they join; the first is without any, the last is ours as it is timed.
+# In the order in which they are added; the first has none, the last is ours as it is timed.
 FUSIONS = ("none", "attention", "rms_norm", "rotary", "swiglu", "loss", "kept_products")
-# Columns that count layers, by what they keep, of `formulas.fused_step.LEVELS`.
+# Columns that count layers by what they keep, one of `formulas.fused_step.LEVELS`.
 KEEPING_COLUMNS = {
     "input": "layers_that_keep_input",
     "attention": "layers_that_keep_attention",

@@ -1,4 +1,4 @@
-"""Whether the fused model is right: loss and gradients beside the plain model's in fp32 and in bf16."""
+"""Check the fused model: compare its loss and gradients with those of the plain model in fp32 and in bf16."""
 
 import copy
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from pipeline.model.transformer import TransformerLM
 from pipeline.stages.step8b.cell import Cell, Settings
 from pipeline.stages.step8b.models import COMPUTE_DTYPE, best_attention, plain_model, random_batch
 
-# The loss, and how far it and the gradients lie from those in fp32, as shares of these.
+# The loss, and the errors of loss and gradients relative to fp32.
 Errors = dict[str, float]
 
 
 class WithLoss(nn.Module):
-    """The plain model and its loss, whole."""
+    """The plain model and its loss, computed in one piece."""
 
     def __init__(self, model: TransformerLM) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class WithLoss(nn.Module):
 def check(cell: Cell, settings: Settings, device: torch.device) -> dict[str, Errors]:
     """Compare the fused model, and the plain one in bf16, with the plain one in fp32: same weights, few layers.
 
-    The weights are such as bf16 can hold, so that all three compute the same function.
+    The weights are first rounded to bf16, so that all three compute the same function.
     """
     size = replace(SIZES[cell.size], num_layers=min(settings.checked_layers, SIZES[cell.size].num_layers))
     context = min(settings.checked_context, cell.context_length)
@@ -52,7 +52,7 @@ def check(cell: Cell, settings: Settings, device: torch.device) -> dict[str, Err
 
 
 def check_rows(errors: dict[str, Errors], settings: Settings) -> list[dict[str, Any]]:
-    """Return the rows of a check, that of the fused model first, which says what is further from fp32 than allowed."""
+    """Return the rows of a check, the fused model's first; if wrong, its reason says which error is too large."""
     said = {"ours": _why_wrong(errors["ours"], errors["bf16_eager"], settings)}
     return [
         {
@@ -67,7 +67,7 @@ def check_rows(errors: dict[str, Errors], settings: Settings) -> list[dict[str, 
 
 def _why_wrong(ours: Errors, plain: Errors, settings: Settings) -> str:
     off, tolerance = ours["loss_error"], settings.loss_tolerance
-    if not off <= tolerance:  # also for what is not finite
+    if not off <= tolerance:  # `not <=` also catches NaN
         return f"loss {ours['loss']:.5g} is {off:.2g} from that in fp32, allowed {tolerance:g}"
     for what in ("gradient_error", "worst_gradient_error"):
         found, allowed = ours[what], settings.error_factor * plain[what]
@@ -77,7 +77,7 @@ def _why_wrong(ours: Errors, plain: Errors, settings: Settings) -> str:
 
 
 def _in_compute_dtype(model: TransformerLM) -> TransformerLM:
-    """Copy a model with its parameters, but not the tables of angles, in the compute dtype."""
+    """Copy a model and cast its parameters, but not the rotary tables, to the compute dtype."""
     copied = copy.deepcopy(model)
     for parameter in copied.parameters():
         parameter.data = parameter.data.to(COMPUTE_DTYPE)

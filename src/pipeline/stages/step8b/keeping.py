@@ -1,4 +1,4 @@
-"""What the layers keep in the memory that the GPUs have, chosen by formula before anything is built."""
+"""Choose by formula what layers keep for the backward pass, given the GPUs' memory, before anything is built."""
 
 import math
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from pipeline.formulas.units import BF16_BYTES
 from pipeline.instruments.sampling.rank_timing import max_over_ranks
 from pipeline.stages.step8b.cell import KEEPING_COLUMNS, OURS, Cell, Settings
 
-# Torch's operations hold a logit in bf16 and up to four times in fp32, ours in bf16.
+# Torch's operations hold each logit several times, in bf16 and fp32: 16 bytes at the peak. Ours hold it once, in bf16.
 TORCH_LOGIT_BYTES = 16
 KEPT_BY_TORCH = {"torch_eager": "input", "torch_compiled": "input", "torch_selective": "attention"}
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """What each layer keeps, if it is ours; by formula the memory that a step then needs, and what a GPU has.
+    """What each layer keeps, empty if not ours; the memory that a step then needs by formula, and what a GPU has.
 
-    beside_fusions: what each keeps while fusions are measured, with torch's operations too; None where none fits.
+    beside_fusions: what each keeps while fusions are measured, also with torch's operations; None if nothing fits.
     """
 
     levels: list[str]
@@ -33,16 +33,16 @@ class Keeping:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns of a whole step's row."""
+        """The columns for the row of the whole step."""
         memory = {"needs_bytes": self.needs_bytes, "has_bytes": self.has_bytes}
         counts = {column: self.levels.count(level) for level, column in KEEPING_COLUMNS.items()}
         return memory | (counts if self.levels else {})
 
 
 def choose(impl: str, cell: Cell, settings: Settings, device: torch.device) -> Keeping:
-    """Let layers keep what fits into the memory of the fullest GPU. A collective.
+    """Choose what layers keep so that it fits into the memory of the fullest GPU. A collective.
 
-    Raises Skipped where a step does not fit though every layer keeps its input alone, or what torch's checkpoints keep.
+    Raises Skipped if a step does not fit even when each layer keeps only its input, or what torch's checkpoints keep.
     """
     logits = min(settings.loss_chunk, cell.context_length) * settings.vocab_size
     fused, with_torch = (
@@ -65,10 +65,10 @@ def choose(impl: str, cell: Cell, settings: Settings, device: torch.device) -> K
 
 
 def available_bytes(device: torch.device, free_share: float) -> float:
-    """Return what a GPU has free, on the fullest rank, but for a share of its memory. A collective."""
+    """Return the free memory of the fullest rank's GPU, less a share of its total; infinite on a CPU. A collective."""
     if device.type != "cuda":
         return math.inf
-    dist.barrier()  # for which NCCL takes its memory
+    dist.barrier()  # NCCL allocates its memory here
     free, total = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return -max_over_ranks({"": free_share * total - free - unused}, device)[""]

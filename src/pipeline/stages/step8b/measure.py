@@ -1,4 +1,4 @@
-"""Measure a step8b cell: each implementation in processes of its own, in turn, ours between two turns of its peer."""
+"""Measure a step8b cell: each implementation takes turns in its own processes, ours between two of its peer's."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return rows of times, of where they go, of what fusions buy, and of the checks."""
+    """Return rows of times, budgets, what fusions gain, and checks."""
     settings = replace(settings, vocab_size=SIZES[cell.size].vocabulary(settings.vocab_size))
     turns: dict[str, list[Turn]] = {}
     failures: dict[str, Row] = {}
@@ -36,7 +36,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 @contextmanager
 def _growing_segments() -> Iterator[None]:
-    """Let the ranks' allocator grow its segments: blocks of many sizes would leave gaps of gigabytes else."""
+    """Let the ranks' allocator grow its segments: blocks of many sizes would otherwise leave gaps of gigabytes."""
     before = os.environ.get(ALLOCATOR)
     os.environ[ALLOCATOR] = before or "expandable_segments:True"
     try:
@@ -47,7 +47,7 @@ def _growing_segments() -> Iterator[None]:
 
 
 def rows_of(impl: str, turns: list[Turn]) -> list[Row]:
-    """Make the rows of one implementation: the samples of all its turns, and what the first one measured once."""
+    """Make the rows of one implementation: samples of all its turns, and what only the first turn measures."""
     first, samplings = turns[0], [turn.sampling for turn in turns if turn.sampling is not None]
     once = [{"impl": impl, **row} for row in first.once]
     if first.sampling is None:

@@ -25,7 +25,7 @@ UNITS = (nn.Embedding, FusedBlock, LossHead)
 
 @dataclass
 class Training:
-    """A sharded model with its optimizer and a batch, in phases; `fused` is the fused model inside, where there is one.
+    """A sharded model with its optimizer and a batch, in phases; `fused` is the fused model inside, if any.
 
     Shapes: tokens and targets are (1, seq_len) int64. Call the phases in their order.
     """
@@ -65,7 +65,7 @@ class Training:
 
 
 class TorchParts(nn.Module):
-    """A `TransformerLM` and its loss as torch's own parts make them fit: every block and piece of loss checkpointed.
+    """A `TransformerLM` and its loss, of torch's own parts; to fit, each block and chunk of the loss is checkpointed.
 
     is_selective: the blocks' checkpoints keep attention's output.
     """
@@ -92,7 +92,7 @@ class TorchParts(nn.Module):
 def build(
     impl: str, cell: Cell, settings: Settings, device: torch.device, rank: int, levels: Sequence[str]
 ) -> Training:
-    """Build an implementation's step; all have the same weights in fp32, a batch a rank, and fused AdamW.
+    """Build an implementation's step; all have the same weights in fp32, one batch per rank, and fused AdamW.
 
     levels: what each layer keeps, if the implementation is ours.
     """
@@ -110,7 +110,7 @@ def build(
 def _sharded(fused: FusedLM, impl: str) -> nn.Module:
     if impl == "ours":
         return FSDP(fused, COMPUTE_DTYPE, shard=lambda module: isinstance(module, UNITS))
-    # What shares a weight must be in one unit, for fully_shard the last one.
+    # Modules that share a weight must be in one unit; with fully_shard that is the whole model, the last one.
     is_tied = fused.token_embedding.weight is fused.head.lm_head.weight
     units = (FusedBlock,) if is_tied else UNITS
     return _sharded_by_torch(fused, [module for module in fused.modules() if isinstance(module, units)])
@@ -147,5 +147,5 @@ def random_batch(vocab_size: int, seq_len: int, device: torch.device, seed: int)
 
 
 def best_attention(device: torch.device) -> AttentionFunction:
-    """Return our attention where there is a GPU that has it, else torch's."""
+    """Return our attention if the device supports it, else torch's."""
     return ATTENTION["sdpa" if why_not("flash", device) else "flash"]

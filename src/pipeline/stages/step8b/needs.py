@@ -6,7 +6,7 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
 from pipeline.ways.needs import START_S
 
-# What a rank reaches with such a step, about, in FLOP/s.
+# Approximate FLOP/s of a rank in such a step.
 GPU_RATE, CPU_RATE = 4e14, 2e10
 COMPILING_S = 60.0
 

@@ -7,7 +7,7 @@ import pandas as pd
 from pipeline.report import versus, ways
 from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import written
-from pipeline.report.frame import alike, having, in_order, with_values
+from pipeline.report.frame import having, in_order, matching, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -27,10 +27,10 @@ NAMES = {
 PEERS, OURS = ("torch_eager", "torch_compiled", "torch_selective"), ("ours", "ours_fully_shard")
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the step8b stage, of the cell with the most work a step."""
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the section of the step8b stage, for the cell with the most work per step."""
     rows = _largest(rows.assign(way=rows["impl"].map(NAMES), case=written(rows, CASE)))
-    steps = alike(rows, WHOLE_STEP).sort_values("median_ms", kind="stable")
+    steps = matching(rows, WHOLE_STEP).sort_values("median_ms", kind="stable")
     steps = versus.beside(steps, CELL, steps["impl"].isin(PEERS))
     ours = [NAMES[impl] for impl in OURS]
     return Section(
@@ -42,10 +42,10 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
 
 
 def _largest(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of the cell whose steps do most, of those with values."""
-    timed = with_values(alike(rows, WHOLE_STEP))
+    """Return the rows of the cell with the most work per step, among those with values."""
+    timed = with_values(matching(rows, WHOLE_STEP))
     work = timed["model_tflops_per_s"].fillna(0.0) * timed["median_ms"]
-    return alike(rows, timed.loc[work.idxmax(), CELL].to_dict()) if len(timed) else rows
+    return matching(rows, timed.loc[work.idxmax(), CELL].to_dict()) if len(timed) else rows
 
 
 def _table(steps: pd.DataFrame) -> Table:
@@ -63,7 +63,7 @@ def _budget(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
 
 
 def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
-    """Write the step with one fusion more a row: few steps each, so that a difference has no verdict."""
+    """Tabulate the step with one more fusion per row; with so few steps, differences get no verdict."""
     found = in_order(having(rows[rows["measures"] == "fusion"], "step_ms"), ["fusion"], {"fusion": FUSIONS})
     timed = steps.loc[steps["impl"] == "ours", "n"].max()
     found = found.assign(
@@ -75,7 +75,7 @@ def _fusions(rows: pd.DataFrame, steps: pd.DataFrame) -> Table:
 
 
 def _checks(rows: pd.DataFrame) -> Table:
-    """Write how far loss and gradients of few layers are from the plain model's in fp32."""
+    """Tabulate how far loss and gradients of few layers are from the plain model's in fp32."""
     layers = rows["setting_checked_layers"].iloc[0]
     context = rows[["setting_checked_context", "context_length"]].min(axis=None)
     names = "way loss_error gradient_error worst_gradient_error"

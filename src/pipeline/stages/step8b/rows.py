@@ -20,7 +20,7 @@ class MeasuredRow(Row):
     impl: str = column(
         "torch_eager, torch_compiled: torch's own parts; torch_selective: eager, and its checkpoints keep attention's"
         " output; ours: the fused model under our FSDP; ours_fully_shard: under"
-        " torch's; bf16_eager: the plain model in bf16, to compare with",
+        " torch's; bf16_eager: the plain model in bf16, for comparison",
         allowed=tuple(dict.fromkeys((*IMPLS, *CHECKED))),
     )
 
@@ -29,23 +29,23 @@ class MeasuredRow(Row):
 class StepTime(WayStepTime, Rates, MeasuredRow):
     """Time of a training step or of one of its phases by one clock; each sample is the slowest rank's."""
 
-    first_step_ms: float | None = column("the first step, which compiles what there is to; of the first turn")
-    needs_bytes: int | None = column("memory that a step takes by formula, with what layers keep", minimum=0)
+    first_step_ms: float | None = column("the first step of the first turn, including compilation")
+    needs_bytes: int | None = column("memory that a step needs by formula, including what layers keep", minimum=0)
     has_bytes: int | None = column(
         "memory that it may use: free on the fullest rank before it is built, less free_share", minimum=0
     )
     layers_that_keep_input: int | None = column(
-        "layers that keep their input alone and run again for the backward pass", minimum=0
+        "layers that keep only their input and run again for the backward pass", minimum=0
     )
-    layers_that_keep_attention: int | None = column("layers that keep attention's output too", minimum=0)
+    layers_that_keep_attention: int | None = column("layers that also keep attention's output", minimum=0)
     layers_that_keep_qkv: int | None = column(
-        "layers that keep also q, k, v and the sum before the feed-forward norm", minimum=0
+        "layers that also keep q, k, v and the sum before the feed-forward norm", minimum=0
     )
-    layers_that_keep: int | None = column("layers that keep also the products of gate and up", minimum=0)
+    layers_that_keep: int | None = column("layers that also keep the products of gate and up", minimum=0)
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
-        """Add the rates of the whole step, causal attention as half of all scores, and the peak."""
+        """Add the rates of the whole step, with half of all scores counted in causal attention, and the peak."""
         found, cell = super().timed_columns(reading, median_ms), reading.cell
         if any(reading.row[name] != value for name, value in cls.WHOLE_STEP.items()):
             return found
@@ -64,37 +64,39 @@ class StepTime(WayStepTime, Rates, MeasuredRow):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetItem(BudgetRow, MeasuredRow):
-    """Where a step's time goes, on the first rank: the time that a kind of work adds to those listed before it."""
+    """Where a step's time goes on the first rank: the time each kind of work adds to those before it."""
 
     KEYS = ("impl", "category")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fusion(MeasuredRow):
-    """The step of the fused model with one fusion more a row, in one process, and with the same sharded weights."""
+    """The fused model's step with one more fusion per row, in one process and with the same sharded weights."""
 
     KEYS = ("impl", "fusion")
 
-    fusion: str = column("what joins those before: none, our attention, a kernel, products kept", allowed=FUSIONS)
-    step_ms: float = column("median step, the slowest rank's", positive=True)
-    peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
+    fusion: str = column(
+        "what is added to the fusions before: nothing, our attention, a kernel, kept products", allowed=FUSIONS
+    )
+    step_ms: float = column("median step of the slowest rank", positive=True)
+    peak_bytes: int | None = column("peak memory that torch allocated on the fullest rank", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check(MeasuredRow):
-    """Loss and gradients of few layers beside the plain model's in fp32, from the same weights."""
+    """Loss and gradients of a few layers, compared with the plain model's in fp32 from the same weights."""
 
     KEYS = ("impl",)
 
     loss: float = column("loss, in nats")
-    loss_error: float = column("difference from the loss in fp32, over it", minimum=0)
+    loss_error: float = column("relative difference from the loss in fp32", minimum=0)
     gradient_error: float = column("norm of the difference of all gradients, over the norm in fp32", minimum=0)
-    worst_gradient_error: float = column("the same of the worst parameter alone", minimum=0)
+    worst_gradient_error: float = column("the same for the worst parameter alone", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Descent(MeasuredRow):
-    """The loss over steps with one batch, from the first weights."""
+    """The loss over steps on one batch, from the initial weights."""
 
     KEYS = ("impl",)
 

@@ -1,4 +1,4 @@
-"""Measure one rank of one turn of an implementation: check it, let it descend, time its steps, budget them."""
+"""Measure one turn of an implementation on one rank: check it, train it briefly, time its steps, budget them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,7 +23,7 @@ from pipeline.stages.step8b.keeping import choose
 from pipeline.stages.step8b.models import Training, build, random_batch
 
 Row = dict[str, Any]
-# What each fusion replaces of torch's operations.
+# The fields of torch's `Operations` that each fusion replaces.
 FIELDS = {
     "rms_norm": ("rms_norm", "rms_norm_backward"),
     "rotary": ("rotate",),
@@ -34,9 +34,9 @@ FIELDS = {
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn; sampling is None where the implementation is wrong, and step has the columns of its whole step.
+    """One turn; sampling is None if the implementation is wrong, and step has the columns of its whole step.
 
-    once: the rows of what a first turn alone measures; busy: of its steps on a GPU.
+    once: the rows that only a first turn measures; busy: what the GPU did in a step, also only in a first turn.
     """
 
     once: list[Row] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Turn:
 
 
 def measure_turn(context: RankContext, cell: Cell, settings: Settings, impl: str, is_first: bool) -> Turn:
-    """Check the implementation if it is ours, let it descend, then time and profile steps at the full context."""
+    """Check the implementation if it is ours, train it briefly, then time and profile steps at the full context."""
     device, once = context.device, list[Row]()
     if impl == "ours" and is_first:
         once = check_rows(check(cell, settings, device), settings)
@@ -55,12 +55,12 @@ def measure_turn(context: RankContext, cell: Cell, settings: Settings, impl: str
     make_room(device)
     keeping = choose(impl, cell, settings, device)
     training = build(impl, cell, settings, device, context.rank, keeping.levels)
-    # Not the compiled peer: it would be compiled for two contexts, and the second time for any.
+    # Not the compiled peer: the second context would make it compile again, for any length.
     if is_first and impl != "torch_compiled":
         once.append(_descent_row(training, cell, settings, context))
     reset_peak(device)
     first_step_ms = time_call_ms(training.run, device)
-    # After another step, which is as the timed ones.
+    # One more warm-up step: unlike the first, it is like the timed ones.
     sampling = time_steps_over_ranks(training.phases, device, warmup=1, steps=settings.steps)
     step = {
         "first_step_ms": first_step_ms,
@@ -74,7 +74,7 @@ def measure_turn(context: RankContext, cell: Cell, settings: Settings, impl: str
     busy = None
     if is_first and device.type == "cuda":
         works, walls_ms = profile_work(training.run, device, steps=1)
-        if len(works[0]):  # else the driver tells nothing
+        if len(works[0]):  # else the driver reports nothing
             parts = budget(works[0], walls_ms[0])
             once += [{"measures": "budget", "status": "ok", **part} for part in parts]
             busy = summarise_work(works, walls_ms)
@@ -82,7 +82,7 @@ def measure_turn(context: RankContext, cell: Cell, settings: Settings, impl: str
 
 
 def _descent_row(training: Training, cell: Cell, settings: Settings, context: RankContext) -> Row:
-    """Train with one short batch; the optimizer's state exists from then on."""
+    """Train on one short batch, which also creates the optimizer's state."""
     batch = training.tokens, training.targets
     short = min(settings.descent_context, cell.context_length)
     training.tokens, training.targets = random_batch(settings.vocab_size, short, context.device, context.rank)
@@ -92,7 +92,7 @@ def _descent_row(training: Training, cell: Cell, settings: Settings, context: Ra
 
 
 def descent_row(losses: list[float]) -> Row:
-    """Return the row of losses, which must fall."""
+    """Return the row of losses; its status is wrong if they do not fall."""
     outcome: Row = {"status": "ok"}
     if not losses[-1] < losses[0]:
         outcome = {"status": "wrong", "reason": f"the loss does not fall: {losses[0]:.5g}, then {losses[-1]:.5g}"}
@@ -102,8 +102,8 @@ def descent_row(losses: list[float]) -> Row:
 def _fusion_rows(training: Training, device: torch.device, steps: int, levels: Sequence[str]) -> list[Row]:
     """Time the step without fusions, then with one more at a time, each after a step that warms it up.
 
-    levels: what the layers keep meanwhile. What is kept beyond that, the last fusion, is not among them. Afterwards the
-    model computes as it did before.
+    levels: what the layers keep meanwhile. The last fusion, which keeps more, is not timed here. Afterwards the model
+    computes as it did before.
     """
     assert training.fused is not None
     fused, block = training.fused, training.fused.blocks[0]
@@ -127,10 +127,10 @@ def _fusion_row(fusion: str, sampling: Sampling, peak_bytes: int | None) -> Row:
 
 
 def ladder(device: torch.device) -> Iterator[tuple[str, Operations, AttentionFunction]]:
-    """Yield the fusions in the order in which they join, with the operations and the attention of each step."""
+    """Yield the fusions in the order in which they are added, each with the operations and attention to use."""
     operations = in_torch()
     yield FUSIONS[0], operations, ATTENTION["sdpa"]
-    if device.type != "cuda":  # nor are there kernels of ours
+    if device.type != "cuda":  # our kernels need a GPU
         return
     yield "attention", operations, ATTENTION["flash"]
     for fusion, names in FIELDS.items():

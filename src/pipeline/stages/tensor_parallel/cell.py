@@ -8,10 +8,10 @@ from pipeline.ways.cell import TRAIN_STEP
 
 SPLIT_AXIS = "what"
 
-# none: one process' whole work, on every rank. tensor: each rank has a share of every matrix's width. sequence: the
-# same, and of what lies between, each has a share of the tokens. fsdp: each has a share of the sequences, and gathers
-# weights. fsdp_tensor: fsdp over groups of two ranks with tensor. context: each has a share of every sequence's tokens,
-# passes on keys and values, and gathers weights.
+# none: every rank does the whole work of one process. tensor: each rank has a share of every matrix's width. sequence:
+# as tensor, and between the matrices each rank has a share of the tokens. fsdp: each rank has a share of the sequences,
+# and gathers weights. fsdp_tensor: tensor within groups of two ranks, fsdp over the groups. context: each rank has a
+# share of every sequence's tokens, passes keys and values on, and gathers weights.
 IMPLS = {
     "block": ("none", "tensor", "sequence", "fsdp", "fsdp_tensor", "context"),
     "step": ("none", "tensor", "sequence", "fsdp", "fsdp_tensor"),
@@ -21,7 +21,7 @@ TENSOR_RANKS = 2  # of fsdp_tensor
 MEASURES = ("time", "traffic", "budget", "rate")
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 COLLECTIVES = ("allreduce", "allgather_base", "reduce_scatter_base", "alltoall_base", "broadcast")
-# What computing and communicating are predicted from: a product, and all-reduces as large as the two things sent.
+# Predictions start from the rates of a matrix product, and of all-reduces as large as the activations and the weights.
 RATES = ("matmul", "allreduce_activations", "allreduce_weights")
 
 
@@ -47,7 +47,7 @@ class Cell:
         return self.world_size
 
     def row_keys(self) -> list[dict[str, str]]:
-        """Return the keys of the rows of a cell that could not be measured: the whole each way."""
+        """Return the keys of the rows of a cell that could not be measured: each way's whole step."""
         return [{"impl": impl, **WHOLE_STEP} for impl in IMPLS[self.what]]
 
 

@@ -1,4 +1,4 @@
-"""Measure a tensor_parallel cell: what each way to divide a step over ranks takes, and the rates to predict it from."""
+"""Measure a tensor_parallel cell: each way to divide a step over ranks, and the rates behind the predictions."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from pipeline.ways.ranks import Row, ranks_on, run_on_ranks, together_or_apart
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
-    """Return rows of times, bytes sent, work by kind and rates; ways that cannot be are skipped with the reason."""
+    """Return rows of times, bytes sent, work by kind and rates; impossible ways are skipped with the reason."""
     _, device_type = ranks_on()
     reasons = {impl: why_not(impl, cell, device_type) for impl in IMPLS[cell.what]}
     possible = [impl for impl, reason in reasons.items() if not reason]
@@ -36,7 +36,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
 
 
 def why_not(impl: str, cell: Cell, device_type: str) -> str:
-    """Say in a line why a way cannot be on so many ranks; nothing where it can."""
+    """Return in one line why a way cannot run on the cell's ranks, or an empty string if it can."""
     ranks, size = cell.world_size, SIZES[cell.size]
     tensor_ranks = {"tensor": ranks, "sequence": ranks, "fsdp_tensor": TENSOR_RANKS}.get(impl, 1)
     shares = {"fsdp": ranks, "fsdp_tensor": ranks // TENSOR_RANKS}.get(impl, 1)
@@ -57,11 +57,11 @@ def why_not(impl: str, cell: Cell, device_type: str) -> str:
 
 
 def rows_of(impl: str, result: Result | Row, cell: Cell, settings: Settings, core: int | None) -> list[Row]:
-    """Make the rows of one way from its result, or from the outcome that it has instead."""
+    """Make the rows of one way from its result, or from its outcome if it has no result."""
     whole = {"impl": impl, **WHOLE_STEP}
     if isinstance(result, dict):
         return [whole | result]
-    assert result.correctness is not None  # noted in the first turn
+    assert result.correctness is not None  # set in the first turn
     checked = asdict(result.correctness)
     if complaint := result.complaint(settings, cell):
         return [{**whole, "status": "wrong", "reason": complaint, **checked}]

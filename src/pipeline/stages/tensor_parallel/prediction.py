@@ -1,9 +1,9 @@
-"""Predict the time of each way by the course's formulas, from rates measured beside it.
+"""Predict the time of each way by the course's formulas, from rates measured in the same cell.
 
 A transformer block counts as two of the layers of `formulas.feed_forward_parallel`: SwiGLU, three matrices D × F, and
-attention's projections, four D × D; either ends in one exchange of activations a pass. Attention's own products, which
-the formulas leave out, count too: all of a causal mask's scores that are not masked, divided among the ranks. Context
-parallelism sends keys and values around a ring, forward once, backward with their gradients (Liu et al. 2023).
+attention's projections, four D × D; each exchanges activations once per pass. Attention's own products, which the
+formulas leave out, count too: only the scores that the causal mask leaves, divided among the ranks. Context parallelism
+sends keys and values around a ring, once forward, and backward with their gradients (Liu et al. 2023).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PASSES = ("forward", "backward")
 
 @dataclass(frozen=True)
 class Rates:
-    """What a rank reaches: FLOP/s of a large product, bytes/s sent in all-reduces of either size."""
+    """What a rank reaches: FLOP/s of a large matrix product, bytes/s sent in all-reduces of both sizes."""
 
     flops_per_s: float
     activation_bytes_per_s: float
@@ -48,7 +48,7 @@ class Work:
 
 
 def shares(impl: str, ranks: int) -> tuple[int, int]:
-    """Return among how many ranks the batch, with the weights that are gathered, and a matrix's width are divided."""
+    """Return over how many ranks the batch (and the weights to gather) and a matrix's width are divided."""
     every = {
         "none": (1, 1),
         "tensor": (1, ranks),
@@ -66,11 +66,11 @@ def predicted(impl: str, cell: Cell, vocab_size: int, phase: str) -> Work:
     x, y = shares(impl, cell.world_size)
     tokens = cell.batch_size * cell.context_length
     elements = {"bf16": BF16_BYTES, "fp32": FP32_BYTES}[cell.precision] / BF16_BYTES
-    # The two with other numbers of heads for keys have another number of matrices.
+    # Four with as many heads for keys as for queries, fewer if queries share keys.
     projections = sum(attention_matrices(size)) / (size.d_model * size.attention_width)
     layers = (
         Block(size.d_model, size.d_ff, 3),
-        Block(size.d_model, size.attention_width, projections),  # type: ignore[arg-type]  # a part of one
+        Block(size.d_model, size.attention_width, projections),  # type: ignore[arg-type]  # may be a fraction
     )
     costs = [cost(Layer(each, tokens, 0, 0), phase, x, y) for each in layers]
     shape = attention.Shape(cell.batch_size, size.num_heads, cell.context_length, size.head_dim, is_causal=True)
@@ -85,8 +85,8 @@ def predicted(impl: str, cell: Cell, vocab_size: int, phase: str) -> Work:
         return Work(flops, elements * activation_bytes, elements * weight_bytes)
     head = head_matrix_elements(size, vocab_size)
     passes = PASSES.index(phase) + 1
-    # The embedding is divided, gathered and scattered like the head, and multiplies nothing: tensor parallelism sums
-    # its output forward, and the gradient of the head's input backward.
+    # The embedding is divided, gathered and scattered like the head, but multiplies nothing. Tensor parallelism sums
+    # its output over ranks in the forward pass, and the gradient of the head's input in the backward pass.
     ends_bytes = 2 * passes * all_gather_bus_factor(x) * BF16_BYTES * head / y
     return Work(
         size.num_layers * flops + passes * 2 * tokens * head / (x * y),

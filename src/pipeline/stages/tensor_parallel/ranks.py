@@ -1,4 +1,4 @@
-"""Measure one rank of a cell: rates, then each way in turn: checked, its traffic noted, timed, and at last profiled."""
+"""Measure one rank of a cell: rates, then each way in turn: check it, log its traffic, time it, and last profile it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,13 +29,13 @@ from pipeline.stages.tensor_parallel.steps import Step, build_whole, phases
 from pipeline.stages.tensor_parallel.ways import divided, fsdp_ranks, mean_loss
 
 RATE_SAMPLES, BURST_CALLS = 10, 5
-LOSS_SHARE = 0.1  # of the tolerance of gradients
-Reference = tuple[Tensor, Sample]  # one process' loss and gradients
+LOSS_SHARE = 0.1  # of the gradients' tolerance
+Reference = tuple[Tensor, Sample]  # loss and gradients of one process
 
 
 @dataclass(frozen=True)
 class Correctness:
-    """Loss and gradients of a way beside one process'; relative errors, of gradients the worst parameter's."""
+    """A way's loss, and its relative errors against one process; the gradient error is the worst parameter's."""
 
     loss: float
     loss_error: float
@@ -43,7 +43,7 @@ class Correctness:
     worst_parameter: str
 
     def complaint(self, tolerance: float) -> str:
-        """Say what is further off than the tolerance; nothing where all is well."""
+        """Return what is further off than the tolerance, or an empty string."""
         if not self.loss_error <= LOSS_SHARE * tolerance:
             return f"the loss is off by {self.loss_error:.2g} of one process', allowed is {LOSS_SHARE * tolerance:g}"
         if not self.gradient_error <= tolerance:
@@ -55,7 +55,7 @@ class Correctness:
 
 @dataclass
 class Result:
-    """What the turns of one way gave; bytes are the fullest rank's, times the slowest's, the budget the first's."""
+    """Results of one way's turns; bytes are the fullest rank's, times the slowest's, the budget the first's."""
 
     correctness: Correctness | None = None
     samplings: list[Sampling] = field(default_factory=list)
@@ -65,14 +65,14 @@ class Result:
     budget: list[dict[str, Any]] = field(default_factory=list)
 
     def complaint(self, settings: Settings, cell: Cell) -> str:
-        """Say what is further off one process than the tolerance; nothing where all is well."""
-        assert self.correctness is not None  # noted in the first turn
+        """Return what is further off from one process than the tolerance, or an empty string."""
+        assert self.correctness is not None  # set in the first turn
         return self.correctness.complaint(settings.tolerance(cell.precision))
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a cell's ranks gave: the rates of the machine, and the result of each way."""
+    """Results of a cell's ranks: the rates of the machine, and the result of each way."""
 
     rates: list[dict[str, Any]]
     results: list[Result]
@@ -80,9 +80,9 @@ class Found:
 
 
 def measure_rank(context: RankContext, cell: Cell, settings: Settings, impls: Sequence[str]) -> Found:
-    """Measure ways in turn on one rank; what is wrong is not timed. Each turn frees its step."""
+    """Measure ways in turn on one rank; wrong ones are not timed. Each turn frees its step."""
     device, results = context.device, {impl: Result() for impl in impls}
-    dist.barrier()  # what the first collective starts is not pinned
+    dist.barrier()  # so that threads started by the first collective are not pinned
     with pinned(device, context.rank, context.world_size) as core:
         rates = measure_rates(context, cell, settings)
         reference = gradients_of(build_whole(cell, settings, device))
@@ -124,7 +124,7 @@ def _all_reduce_ms(tensor: Tensor, context: RankContext) -> list[float]:
 
 
 def check(step: Step, cell: Cell, reference: Reference, num_fsdp_ranks: int) -> Correctness:
-    """Compare a way's loss and gradients with one process'. A collective."""
+    """Compare a way's loss and gradients with those of one process. A collective."""
     (loss, gradients), (one_loss, one_gradients) = gradients_of(step), reference
     mean = mean_loss(loss, step, cell, num_fsdp_ranks)
     errors = max_over_ranks(relative_errors(gradients, one_gradients), loss.device)
@@ -135,7 +135,7 @@ def check(step: Step, cell: Cell, reference: Reference, num_fsdp_ranks: int) -> 
 def _turn(
     impl: str, result: Result, reference: Reference | None, cell: Cell, settings: Settings, device: torch.device
 ) -> None:
-    """Time steps of a way; reference: in its first turn, with what it is compared before."""
+    """Time steps of a way; with a reference, given in its first turn, check the way against that first."""
     begin_anew(device)
     with divided(impl, cell, settings, device) as step:
         if reference is not None:
@@ -150,7 +150,7 @@ def _turn(
 
 
 def _profile(impl: str, result: Result, cell: Cell, settings: Settings, device: torch.device) -> None:
-    """Profile warm steps for what a GPU does in them."""
+    """Profile what a GPU does in warm steps."""
     if device.type != "cuda" or result.complaint(settings, cell):
         return
     begin_anew(device)
@@ -164,9 +164,9 @@ def _profile(impl: str, result: Result, cell: Cell, settings: Settings, device: 
 
 
 def gradients_of(step: Step) -> tuple[Tensor, Sample]:
-    """Run a step's forward and backward pass; return this rank's loss, and samples of every gradient in full.
+    """Run a step's forward and backward pass; return this rank's loss, and samples of every full gradient.
 
-    A collective, where gradients are divided.
+    A collective if gradients are divided.
     """
     loss = step.forward().detach()
     step.backward()
@@ -174,13 +174,13 @@ def gradients_of(step: Step) -> tuple[Tensor, Sample]:
     for name, parameter in step.model.named_parameters():
         gradient = parameter.grad
         assert gradient is not None, f"{name} has no gradient"
-        # One by one: all in full may take more memory than there is.
+        # One by one: all full gradients together may not fit into memory.
         found |= sample({name: gradient.full_tensor() if isinstance(gradient, DTensor) else gradient})
     step.discard()
     return loss, found
 
 
 def relative_errors(found: Sample, reference: Sample) -> dict[str, float]:
-    """Return for each parameter the norm of the difference over the reference's norm; infinite rather than none."""
+    """Return for each parameter the norm of the difference over the reference's norm; infinite instead of NaN."""
     errors = {name: (found[name] - each).norm() / each.norm() for name, each in reference.items()}
     return {name: error.nan_to_num(nan=inf).item() for name, error in errors.items()}

@@ -1,4 +1,4 @@
-"""The tensor_parallel section: ways to divide a block or a step over ranks, each beside the time of its formula."""
+"""The tensor_parallel section: ways to divide a block or a step over ranks, each compared with its formula."""
 
 from collections.abc import Mapping
 
@@ -24,13 +24,13 @@ NAMES = {
     "fsdp_tensor": "FSDP × tensor parallel",
     "context": "context parallel, FSDP",
 }
-WHATS = {"block": "One block", "step": "A training step"}
+WHAT_NAMES = {"block": "One block", "step": "A training step"}
 CASE = "{named} of {size}, {precision}, {world_size} ranks, {batch_size} × {context_length:,} tokens"
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the tensor_parallel stage."""
-    rows = rows.assign(way=rows["impl"].map(NAMES), named=rows["what"].map(WHATS))
+    rows = rows.assign(way=rows["impl"].map(NAMES), named=rows["what"].map(WHAT_NAMES))
     rows = rows.assign(case=written(rows, CASE), of=written(rows, "{precision}, {world_size} ranks"))
     steps = ways.whole_steps(rows, list(NAMES.values()), ONE)
     cases = ways.by_trust(steps)
@@ -50,7 +50,7 @@ def _answer(steps: pd.DataFrame) -> str:
     timed = with_values(steps)
     one, divided = timed[timed["way"] == ONE], timed[timed["way"] != ONE]
     if one.empty or divided.empty:
-        return ways.only(steps)
+        return ways.variants_with_results(steps)
     best = divided.loc[divided["median_ms"].idxmin()]
     return WORDS.say("answer", best=best, alone_ms=one["median_ms"].iloc[0])
 
@@ -66,7 +66,7 @@ def _table(name: str, steps: pd.DataFrame) -> Table:
 
 
 def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
-    """Draw what a profiled step's time goes into, unless profiling held it up; under it what its formula counts."""
+    """Draw where a profiled step's time goes, unless profiling slowed it down; below it what its formula counts."""
     held_up = steps[steps["profiled_ms"] > MOST_HELD_UP * steps["median_ms"]]
     measured = rows[(rows["measures"] == "budget") & rows["work_ms"].notna()]
     measured = measured[~(measured["case"] + measured["way"]).isin(held_up["case"] + held_up["way"])]

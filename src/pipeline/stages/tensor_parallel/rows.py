@@ -1,4 +1,4 @@
-"""Rows of the tensor_parallel stage: step times beside their formulas, bytes sent, work by kind, and rates."""
+"""Rows of the tensor_parallel stage: measured and predicted step times, bytes sent, work by kind, and rates."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -14,12 +14,13 @@ from pipeline.ways.cell import TRAIN_STEP
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRow(Row):
-    """Columns of all rows but rates: the way, and what is measured."""
+    """Columns of all rows except rates: the way, and what is measured."""
 
     measures: str = column("what the row measures", allowed=MEASURES)
     impl: str = column(
-        "none: one process' whole work; tensor: parallelize_module, matrices divided; sequence: and what lies between"
-        " them by tokens; fsdp: fully_shard; fsdp_tensor: both; context: context_parallel and fully_shard",
+        "none: one process does all the work; tensor: parallelize_module divides matrices; sequence: and what lies"
+        " between them, by tokens; fsdp: fully_shard; fsdp_tensor: fsdp and tensor; context: context_parallel and"
+        " fully_shard",
         allowed=EVERY_IMPL,
     )
 
@@ -33,25 +34,27 @@ class StepTime(RanksStepRow, MeasuredRow):
     phase: str = column("part of the step, or all of it", allowed=(*PASSES, "optimizer", TRAIN_STEP))
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     loss: float | None = column("loss over all ranks, before any update", minimum=0)
-    loss_error: float | None = column("difference from one process' loss, over it", minimum=0)
+    loss_error: float | None = column("relative difference from the loss of one process", minimum=0)
     gradient_error: float | None = column(
-        "norm of the difference from one process' gradient, over its norm, of the parameter furthest off", minimum=0
+        "norm of the difference from one process' gradient, over its norm, for the worst parameter", minimum=0
     )
-    worst_parameter: str | None = column("that parameter")
-    peak_bytes: int | None = column("most that torch's allocator had given out on the fullest rank", minimum=0)
-    compute_ms: float | None = derived("products by formula, at the rate of a large one", minimum=0)
-    communication_ms: float | None = derived("bytes by formula, at the rate of an all-reduce as large", minimum=0)
+    worst_parameter: str | None = column("the parameter with this gradient_error")
+    peak_bytes: int | None = column("peak memory that torch allocated on the fullest rank", minimum=0)
+    compute_ms: float | None = derived("time of the products by formula, at the rate of a large one", minimum=0)
+    communication_ms: float | None = derived(
+        "time to send the bytes by formula, at the rate of an all-reduce as large", minimum=0
+    )
     overlapped_ms: float | None = derived(
         "predicted if computing and communicating overlap: the longer of the two in each pass", positive=True
     )
     in_turn_ms: float | None = derived("predicted if they take turns: their sum", positive=True)
-    over_prediction: float | None = derived("median time over the sum", positive=True)
+    over_prediction: float | None = derived("median time over in_turn_ms", positive=True)
     predicted_bytes: float | None = derived("bytes that each rank sends by formula", minimum=0)
     sent_bytes: float | None = derived("least bytes that each rank sends for the calls of a step", minimum=0)
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
-        """Add what the formulas predict: of a training step for both passes, without the optimizer."""
+        """Add what the formulas predict: for a training step both passes together, without the optimizer."""
         found, row = super().timed_columns(reading, median_ms), reading.row
         rates = _rates(reading)
         passes = PASSES if row["phase"] == TRAIN_STEP else [name for name in PASSES if name == row["phase"]]
@@ -90,14 +93,14 @@ class Traffic(MeasuredRow):
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetItem(BudgetRow, MeasuredRow):
-    """Where a step's time goes, on the first rank: the time that a kind of work adds to those listed before it."""
+    """Where a step's time goes on the first rank: the time each kind of work adds to those before it."""
 
     KEYS = ("impl", "category")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rate(TimedRow):
-    """A rate from which the formulas predict: a product on the first rank while all compute, or an all-reduce."""
+    """A rate that predictions are based on: a product on the first rank while all compute, or an all-reduce."""
 
     KEYS = ("rate",)
 
@@ -109,8 +112,8 @@ class Rate(TimedRow):
     )
     side: int | None = column("rows and columns of each matrix", minimum=1)
     size_bytes: int | None = column("size of each rank's tensor", minimum=1)
-    tflops_per_s: float | None = derived("10^12 multiplications and additions a second", positive=True)
-    busbw_gb_per_s: float | None = derived("bus bandwidth: 10^9 bytes a second that each rank sends", positive=True)
+    tflops_per_s: float | None = derived("10^12 multiplications and additions per second", positive=True)
+    busbw_gb_per_s: float | None = derived("bus bandwidth: 10^9 bytes per second that each rank sends", positive=True)
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
@@ -122,7 +125,7 @@ class Rate(TimedRow):
 
 
 def _rates(reading: Reading) -> Rates | None:
-    """Return the rates that the cell's record holds."""
+    """Return the rates in the cell's record; None if any is missing."""
     rows = {row["rate"]: row for row in reading.rows if row.get("measures") == "rate"}
     if not {*RATES} <= {*rows}:
         return None
@@ -138,10 +141,10 @@ def _sent_bytes(reading: Reading) -> float | None:
 
 
 def _factor(row: Any, ranks: int) -> float:
-    """Return the bytes that a rank sends per byte of a call's tensors; an all-to-all here passes all of them on."""
+    """Return the bytes that a rank sends per byte of a call's tensors; an all-to-all here sends all of them."""
     if row["collective"] == "alltoall_base":
         return 1.0
-    if row["impl"] == "fsdp_tensor":  # all-reduces are of tensor parallelism, the rest is of FSDP
+    if row["impl"] == "fsdp_tensor":  # tensor parallelism does the all-reduces, FSDP the rest
         ranks = shares("fsdp_tensor", ranks)[row["collective"] == "allreduce"]
     return bus_factor(row["collective"], ranks)
 

@@ -18,10 +18,10 @@ SEED = 0
 
 @dataclass
 class BlockStep:
-    """Run one block forward and backward; its loss is the mean square of what it returns.
+    """Run one block forward and backward; its loss is the mean square of its output.
 
-    Shapes: inputs is (batch, seq_len, d_model), or this rank's part of it. loss_scale: what the sum of this rank's
-    squares is multiplied with.
+    Shapes: inputs is (batch, seq_len, d_model), or this rank's part of it. loss_scale: the factor on the sum of this
+    rank's squares.
     """
 
     model: nn.Module
@@ -60,7 +60,7 @@ Step = BlockStep | TrainingStep
 
 
 def phases(step: Step) -> Phases:
-    """Return the phases of a step in their order."""
+    """Return the phases of a step in order."""
     both = {"forward": step.forward, "backward": step.backward}
     return both if isinstance(step, BlockStep) else {**both, "optimizer": step.optimizer_step}
 
@@ -71,7 +71,7 @@ def inputs_of(step: Step) -> Tensor:
 
 
 def build_whole(cell: Cell, settings: Settings, device: torch.device) -> Step:
-    """Build one process' whole step: on every rank the same weights and the same batch."""
+    """Build the undivided step of one process, with the same weights and batch on every rank."""
     size = SIZES[cell.size]
     if cell.what == "block":
         return _block_step(size, cell, device)

@@ -1,4 +1,4 @@
-"""The ways to divide a step over ranks, each by PyTorch's own tools."""
+"""Divide a step over ranks in different ways, each with PyTorch's own tools."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -35,26 +35,26 @@ from pipeline.model.transformer import (
 from pipeline.stages.tensor_parallel.cell import TENSOR_RANKS, Cell, Settings
 from pipeline.stages.tensor_parallel.steps import BlockStep, Step, build_whole, inputs_of
 
-# The same kernels each way: context parallelism has no other.
+# All ways use these kernels: context parallelism supports no others.
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 SEQUENCE_DIM = 1  # of (batch, seq_len, d_model)
 
 
-@cache  # a group of ranks takes memory of its own
+@cache  # each group of ranks takes memory
 def _line(device_type: str) -> DeviceMesh:
-    """Return all ranks along one axis."""
+    """Return a mesh of all ranks along one axis."""
     return init_device_mesh(device_type, (dist.get_world_size(),))
 
 
 @cache
 def _plane(device_type: str) -> DeviceMesh:
-    """Return all ranks along two axes, of FSDP and of tensor parallelism."""
+    """Return a mesh of all ranks along two axes: FSDP and tensor parallelism."""
     shape = dist.get_world_size() // TENSOR_RANKS, TENSOR_RANKS
     return init_device_mesh(device_type, shape, mesh_dim_names=("fsdp", "tensor"))
 
 
 def meshes(impl: str, device: torch.device) -> tuple[DeviceMesh | None, DeviceMesh | None]:
-    """Return the mesh over which weights and batch are sharded, and that over which matrices are."""
+    """Return the mesh that shards weights and batch, and the mesh that divides matrices; None if unused."""
     if impl == "fsdp_tensor":
         return _plane(device.type)["fsdp"], _plane(device.type)["tensor"]
     line = None if impl == "none" else _line(device.type)
@@ -62,14 +62,14 @@ def meshes(impl: str, device: torch.device) -> tuple[DeviceMesh | None, DeviceMe
 
 
 def fsdp_ranks(impl: str, device: torch.device) -> int:
-    """Return on how many ranks the mean of a batch is taken apart."""
+    """Return the number of FSDP ranks, each of which takes the mean loss of its own part of the batch."""
     mesh, _ = meshes(impl, device)
     return 1 if mesh is None else mesh.size()
 
 
 @contextmanager
 def divided(impl: str, cell: Cell, settings: Settings, device: torch.device) -> Iterator[Step]:
-    """Build the step of a way; inside this context it can run. Every rank calls it."""
+    """Build the step of a way, to be run inside this context. Every rank must call this."""
     step = build_whole(cell, settings, device)
     if cell.precision == "bf16":
         _cast_what_is_sent(step.model)
@@ -94,7 +94,7 @@ def divided(impl: str, cell: Cell, settings: Settings, device: torch.device) -> 
 def mean_loss(loss: Tensor, step: Step, cell: Cell, num_fsdp_ranks: int) -> float:
     """Return the loss over all ranks, given this rank's. A collective.
 
-    Ranks that have the same tokens have the same loss; those of FSDP have a mean of their own.
+    Ranks with the same tokens have the same loss; each FSDP rank has the mean of its own part.
     """
     whole = loss.full_tensor().detach() if isinstance(loss, DTensor) else loss.detach().clone()
     dist.all_reduce(whole)
@@ -104,10 +104,10 @@ def mean_loss(loss: Tensor, step: Step, cell: Cell, num_fsdp_ranks: int) -> floa
 
 
 def _plan(model: nn.Module, is_sequence: bool) -> dict[str, ParallelStyle]:
-    """Say how each module is divided: matrices into it by columns, those out of it by rows.
+    """Return how each module is divided: its input matrices by columns, its output matrices by rows.
 
     Attention and the feed-forward network take their input as one tensor, so that its gradient is summed over the
-    ranks once, not once a matrix.
+    ranks once, not once per matrix.
     """
     between = Shard(SEQUENCE_DIM) if is_sequence else Replicate()
     block: dict[str, ParallelStyle] = {
@@ -130,13 +130,13 @@ def _plan(model: nn.Module, is_sequence: bool) -> dict[str, ParallelStyle]:
         "token_embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
         **{f"layers.*.{name}": style for name, style in block.items()},
         **({"final_norm": SequenceParallel()} if is_sequence else {}),
-        # The logits stay divided by tokens of the vocabulary: `loss_parallel` takes them so.
+        # The logits stay divided along the vocabulary, as `loss_parallel` expects.
         "lm_head": ColwiseParallel(input_layouts=between, use_local_output=False),
     }
 
 
 def _cast_what_is_sent(model: nn.Module) -> None:
-    """Cast the inputs of matrices to bf16 before they are divided: autocast would after they were sent."""
+    """Cast the inputs of matrices to bf16 before they are sent: autocast would do so only afterwards."""
 
     def cast(_module: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         return (arguments[0].to(torch.bfloat16), *arguments[1:])
@@ -152,12 +152,12 @@ def _shard(model: nn.Module, mesh: DeviceMesh, precision: str) -> None:
     if isinstance(model, TransformerLM):
         for layer in model.layers:
             fully_shard(layer, mesh=mesh, mp_policy=policy)
-    # A block alone is gathered again for its backward pass, as each of many would be.
+    # A single block is gathered again for its backward pass, as each block of a model would be.
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=isinstance(model, TransformerBlock))
 
 
 def _own_part(impl: str, step: Step, mesh: DeviceMesh, stack: ExitStack) -> Step:
-    """Give a rank its part of the batch: of the sequences, or of every sequence's tokens."""
+    """Give a rank its part of the batch: some of the sequences, or some of every sequence's tokens."""
     if isinstance(step, TrainingStep):
         tokens, targets = (each.chunk(mesh.size())[mesh.get_local_rank()] for each in (step.tokens, step.targets))
         return replace(step, tokens=tokens, targets=targets)
@@ -166,12 +166,12 @@ def _own_part(impl: str, step: Step, mesh: DeviceMesh, stack: ExitStack) -> Step
         stack.enter_context(context_parallel(mesh, {inputs: SEQUENCE_DIM, rope.cos: 0, rope.sin: 0}))
     else:
         inputs = step.inputs.detach().chunk(mesh.size())[mesh.get_local_rank()].clone()
-    # FSDP averages gradients, so that each rank's loss is the mean of its part.
+    # FSDP averages gradients, so each rank's loss must be the mean of its own part.
     return BlockStep(step.model, inputs.detach().requires_grad_(), step.precision, 1 / inputs.numel())
 
 
 def _alike(model: nn.Module) -> list[dict[str, Any]]:
-    """Return groups of parameters that an optimizer can update together: divided ones, and whole ones."""
+    """Group the parameters that an optimizer can update together: divided ones, and whole ones."""
     parameters = list(model.parameters())
     groups = [[each for each in parameters if isinstance(each, DTensor) == is_divided] for is_divided in (True, False)]
     return [{"params": group} for group in groups if group]

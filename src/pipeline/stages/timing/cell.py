@@ -11,10 +11,10 @@ SPLIT_AXIS = "precision"
 READS = ("ceilings",)
 # A model as it is written, then the same one compiled.
 EAGER, COMPILED = "eager", "compiled"
-# Of a compiled model: its first step, which compiles.
+# The first step of a compiled model, which compiles it.
 FIRST_STEP = "compile"
 PHASES = ("forward", "backward", "optimizer", "train_step")
-# Fewer warm-up steps are a study of their own, of eager steps alone.
+# Cells with fewer warm-up steps study the warm-up, with eager steps only.
 USUAL_WARMUP = 5
 
 SUBJECTS = Measured("model", {"phase": "train_step", "clock": "host"}, pipelines="TransformerLM", apart_by=("mode",))
@@ -37,18 +37,18 @@ class Cell:
     repeat: int = axis(1, minimum=1)
 
     def modes(self, settings: "Settings | None" = None) -> tuple[str, ...]:
-        """Return what is measured with these settings; None: with those that nobody changed."""
+        """Return the modes to measure with these settings; None: the defaults."""
         settings = settings or Settings()
         is_compiled = settings.compiled and settings.compiled_context_length in (0, self.context_length)
         return (EAGER, COMPILED) if is_compiled and self.warmup_steps >= USUAL_WARMUP else (EAGER,)
 
     def row_keys(self, settings: "Settings | None" = None) -> list[dict[str, str]]:
-        """Return what names each row by the host clock: the rows of a cell that could not be measured."""
+        """Return the keys of the rows of a cell that could not be measured: those by the host clock."""
         return [key for mode in self.modes(settings) for key in mode_keys(mode)]
 
 
 def mode_keys(mode: str) -> list[dict[str, str]]:
-    """Return what names each row of a mode by the host clock."""
+    """Return the keys of a mode's rows by the host clock."""
     first = (FIRST_STEP,) if mode == COMPILED else ()
     return [{"mode": mode, "phase": name, "clock": "host"} for name in (*first, *PHASES)]
 
@@ -69,6 +69,6 @@ class Settings:
     rel_error: float = axis(0.005, minimum=0)
     budget_s: float = axis(4.0, minimum=0)
     unstable_rel_error: float = axis(0.05, minimum=0)
-    check_timeout_s: float = axis(300.0, minimum=1)  # of a model of the user's own
+    check_timeout_s: float = axis(300.0, minimum=1)  # for the user's models
     timeout_s: float = axis(1800.0, minimum=1)
     threads: int = axis(0, minimum=0)

@@ -1,4 +1,4 @@
-"""Measure a timing cell: phases one by one between synchronised moments, then whole steps; eager, then compiled."""
+"""Measure a timing cell: phases with a synchronize between them, then whole steps; first eager, then compiled."""
 
 from collections.abc import Collection, Sequence
 from functools import partial
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from pipeline.subjects.turns import Turns
 
 Row = dict[str, Any]
-# In which a model runs as it is written though it has been compiled.
+# With force_eager a compiled model runs as it is written.
 STANCES = {EAGER: "force_eager", COMPILED: "default"}
 
 
 def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequence["Subject"] = ()) -> list[Row]:
-    """Return a row for each mode, phase and clock; raises Skipped where this machine cannot make the cell.
+    """Return a row for each mode, phase and clock; raises Skipped if this machine cannot run the cell.
 
-    Models of the user's own are measured after ours.
+    The user's models are measured after ours.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if cell.precision == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
@@ -58,7 +58,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch, subjects: Sequ
         make_room(device)
         given, keys = (cell, settings), cell.row_keys(settings)
         with stopwatch.measuring():
-            for each in subjects:  # in a process of its own
+            for each in subjects:  # each in its own process
                 rows += measure_in_turns([each], (check_model,), _measure_own, given, settings, keys)
     return rows
 
@@ -117,16 +117,16 @@ def _time(
     on_gpu = device.type == "cuda"
     if on_gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    # The energy of a step is read over a second of steps or more.
+    # A step's energy is read over at least this many seconds of steps.
     least_s = LEAST_ENERGY_S if on_gpu else 0.0
     rule = StopRule(settings.steps, settings.max_steps, settings.rel_error, settings.budget_s, least_s)
     phases = {"forward": step.forward, "backward": step.backward, "optimizer": step.optimizer_step}
-    # Pinned here alone: compiling takes more than one core.
+    # Pinned only here: compiling takes more than one core.
     with stopwatch.measuring(), pinned(device) as core:
         samplings = [
             time_phases(phases, device, cell.warmup_steps, rule),
-            # Once more without the synchronisation between phases, which a real training step does not have. The steps
-            # before have warmed it up.
+            # Once more without the synchronize between phases, as a real training step has none. The steps before have
+            # warmed it up.
             time_phases({"train_step": step.run}, device, 0, rule),
         ]
     peak_bytes = torch.cuda.max_memory_allocated(device) if on_gpu else None
@@ -134,17 +134,17 @@ def _time(
 
 
 def _compile(step: TrainingStep, device: torch.device, stopwatch: Stopwatch) -> list[Row]:
-    """Compile the model and time its first step: one row, or where that fails those of all phases with the reason."""
+    """Compile the model and time its first step; return its row, or if that fails, all phases' rows with the reason."""
     try:
         require_compiler()
-        # From nothing: a filled cache would hide what compiling takes.
+        # From scratch: a filled cache would hide the time to compile.
         torch.compiler.config.force_disable_caches = True
         _compile_model(step.model)
         with stopwatch.measuring():
             samples_ms = [time_call_ms(step.run, device)]
     except Skipped as skipped:
         outcome = {"status": "skipped", "reason": str(skipped)}
-    except torch.AcceleratorError:  # nothing runs on the GPU after it
+    except torch.AcceleratorError:  # nothing can run on the GPU afterwards
         raise
     except Exception as error:
         said = str(error).strip().partition("\n")[0]
@@ -160,7 +160,7 @@ def _compile(step: TrainingStep, device: torch.device, stopwatch: Stopwatch) -> 
 
 
 def _compile_model(model: nn.Module) -> None:
-    """Compile ours block by block, which share one compilation; another model as a whole."""
+    """Compile our model block by block, so that blocks share one compilation; other models as a whole."""
     for module in model.layers if isinstance(model, TransformerLM) else [model]:
         module.compile()
 

@@ -1,4 +1,4 @@
-"""What a cell takes, told before it is measured. Imports no torch: the workflow reads it."""
+"""Estimate a cell's time and memory before it is measured. Imports no torch: the workflow reads it."""
 
 from pipeline.formulas.flops import train_step_flops
 from pipeline.formulas.peak_memory import cpu_step_bytes
@@ -6,7 +6,7 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.stages.timing.cell import COMPILED, Cell, Settings
 
 COMPILING_S = 15.0
-# The FLOP/s that training steps reach, about.
+# Approximate FLOP/s of training steps.
 GPU_RATES = {"fp32": 4.5e13, "tf32": 1.2e14, "bf16": 2e14}
 # A CPU without bf16 instructions multiplies bf16 in a plain loop.
 CPU_RATES = {"fp32": 5e10, "bf16": 3e9}
@@ -14,7 +14,7 @@ PROFILED_STEPS = 4
 
 
 def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
-    """Return about how many seconds a cell takes."""
+    """Estimate the seconds that a cell takes."""
     if not on_gpu and cell.precision == "tf32":  # skipped
         return 0.5
     step_flops = train_step_flops(SIZES[cell.size], settings.vocab_size, cell.batch_size, cell.context_length)
@@ -25,5 +25,5 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
 
 
 def needed_bytes(cell: Cell, settings: Settings) -> int:
-    """Return the least memory that a cell takes on a CPU: the peak of a training step."""
+    """Return the least memory that a cell needs on a CPU: the peak of a training step."""
     return cpu_step_bytes(cell.size, settings.vocab_size, cell.batch_size, cell.context_length, cell.precision)

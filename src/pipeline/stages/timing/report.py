@@ -9,7 +9,7 @@ from pipeline.formulas.parameters import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
 from pipeline.report.formats import number, written
-from pipeline.report.frame import alike, card_counts, having, in_order, with_values
+from pipeline.report.frame import card_counts, having, in_order, matching, with_values
 from pipeline.report.section import Change, Section
 from pipeline.report.table import Table
 from pipeline.report.versus import FASTER, peer_of, shaded, versus
@@ -26,14 +26,14 @@ PASSES = ("forward", "backward")
 PARTS = (*PASSES, "optimizer")
 ORDERS = {"precision": PRECISIONS, "size": BY_SIZE, "phase": (FIRST_STEP, *PHASES)}
 WIDTHS = {name: size.d_model for name, size in SIZES.items()}
-ASKED_STEPS = 10  # that the course wants timed
+COURSE_STEPS = 10  # timed steps that the course asks for
 MEAN_STD = "{mean_of_steps:number} ± {std_of_steps:number}"
 WHERE = "{precision}, batch {batch_size}, context {context_length}"
 SETTING = "{size}, batch {batch_size}, context {context_length}"
 
 
-def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
-    """Return the section of the timing stage; beside: the ceilings, for what a matrix product alone reaches."""
+def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
+    """Return the section of the timing stage; other_stages: the ceilings, for what a matrix product alone reaches."""
     host = in_order(rows[rows["clock"] == "host"], [*CELL, "mode", "phase"], ORDERS)
     host = host.assign(part=host["phase"].replace({STEP: "whole step"}))
     warm = host[host["warmup_steps"] == host["warmup_steps"].max()]
@@ -46,15 +46,15 @@ def build(rows: pd.DataFrame, beside: Mapping[str, pd.DataFrame]) -> Section:
     where, gains = WHERE.format(**setting), _gains(eager, setting)
     here = gains[gains["context_length"] == setting["context_length"]]
     return Section(
-        _answer(alike(steps, setting), where),
-        [_steps(alike(eager, setting), where), _achieved(steps, setting, beside), _gain_by_width(gains)],
+        _answer(matching(steps, setting), where),
+        [_steps(matching(eager, setting), where), _achieved(steps, setting, other_stages), _gain_by_width(gains)],
         [change for peer, words in INSTEAD_OF.items() for change in _changes(steps, setting, peer, words)],
         for_course=[*for_course, _precisions(here[here["phase"].isin([*PASSES, STEP])], setting)],
     )
 
 
 def _main_setting(steps: pd.DataFrame) -> dict[str, Any]:
-    """Choose the precision in which people train, the usual batch, and the longest context that most models have."""
+    """Choose the lowest precision, the most common batch, and the longest context that most models have."""
     precision = max(steps["precision"].unique(), key=PRECISIONS.index)
     steps = steps[steps["precision"] == precision]
     batch = steps["batch_size"].mode().min()
@@ -71,8 +71,8 @@ def _answer(steps: pd.DataFrame, where: str) -> str:
 
 
 def _changes(steps: pd.DataFrame, setting: Mapping[str, Any], peer: str, words: str) -> list[Change]:
-    """Set the main precision against another, on the largest model of which the host limits neither step."""
-    here = alike(steps, {name: setting[name] for name in ("batch_size", "context_length")})
+    """Compare the main precision with another, on the largest model where the host limits neither step."""
+    here = matching(steps, {name: setting[name] for name in ("batch_size", "context_length")})
     duel = versus(here, WORK, "precision", setting["precision"], [peer])
     by_gpu = duel[(duel["precision"] != peer) & ~duel[["limited_by", "limited_by_peer"]].eq("host").any(axis=1)]
     return [
@@ -89,7 +89,7 @@ def _steps(here: pd.DataFrame, where: str) -> Table:
 
 
 def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
-    """Put each phase in the main precision beside itself in fp32, at every context; its step says what limits it."""
+    """Compare each phase in the main precision with fp32, at every context; limited_by is that of the whole step."""
     eager = eager[eager["batch_size"] == setting["batch_size"]]
     whole = eager.loc[eager["phase"] == STEP, [*CELL, "limited_by"]]
     phases = eager.drop(columns="limited_by").merge(whole, "left", CELL)
@@ -108,7 +108,7 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _precisions(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
-    """Write passes and steps in the main precision beside fp32, with TF32 where it was timed, narrow models first."""
+    """Tabulate passes and steps in fp32, TF32 if timed, and the main precision, narrow models first."""
     names = "model limited_by_both both_repeats gpus part median_ms_peer median_ms_tf32 median_ms gain verdict"
     return WORDS.table("precisions", gains, names, across="part", where=WHERE.format(**setting), **setting)
 
@@ -118,27 +118,27 @@ def _gain_by_width(gains: pd.DataFrame) -> Chart:
     status = drawn["status"].mask(drawn["by_host"], "unstable")
     drawn = drawn.assign(status=status, context=written(drawn, "context {context_length}"))
     drawn = in_order(drawn, ["part", "context_length", "width"], {"part": ("whole step", *PASSES)})
-    axes, told = ("width", "ratio", "context"), "size gain verdict limited_by_both"
-    return WORDS.chart("precision_gain", drawn, "line", *axes, panel="part", limits=[Limit(1.0, "fp32")], hover=told)
+    axes, hover = ("width", "ratio", "context"), "size gain verdict limited_by_both"
+    return WORDS.chart("precision_gain", drawn, "line", *axes, panel="part", limits=[Limit(1.0, "fp32")], hover=hover)
 
 
-def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], beside: Mapping[str, pd.DataFrame]) -> Chart:
-    is_main = steps.index.isin(alike(steps, setting).index)
+def _achieved(steps: pd.DataFrame, setting: Mapping[str, Any], other_stages: Mapping[str, pd.DataFrame]) -> Chart:
+    is_main = steps.index.isin(matching(steps, setting).index)
     work = steps["model_tflops_per_s"] * steps["median_ms"] / 1e3
     # The peak of each precision, with what a large matrix product alone reaches.
-    products = beside.get("ceilings", pd.DataFrame(columns=["dtype", "tflops_per_s"]))
+    products = other_stages.get("ceilings", pd.DataFrame(columns=["dtype", "tflops_per_s"]))
     reached = products.groupby("dtype")["tflops_per_s"].max().dropna()
     words = {dtype: f"; a matmul alone {number(rate)}" for dtype, rate in reached.items()}
     peaks = having(steps, "peak_tflops_per_s").groupby("precision", sort=False)["peak_tflops_per_s"].first()
     limits = [Limit(peak, f"{name} peak {number(peak)}{words.get(name, '')}") for name, peak in peaks.items()]
     drawn = steps.assign(work=work, name=steps["size"].where(is_main, ""))
     axes = Axis("work", log=True), Axis("model_tflops_per_s", log=True)
-    told = "size context_length batch_size mfu_pct"
-    return WORDS.chart("achieved", drawn, "point", *axes, "precision", label="name", limits=limits, hover=told)
+    hover = "size context_length batch_size mfu_pct"
+    return WORDS.chart("achieved", drawn, "point", *axes, "precision", label="name", limits=limits, hover=hover)
 
 
 def _phases(eager: pd.DataFrame) -> Table:
-    """Write mean and deviation over all steps of all repeats of both passes, in fp32 where there is any."""
+    """Tabulate mean and deviation of both passes over all steps of all repeats, in fp32 if measured."""
     passes = eager[eager["phase"].isin(PASSES)]
     passes = passes[passes["precision"].isin(passes["precision"].head(1))]
     steps_ms = passes["samples_of_repeats"].explode().explode().astype(float)
@@ -151,13 +151,13 @@ def _phases(eager: pd.DataFrame) -> Table:
 
 
 def _warm_up(host: pd.DataFrame) -> Table:
-    """Write the first timed steps after fewer warm-up steps: forward, backward and optimizer together."""
+    """Tabulate the first timed steps by number of warm-up steps: forward, backward and optimizer together."""
     cell = [*CELL, "warmup_steps"]
     parts = with_values(host[(host["mode"] == "eager") & host["phase"].isin(PARTS)])
     parts = parts[parts.groupby(CELL)["warmup_steps"].transform("nunique") > 1]
-    # One process: repeats have a first step each.
+    # Of one process: each repeat has its own first step.
     samples = parts["samples_of_repeats"].str[0]
-    steps_ms = pd.DataFrame({step: samples.str[step] for step in range(ASKED_STEPS)}, dtype=float)
+    steps_ms = pd.DataFrame({step: samples.str[step] for step in range(COURSE_STEPS)}, dtype=float)
     steps_ms = steps_ms.groupby([parts[name] for name in cell]).sum(min_count=len(PARTS))
     found = steps_ms.agg(["mean", "std", "count"], axis=1).add_suffix("_of_steps")
     found = found.assign(first_ms=steps_ms[0], later_ms=steps_ms.drop(columns=0).median(axis=1)).reset_index()
@@ -167,7 +167,7 @@ def _warm_up(host: pd.DataFrame) -> Table:
 
 
 def _compiled(warm: pd.DataFrame) -> Table:
-    """Write each phase compiled beside itself as written, with what compiling costs."""
+    """Tabulate each phase compiled and eager, with what compiling costs."""
     duel = versus(warm, [*CELL, "phase"], "mode", "compiled", ["eager"])
     first = warm.loc[warm["phase"] == FIRST_STEP, [*CELL, "median_ms"]]
     whole = duel.loc[duel["phase"] == STEP, [*CELL, "median_ms", "median_ms_peer", "verdict", "limited_by"]]

@@ -1,4 +1,4 @@
-"""What the timing stage leaves: a time by mode, phase and clock, of a compiled model also that of its first step."""
+"""Rows of the timing stage: times by mode, phase and clock, and that of a compiled model's first step."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -32,19 +32,19 @@ class PhaseTime(GpuStepRow, Rates):
     )
     clock: str = column("host: a synchronize on both sides; cuda_events: by the GPU", allowed=("host", "cuda_events"))
     impl: str | None = column(
-        "model: empty for the pipeline's own; rates of others count its FLOPs", allowed=(PIPELINES,), or_subject=True
+        "model: empty for the pipeline's own; the rates of others use its FLOPs", allowed=(PIPELINES,), or_subject=True
     )
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
-        """Add tokens, rates and the peak; the first step alone, which compiles, has none."""
+        """Add tokens, rates and the peak; the first step, which compiles, has none."""
         found, cell, phase = super().timed_columns(reading, median_ms), reading.cell, reading.row["phase"]
         if phase == FIRST_STEP:
             return found
         step_flops = None
         if phase in FLOPS:
-            asked = reading.settings["vocab_size"], cell.batch_size, cell.context_length
-            step_flops = FLOPS[phase](SIZES[cell.size], *asked)
+            sizes = reading.settings["vocab_size"], cell.batch_size, cell.context_length
+            step_flops = FLOPS[phase](SIZES[cell.size], *sizes)
         return found | cls.rates(reading, median_ms, cell.precision, cls.tokens_a_step(reading), step_flops)
 
 
