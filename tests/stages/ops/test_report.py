@@ -93,3 +93,10 @@ def test_each_operation_and_vocabulary_is_one_line_whatever_its_outcomes():
     small, large = ({"op": "linear_cross_entropy", "vocab_size": size} for size in (10_000, 151_936))
     found = section(*(row(impl, 1.0, **each) for each in (small, large) for impl in ("ours", "eager")))
     assert shown(found)["times"].markdown().count("head and loss") == 2
+
+
+def test_each_operation_is_shown_in_the_largest_model_where_it_was_measured():
+    measured = [("swiglu", "small"), ("swiglu", "8B"), ("linear_cross_entropy", "small")]
+    rows = [row(impl, 1.0, op, size=size) for op, size in measured for impl in ("ours", "eager")]
+    table = shown(section(*rows))["times"].rows
+    assert set(zip(table["op"], table["size"], strict=True)) == {*measured[1:]}

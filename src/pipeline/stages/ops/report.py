@@ -22,6 +22,7 @@ WORDS = Words(__file__)
 PROBLEM = ["op", "dtype", "size", "batch_size", "context_length", "vocab_size"]
 CEILING = ["what", "kind", "dtype", "tflops_per_s", "gb_per_s", "cards"]
 NAMES = {"ours": "ours", "eager": "eager", "compile": "compiled", "liger": "Liger", "fused": "torch's fused"}
+ORDERS = {"size": BY_SIZE, "op": OPERATIONS, "impl": IMPLS}
 HEAD = "linear_cross_entropy"
 OP_NAMES = {
     "rms_norm": "RMSNorm with the sum before it",
@@ -34,8 +35,7 @@ OP_NAMES = {
 
 def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the ops stage; other_stages: ceilings, from which times are predicted."""
-    orders = {"size": BY_SIZE, "op": OPERATIONS, "impl": IMPLS}
-    rows = in_order(rows, ["size", "dtype", "op", "vocab_size", "impl"], orders)
+    rows = in_order(rows, ["size", "dtype", "op", "vocab_size", "impl"], ORDERS)
     rows = rows.assign(what=_operation_names(rows), who=rows["impl"].map(NAMES))
     rows = rows.assign(model=written(rows, "{size}, {dtype}"))
     tokens = pd.Series(written(rows, ", {batch_size} × {context_length:,} tokens"), rows.index)
@@ -53,7 +53,7 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
         [
             _floors(_largest(whole)),
             _roofline(whole, copy_gb_per_s, products),
-            _times(_largest(whole, models=1), duel, ceilings),
+            _times(whole, duel, ceilings),
         ],
         compared=[Compared(each["operation"], *_rate(each), each["status"]) for each in best.to_dict("records")],
     )
@@ -72,9 +72,9 @@ def _rate(row: Mapping[Hashable, Any]) -> tuple[str, float]:
     return ("TFLOP/s", row["work_tflops_per_s"]) if is_head else ("GB/s", row["gb_per_s"])
 
 
-def _largest(rows: pd.DataFrame, models: int = 2) -> pd.DataFrame:
-    """Keep the rows of the largest models."""
-    return rows[rows["size"].isin(rows["size"].unique()[-models:])]
+def _largest(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep the rows of the two largest models."""
+    return rows[rows["size"].isin(rows["size"].unique()[-2:])]
 
 
 def _operation_names(rows: pd.DataFrame) -> pd.Series:
@@ -137,7 +137,9 @@ def _roofline(whole: pd.DataFrame, copy_gb_per_s: float, products_tflops: Mappin
 
 
 def _times(whole: pd.DataFrame, duel: pd.DataFrame, ceilings: pd.DataFrame) -> Table:
-    """Tabulate each implementation's time, or that it is wrong, the predicted time, and how ours compares."""
+    """Tabulate each operation in its largest model: times or outcomes, the predicted time, how ours compares."""
+    whole = whole[whole["size"] == whole.groupby(["op", "dtype"])["size"].transform("last")]
+    whole = in_order(whole, ["op", "size", "dtype", "vocab_size", "impl"], ORDERS)
     cards = (", ".join(rows["cards"].dropna().unique()) for rows in (whole, ceilings) if len(rows))
     duel = duel.assign(
         beside=written(duel, "{gain}, {verdict}"),
