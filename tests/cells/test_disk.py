@@ -111,7 +111,8 @@ def test_a_record_is_written_even_if_the_disk_fills_meanwhile(small_disk):
 
 
 def test_a_full_disk_error_says_how_much_is_free_and_needed(tmp_path, monkeypatch):
-    disk.check_free(tmp_path, 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=disk.NEEDED_BYTES))
+    disk.check_free(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=5 * 2**20))
     with pytest.raises(DiskFull, match=r"^cell.files/ is on a full disk: 5 MiB free, 100 MiB needed$"):
         prepare_files_folder(None, Path("cell.json"))

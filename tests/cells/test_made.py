@@ -2,7 +2,9 @@ from pipeline.cells.made import Made
 
 
 def recipe(*data, code="pipeline.errors", inputs="ab", word="--scale"):
-    made = Made("page", "", {"made": "page.md"}, lambda _: {"in": list(inputs)}, lambda _: [word], [code], data)
+    made = Made(
+        "page", "", {"made": "page.md"}, lambda _: {"in": list(inputs)}, lambda _: [word], lambda _: [code], data
+    )
     return made.recipe({})
 
 

@@ -8,7 +8,7 @@ import pytest
 from pipeline.cells.disk import AtomicFile
 from pipeline.cells.record import (
     MOST_RECORD_BYTES,
-    parse_complete,
+    parse_raw,
     parse_record,
     read_record,
     with_derived,
@@ -38,7 +38,7 @@ def test_writing_nan_is_refused(tmp_path):
     assert not (tmp_path / "cell.json").exists()
 
 
-def complaint_about(changed, parse=parse_record):
+def complaint_about(changed, parse=parse_raw):
     return complaint(parse, json.dumps(changed).encode(), "cell.json", stages())
 
 
@@ -90,7 +90,7 @@ def test_an_invalid_part_is_reported_by_its_place(part, value):
     ],
 )
 def test_an_invalid_row_is_reported_by_its_number(rows, message):
-    assert f"cell.json is not a valid record: {message}" in complaint_about({**RECORD, "rows": rows}, parse_complete)
+    assert f"cell.json is not a valid record: {message}" in complaint_about({**RECORD, "rows": rows}, parse_record)
 
 
 @pytest.mark.parametrize(
@@ -122,5 +122,5 @@ def test_a_file_that_is_not_a_record_is_reported_in_one_line(tmp_path, content, 
 def test_pipes_and_too_large_records_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     assert complaint(read_record, tmp_path / "pipe.json", stages()).endswith("it must be a plain file")
-    too_large = complaint(parse_record, b"x" * (MOST_RECORD_BYTES + 1), "cell.json", stages())
+    too_large = complaint(parse_raw, b"x" * (MOST_RECORD_BYTES + 1), "cell.json", stages())
     assert too_large == "cell.json is not a valid record: it is larger than 16 MiB"

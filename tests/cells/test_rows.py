@@ -61,7 +61,7 @@ def test_a_column_for_subjects_accepts_only_valid_names():
         impl: str = column("whose", allowed=("ours", "torch"), or_subject=True)
 
     RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"} for impl in ("ours", "torch", "mine", "my_flash_2")])
-    assert RowTypes.one(Race).names() == {"ours", "torch"}
+    assert RowTypes.one(Race).impl_names() == {"ours", "torch"}
     for impl in ("Mine", "", "a" * 33, "<b>", "../x", "mine\n", 3):
         with pytest.raises(ValueError, match="must be one of ours, torch, or a name of your own"):
             RowTypes.one(Race).check({}, [{"impl": impl, "status": "ok"}])

@@ -39,7 +39,7 @@ class Phase(Row):
 
 def stage(measure):
     named = {"name": "fake", "package": "fake", "row_types": RowTypes.one(Phase)}
-    return SimpleNamespace(**named, measure=lambda: measure, needed_bytes=lambda *_: 0)
+    return SimpleNamespace(**named, measure_function=lambda: measure, needed_bytes=lambda *_: 0)
 
 
 @pytest.fixture(autouse=True)
@@ -72,6 +72,7 @@ def record_of(measure, cell=Cell(), settings=Settings(), granted=None, start=STA
     [
         (Skipped("no CUDA"), "skipped", "no CUDA"),
         (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB\nmore"), "oom", "CUDA out of memory. Tried 2 GiB"),
+        (MemoryError(), "oom", "MemoryError"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "oom", "DefaultCPUAllocator"),
     ],
 )
@@ -85,8 +86,8 @@ def test_a_skip_or_out_of_memory_fills_every_row_of_the_cell(error, status, reas
     ("needed_gb", "refused", "warned"),
     [
         (33.6, "needs at least 33.6 GB of memory, this machine has 16.0 GB; `measure --force` runs it anyway", ""),
-        (12, "None", "needs at least 12.0 GB of memory, 9.0 GB are free: it may be killed\n"),
-        *((needed_gb, "None", "") for needed_gb in (8, 0)),
+        (12, None, "needs at least 12.0 GB of memory, 9.0 GB are free: it may be killed\n"),
+        *((needed_gb, None, "") for needed_gb in (8, 0)),
     ],
 )
 def test_a_cell_over_the_memory_limit_is_refused_and_low_free_memory_warns(
@@ -94,16 +95,22 @@ def test_a_cell_over_the_memory_limit_is_refused_and_low_free_memory_warns(
 ):
     monkeypatch.setattr(run, "memory_limit_bytes", lambda: 16e9)
     monkeypatch.setattr(run.psutil, "virtual_memory", lambda: SimpleNamespace(available=9e9))
-    assert str(run.too_large(SimpleNamespace(needed_bytes=lambda *_: needed_gb * 1e9), None, None)) == refused
+    assert run.too_large(SimpleNamespace(needed_bytes=lambda *_: needed_gb * 1e9), None, None) == refused
     assert capsys.readouterr().err == warned
 
 
-@pytest.mark.parametrize(("count", "force", "measures"), [(0, False, False), (0, True, True), (1, False, True)])
-def test_a_cell_too_large_for_memory_is_skipped_unless_forced_or_on_a_gpu(monkeypatch, gpus, count, force, measures):
+@pytest.mark.parametrize(
+    ("count", "granted", "force", "measures"),
+    [(0, None, False, False), (0, None, True, True), (1, None, False, True), (1, 0, False, False)],
+)
+def test_a_cell_too_large_for_memory_is_skipped_unless_forced_or_on_a_gpu(
+    monkeypatch, gpus, count, granted, force, measures
+):
     gpus(count)
-    monkeypatch.setattr(run, "too_large", lambda *_: Skipped("takes 34 GB, this machine has 16 GB"))
+    monkeypatch.setattr(run, "too_large", lambda *_: "takes 34 GB, this machine has 16 GB")
     monkeypatch.setattr(run.freshness, "code_facts", lambda *_, measured: {"modules": {}, "measured": measured})
-    measured = record_of(lambda *_: [ROW], force=force)
+    cell = cell_with({"takes_fewer_gpus": True})
+    measured = record_of(lambda *_: [ROW], cell=cell, granted=granted, force=force)
     # The code that computes the needed memory counts only if nothing was measured.
     assert measured["code"]["measured"] == measures
     reasons = {each.get("reason") for each in measured["rows"]}
@@ -217,6 +224,6 @@ def test_a_cell_takes_the_host_before_imports_and_gpus_and_measures_last(monkeyp
     monkeypatch.setattr(run, "claim_gpus", lambda *_: order.append("claim") or Claim(()))
     monkeypatch.setattr(run, "slurm_job", lambda: order.append("ask"))
     waiting = stage(None)
-    waiting.measure = lambda: order.append("import") or (lambda *_: order.append("measure") or [])
+    waiting.measure_function = lambda: order.append("import") or (lambda *_: order.append("measure") or [])
     run.run_cell(waiting, Cell(), Settings(), None, START)
     assert order == ["take", "import", "ask", "claim", "settle", "measure"]

@@ -8,7 +8,7 @@ import pytest
 from pipeline.cells import tabulate
 from pipeline.cells.disk import AtomicFile
 from pipeline.cells.record import write_record
-from pipeline.cells.timed_rows import why_unstable
+from pipeline.cells.timed_rows import doubt_about_median
 from pipeline.registry import stages
 
 from ..complaints import complaint
@@ -16,7 +16,7 @@ from ..records import CPU, attention_row, failed_row, record, timed_row
 
 SAMPLES_MS = [1.0, 2.0, 3.2512345]
 SAMPLES_OF = {"ok": (1.99, 2.0, 2.01), "unstable": (1.0, 2.0, 3.0)}
-WHY_UNSTABLE = why_unstable(SAMPLES_OF["unstable"], [], 0.05)
+WHY_UNSTABLE = doubt_about_median(SAMPLES_OF["unstable"], [], 0.05)
 
 
 def table(kind, *records):

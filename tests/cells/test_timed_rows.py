@@ -2,7 +2,7 @@ from dataclasses import asdict
 
 import pytest
 
-from pipeline.cells.timed_rows import idle_columns, why_unstable
+from pipeline.cells.timed_rows import doubt_about_median, idle_columns
 from pipeline.stages.ddp.cell import Cell, Settings
 from pipeline.stages.ddp.rows import ROW_TYPES
 
@@ -84,7 +84,7 @@ TWO = {"turns": 2}
     ],
 )
 def test_noise_slowdowns_and_differing_turns_are_unstable_unless_negligible(samples_ms, given, why):
-    found = why_unstable(samples_ms, **{"slowdowns": [], "unstable_rel_error": 0.05, **given})
+    found = doubt_about_median(samples_ms, **{"slowdowns": [], "unstable_rel_error": 0.05, **given})
     assert found is None if why is None else found.startswith(why)
 
 

@@ -5,10 +5,10 @@ from pipeline.registry import stages
 from pipeline.report.course import PLACE, filled, page
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Section, StageReport
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table, columns_of
 
 ROWS = pd.DataFrame({"a": ["x"]})
-TABLE = Table("times", "Times:", ROWS, named(ROWS, "a"))
+TABLE = Table("times", "Times:", ROWS, columns_of(ROWS, "a"))
 
 
 def test_a_part_replaces_its_placeholder_and_code_stays():
@@ -38,11 +38,12 @@ def test_stage_notes_are_not_empty_and_placeholders_are_whole_lines(name):
 
 
 def test_the_students_own_results_appear_at_the_first_problem_of_their_stage():
-    own = Table("own", "Yours:", ROWS, named(ROWS, "a"))
+    users = Table("users", "Yours:", ROWS, columns_of(ROWS, "a"))
     reports = [
-        StageReport(stages()["flash"], Section(""), mine, Markdown(), ROWS.assign(dtype="bf16")) for mine in ([], [own])
+        StageReport(stages()["flash"], Section(""), mine, Markdown(), ROWS.assign(dtype="bf16"))
+        for mine in ([], [users])
     ]
-    without_own, with_own = (page([each]) for each in reports)
-    assert "Yours:" not in without_own
-    places = [with_own.index(words) for words in ("### flash_forward", "Yours:\n\n| a |", "### leaderboard")]
+    without_users, with_users = (page([each]) for each in reports)
+    assert "Yours:" not in without_users
+    places = [with_users.index(words) for words in ("### flash_forward", "Yours:\n\n| a |", "### leaderboard")]
     assert places == sorted(places)

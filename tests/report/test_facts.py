@@ -50,7 +50,7 @@ def test_vocabularies_are_listed_only_if_stages_differ():
 def line_of(*records):
     """Return the summary line of the only stage that these records have."""
     frames = frame.by_stage(stages(), [with_derived(record, stages()) for record in records])
-    [line] = facts.by_stage(cells(*records), frames).to_dict("records")
+    [line] = facts.stage_summaries(cells(*records), frames).to_dict("records")
     return line
 
 

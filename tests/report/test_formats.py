@@ -1,7 +1,7 @@
 import pandas as pd
 import pytest
 
-from pipeline.report.formats import interval, written
+from pipeline.report.formats import interval, parameters, written
 from pipeline.report.section import Change, say
 
 STEP = {"median_ms": 1500.0, "peak_bytes": 2e9, "name": "a | b"}
@@ -11,6 +11,13 @@ STEP = {"median_ms": 1500.0, "peak_bytes": 2e9, "name": "a | b"}
 def test_an_interval_shows_on_which_side_of_one_it_ends(low, high, shown):
     assert interval(pd.Series({"ratio": 1.1, "low": low, "high": high})) == f"1.10× ({shown})"
     assert interval(pd.Series({"ratio": 0.996, "low": low, "high": high})) == f"0.996× ({shown})"
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(1.2e9, "1.20B"), (3.5e8, "350M"), (2e12, "2.00T"), (4000, "4.00k"), (7, "7")]
+)
+def test_parameters_are_counted_in_the_units_of_model_names(value, shown):
+    assert parameters(value) == shown
 
 
 def test_a_template_is_filled_row_by_row_and_none_if_a_value_is_missing():

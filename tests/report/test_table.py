@@ -2,7 +2,7 @@ import pandas as pd
 import pytest
 
 from pipeline.report.formats import count, number, text
-from pipeline.report.table import MOST_ROWS, Table, named
+from pipeline.report.table import MOST_ROWS, Table, columns_of
 
 COLUMNS = [("name", "operation", text), ("ms", "median_ms", number), ("peer's ms", "median_ms_peer", number)]
 UNSTABLE = {"operation": "a", "status": "unstable", "median_ms": 1.0, "median_ms_peer": 2.0, "n": 3}
@@ -56,7 +56,7 @@ def test_an_across_column_gives_one_line_per_name_and_one_cell_per_value():
 def test_the_name_of_a_column_decides_its_heading_and_format():
     row = {"size": "xl", "median_ms_peer": 20.0, "tokens_per_s_tuned": 11238.4, "share_pct": 33.3, "kept_bytes": 2e9}
     row |= {"n": 3.0, "rate": 1.2345, "done": True, "later_ms": 2.5}
-    assert lines([row], named(pd.DataFrame([row]), " ".join(row))) == [
+    assert lines([row], columns_of(pd.DataFrame([row]), " ".join(row))) == [
         "| model | other, ms | tokens/s | share | kept | n | rate | done | later, ms |",
         "| :-- | --: | --: | --: | --: | --: | --: | --: | --: |",
         "| xl | 20.0 | 11,238 | 33% | 2.00 GB | 3 | 1.23 | True | 2.50 |",

@@ -4,11 +4,20 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline.report.versus import FASTER, SAME, SLOWER, UNDECIDED, compare_samples, median_interval, shaded, versus
-from pipeline.report.versus import beside as beside_base
+from pipeline.report.versus import (
+    FASTER,
+    SAME,
+    SLOWER,
+    UNDECIDED,
+    against_base,
+    compare_samples,
+    median_interval,
+    shaded,
+    versus,
+)
 from pipeline.statistics.medians import RepeatSpread
 
-from ..statistics.test_medians import process
+from ..statistics.samples import process
 from .frames import failed, folded, repeated, timed
 
 QUIET = RepeatSpread(0.001, 20)
@@ -67,8 +76,8 @@ def test_contradicting_repeats_are_undecided_and_so_is_a_single_process_of_their
 
 def test_with_three_repeats_on_both_sides_only_their_own_spread_counts():
     def width(n):
-        own = [*repeated("ours", [90.0, 90.1, 89.9][:n]), *repeated("torch", [100.0, 100.1, 99.9][:n])]
-        both = compared(*(row | {"shape": "y"} for row in APART), *(row | {"shape": "x"} for row in own))
+        steady = [*repeated("ours", [90.0, 90.1, 89.9][:n]), *repeated("torch", [100.0, 100.1, 99.9][:n])]
+        both = compared(*(row | {"shape": "y"} for row in APART), *(row | {"shape": "x"} for row in steady))
         row = both.set_index("shape").loc["x"]
         assert row["low"] < row["ratio"] < row["high"]
         return row["high"] - row["low"], row["verdict"]
@@ -96,7 +105,7 @@ def test_each_row_is_compared_with_the_first_base_of_its_group_that_has_values()
     of_x = [failed("a", case="x"), timed("b", 50.0, case="x"), timed("c", 25.0, case="x")]
     of_y = [timed("a", 100.0, case="y"), timed("b", 40.0, case="y")]
     rows = folded(*of_x, *of_y, keys=("name", "case"))
-    found = beside_base(rows, ["case"], rows["name"] != "c").set_index(["name", "case"])
+    found = against_base(rows, ["case"], rows["name"] != "c").set_index(["name", "case"])
     assert found["ratio"].round(3).dropna().to_dict() == {("c", "x"): 2.0, ("b", "y"): 2.5}
     assert found.loc[("c", "x"), "base"] == found.index.get_loc(("b", "x"))
     assert found["verdict"].isna().tolist() == found["gain"].isna().tolist()
@@ -113,13 +122,13 @@ def test_a_difference_counts_from_one_percent_on(factor, word):
 
 
 def test_without_noise_the_interval_is_that_of_the_spread_between_repeats():
-    def compared(n):
+    def margins(n):
         found = compare_samples([[10.0] * 10] * n, [[10.3] * 10] * n, RepeatSpread(0.01, 4))
         return *np.log([found["high"] / found["ratio"], found["ratio"] / found["low"]]), found["verdict"]
 
     margin = 2.776 * 0.01 * math.sqrt(2)  # Student's t, 4 degrees of freedom, from a table
-    assert compared(1) == (pytest.approx(margin, rel=1e-3), pytest.approx(margin, rel=1e-3), UNDECIDED)
-    assert compared(4)[0] < compared(2)[0] == pytest.approx(margin / math.sqrt(2), rel=1e-3)
+    assert margins(1) == (pytest.approx(margin, rel=1e-3), pytest.approx(margin, rel=1e-3), UNDECIDED)
+    assert margins(4)[0] < margins(2)[0] == pytest.approx(margin / math.sqrt(2), rel=1e-3)
     assert compare_samples([[10.0] * 10], [[20.0] * 4], QUIET) is None
 
 

@@ -24,7 +24,7 @@ def doubted():
 
 
 def order(steps, preferred_ways=()):
-    return [own["case"].iloc[0] for own in ways.by_trust(steps, preferred_ways)]
+    return [of_case["case"].iloc[0] for of_case in ways.by_trust(steps, preferred_ways)]
 
 
 def test_a_way_is_compared_only_with_the_base_of_its_own_cell():
@@ -74,25 +74,27 @@ def test_limited_by_is_a_column_only_if_it_differs_and_empty_columns_are_left_ou
 def test_scaling_has_our_fastest_way_for_models_with_several_ranks_or_batches():
     def case(size, world_size, **each_ms):
         cell = {"size": size, "precision": "bf16", "context_length": 100, "batch_size_per_rank": 2}
-        cell |= {"case": f"{size} {world_size}", "world_size": world_size}
+        cell |= {"case": f"{size} {world_size}", "world_size": world_size, "tokens": 200 * world_size}
         return [timed(name, ms, **cell) for name, ms in each_ms.items()]
 
     rows = case("xl", 2, none=10.0, mine=20.0, own=40.0, peer=80.0, slow=90.0)
     rows += case("xl", 4, none=10.0, mine=80.0, own=40.0, peer=20.0)
-    found = ways.scaled(steps(*rows, *case("2.7B", 2, none=1.0, mine=1.0)), ["mine", "own"], ["peer", "slow"], "none")
-    shown = ["size", "world_size", "way", "tokens_per_s", "peer_rate_told", "efficiency_pct"]
+    found = ways.fastest_by_ranks(
+        steps(*rows, *case("2.7B", 2, none=1.0, mine=1.0)), ["mine", "own"], ["peer", "slow"], "none"
+    )
+    shown = ["size", "world_size", "way", "tokens_per_s", "peer_rate_text", "efficiency_pct"]
     expected = [["xl", 2, "mine", 20_000, "5,000", 50], ["xl", 4, "own", 20_000, "40,000", 25]]
     assert found[shown].to_numpy().tolist() == expected
     limits = {8: {"limited_by": "host"}, 16: {"limited_by": None}, 32: {"limited_by": None, "profiled_ms": 9.0}}
     others = [row | limit for size, limit in limits.items() for row in case("xl", size, mine=20.0, peer=80.0)]
-    shown = ways.scaled(steps(*rows, *others), ["mine"], ["peer"])["peer_rate_told"]
+    shown = ways.fastest_by_ranks(steps(*rows, *others), ["mine"], ["peer"])["peer_rate_text"]
     assert shown.tolist() == ["5,000", "40,000", "20,000 (host)", "40,000", "80,000 (limit unknown)"]
     unstable = [row | {"status": "unstable"} for row in case("xl", 2, mine=20.0, peer=80.0)]
-    shown = ways.scaling(ways.scaled(steps(*rows, *unstable), ["mine"], ["peer"]), "peer").markdown()
+    shown = ways.scaling_table(ways.fastest_by_ranks(steps(*rows, *unstable), ["mine"], ["peer"]), "peer").markdown()
     assert ("~5,000" in shown, "~~" in shown) == (True, False)
-    heads = ways.scaling(found, "peer").markdown()
+    heads = ways.scaling_table(found, "peer").markdown()
     assert ("variant" in heads, "peer, tokens/s" in heads) == (True, True)
-    assert "variant" not in ways.scaling(found.assign(way="mine"), "peer").markdown()
+    assert "variant" not in ways.scaling_table(found.assign(way="mine"), "peer").markdown()
 
 
 def test_weights_agree_only_within_what_rounding_allows():
@@ -111,7 +113,7 @@ def counted(peak=40e9, case="a cell"):
 def test_the_memory_of_a_rank_is_its_peak_or_its_state_if_no_peak_was_measured(peak, of_rank):
     found = ways.with_bytes(steps(timed(BASE, 100.0)), counted(peak))
     assert found[["rank_bytes", "state_bytes", "sent_bytes"]].iloc[0].tolist() == [of_rank, 32e9, 8e9]
-    drawn = ways.memory(found, counted(peak)).drawn
+    drawn = ways.memory_chart(found, counted(peak)).drawn
     assert drawn["gb"].sum() == pytest.approx(of_rank / 1e9)
     assert {"parameters", "gradients", "optimizer"} <= set(drawn["name"])
     assert ways.with_bytes(steps(timed(BASE, 100.0)), counted(case="another"))["rank_bytes"].isna().all()

@@ -34,7 +34,9 @@ def step(impl, median_ms, **columns):
     """Return a whole step on two ranks."""
     cell = {"size": "xl", "precision": "bf16", "world_size": 2, "batch_size_per_rank": 4, "context_length": 1024}
     whole = {"measures": "time", "phase": "train_step", "clock": "host", "limited_by": "gpu", "weight_tolerance": 0.01}
-    return timed(median_ms, **{**cell, **whole, "impl": impl, **columns})
+    found = {**cell, **whole, "impl": impl, **columns}
+    tokens = found["world_size"] * found["batch_size_per_rank"] * found["context_length"]
+    return timed(median_ms, **{"tokens": tokens, **found})
 
 
 def other(impl, measures, **columns):

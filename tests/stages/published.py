@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pipeline.registry import stages
 from pipeline.report import frame
-from pipeline.report.own import without_own
+from pipeline.report.users import without_users
 from pipeline.snapshots.records import archived_records
 
 SNAPSHOTS = Path(__file__).parents[2] / "reports"
@@ -18,8 +18,8 @@ def records(run):
 
 @functools.cache
 def rows(name, run):
-    own = [record for record in records(run) if record["stage"] == name]
-    return without_own(frame.build(stages()[name], own), stages()[name])
+    of_stage = [record for record in records(run) if record["stage"] == name]
+    return without_users(frame.build(stages()[name], of_stage), stages()[name])
 
 
 @functools.cache

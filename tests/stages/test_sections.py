@@ -11,7 +11,7 @@ from pipeline.report import frame
 from pipeline.report.chart import Chart
 from pipeline.report.course import PLACE
 from pipeline.report.drawing import specification
-from pipeline.report.table import MOST_COLUMNS, Table
+from pipeline.report.table import Table
 
 from .frames import GAP
 from .published import SNAPSHOTS, frames
@@ -19,7 +19,7 @@ from .published import SNAPSHOTS, frames
 # The stages of each published run, by its tables.
 MEASURED = [(name, run) for run in ("h200", "laptop") for name in NAMES if (SNAPSHOTS / run / "tables" / name).is_dir()]
 ON_GPUS = [name for name, run in MEASURED if run == "h200"]
-MOST_PARTS = 4
+MOST_PARTS, MOST_COLUMNS = 4, 10
 HOSTILE = "</td><script>alert(1)</script> | [x](http://e.com) `x` **x**"
 FREE_TEXT = ("reason", "machine", "kernel", "device_name", "location")
 
@@ -27,7 +27,7 @@ FREE_TEXT = ("reason", "machine", "kernel", "device_name", "location")
 def built(name, run, rows, beside=True):
     """Build a stage's section from rows; beside: whether it also gets the run's frames that it reads."""
     others = {other: frames(run)[other] for other in stages()[name].reads if beside and other in frames(run)}
-    return stages()[name].report()(rows, others)
+    return stages()[name].build_section(rows, others)
 
 
 @functools.cache

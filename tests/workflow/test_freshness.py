@@ -33,17 +33,18 @@ def measured_again(**cells):
 ALL = measured_again(timing=2, flash=1, accounting=1)
 WRITEUP_ONLY = {"writeup": 1}
 ALL_BUT_MEASURING = {rule: count for rule, count in ALL.items() if not rule.startswith("measure")}
+TIMING_TABLES = {"tabulate_timing": 2, "tabulate_cells": 1, **WRITEUP_ONLY}
 EDITS = {
     "a comment in the model": ("model/transformer.py", "ROPE_THETA = 10_000.0", "ROPE_THETA = 10_000.0  # usual", {}),
     "the command line": ("cli.py", "BAD_INPUT = 2", "BAD_INPUT = 4", {}),
     "the model": ("model/transformer.py", "10_000.0", "20_000.0", measured_again(timing=2)),
     "a kernel": ("attention/triton/kernels/forward.py", "tl.exp2(", "1.0 * tl.exp2(", measured_again(flash=1)),
-    "a formula of rates": ("formulas/flops.py", "return ", "return 1 * ", {"tabulate_timing": 2, **WRITEUP_ONLY}),
+    "a formula of rates": ("formulas/flops.py", "return ", "return 1 * ", TIMING_TABLES),
     "the rule for unstable times": (
         "cells/timed_rows.py",
         "NEGLIGIBLE_SHARE = 0.2",
         "NEGLIGIBLE_SHARE = 0.3",
-        ALL_BUT_MEASURING,
+        {**TIMING_TABLES, "tabulate_flash": 1, "tabulate_cells": 2},
     ),
     "an instrument": ("instruments/sampling/kernel_timing.py", "return ", "return 1 * ", measured_again(flash=1)),
     "how a cell is run": ("cells/run.py", "host.settle()", "host.settle(), None", {}),

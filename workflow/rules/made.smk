@@ -6,8 +6,7 @@ from pipeline.cells.config import config_words
 from pipeline.report.page_request import PageRequest, write_page_request
 from pipeline.snapshots.publish import shown_images
 
-# timed_rows holds the rule that marks times as unstable.
-TABULATOR = sources.reached_modules("pipeline.cells.tabulate", "pipeline.cells.timed_rows")
+TABULATOR = sources.reached_modules("pipeline.cells.tabulate")
 PAGES_CODE = sources.reached_modules("pipeline.report.pages", *(f"{stage.package}.report" for stage in WRITTEN))
 NOTES = [note for stage in WRITTEN for note in sources.source_path(f"{stage.package}.report").parent.glob("*.md")]
 # What the pages are asked to show, in a file, because a command line cannot hold thousands of records.
@@ -28,7 +27,7 @@ def tables(stage):
         {"made": shown(f"{stage.folder}/{of}.csv", "table", stage.name, "table", of)},
         lambda wildcards: {"records": stage.records_of(wildcards)},
         lambda files: ["tabulate", "rows", *files["records"]],
-        TABULATOR | stage.declarations,
+        lambda _: TABULATOR | stage.declarations,
         constraints={stage.split_axis: stage.value_pattern()},
         question=stage.question,
     )
@@ -66,7 +65,7 @@ MADE = [
         {"made": shown("results/{stage}/cells.csv", "cells_table", "cells", "table", "{stage}")},
         lambda wildcards: {"records": STAGES[wildcards.stage].records()},
         lambda files: ["tabulate", "cells", *files["records"]],
-        TABULATOR,
+        lambda wildcards: TABULATOR | STAGES[wildcards.stage].declarations,  # they derive the status of rows
         constraints={"stage": "|".join(map(re.escape, STAGES))},
     ),
     Made(
@@ -84,7 +83,7 @@ MADE = [
         },
         rendered,
         lambda files: ["pages", str(PAGE_REQUEST)],
-        PAGES_CODE,
+        lambda _: PAGES_CODE,
         [*sources.data_files(PAGES_CODE), *NOTES, PAGE_REQUEST],
         lambda: (
             Path(REPORT_PAGE),

@@ -143,11 +143,11 @@ def files_below(folder: Path, suffix: str) -> list[Path]:
     return sorted(found)
 
 
-def check_free(folder: Path, needed_bytes: int = NEEDED_BYTES) -> None:
-    """Raise DiskFull, one line, if the disk of an existing folder has less than `needed_bytes` free."""
+def check_free(folder: Path) -> None:
+    """Raise DiskFull, one line, if the disk of an existing folder has less than NEEDED_BYTES free."""
     free_bytes = shutil.disk_usage(folder).free
-    if free_bytes < needed_bytes:
-        free, needed = (f"{size / 2**20:.0f} MiB" for size in (free_bytes, needed_bytes))
+    if free_bytes < NEEDED_BYTES:
+        free, needed = (f"{size / 2**20:.0f} MiB" for size in (free_bytes, NEEDED_BYTES))
         raise DiskFull(f"{folder}/ is on a full disk: {free} free, {needed} needed")
 
 

@@ -28,7 +28,12 @@ def failed_record(stage: Stage, cell: Any, settings: Any, command: str, reason: 
     """Return the record of a failed cell, with machine facts that need no torch, since torch may be what failed."""
     rows = outcome_rows(cell, "failed", reason)
     return new_record(
-        *(stage, cell, settings, rows, slurm_job(), time.time()),
+        stage,
+        cell,
+        settings,
+        rows,
+        slurm_job(),
+        time.time(),
         code={"digest": "none"},
         machine={**identity.machine_without_torch(), **identity.allowed(), "threads": 0},
         command=command,

@@ -34,6 +34,8 @@ COUNTED = (
 # For the user's implementations, the modules that check and wrap them count, but not those that read names and files.
 SUBJECTS_PACKAGE, UNCOUNTED_SUBJECT_MODULES = "pipeline.subjects", ("naming", "files")
 CHANGED_MEANWHILE = "changed while it was measured"
+# What `code_facts` adds to a record's digest and commit.
+CODE_FACTS = {"modules", "environment", "libraries", "peers"}
 
 
 @dataclass(frozen=True)
@@ -90,31 +92,33 @@ def why_stale(
     """
     if has_failed(record):
         return "failed before"
+    if not (record["code"].keys() >= CODE_FACTS and record["machine"].keys() >= {"gpus_available", *present.allowed}):
+        return "measured by an earlier version"
     if record["settings"] != asdict(settings):
         return "settings changed"
     if changed_subjects := _changed_subjects(record.get("subjects", []), subjects):
         return f"{', '.join(changed_subjects)} changed"
     measured_with = record["machine"]["software"]
-    changed = [name for name, version in present.software.items() if measured_with.get(name) != version]
-    if changed:
-        return f"another version of {', '.join(changed)}"
-    if min(gpus, present.gpus) > record["machine"].get("gpus_available", 0):
+    changed_software = [name for name, version in present.software.items() if measured_with.get(name) != version]
+    if changed_software:
+        return f"another version of {', '.join(changed_software)}"
+    if min(gpus, present.gpus) > record["machine"]["gpus_available"]:
         return f"{min(gpus, present.gpus)} GPUs available now"
     for name, value in present.allowed.items():
-        if record["machine"].get(name, value) != value:  # older records lack it
+        if record["machine"][name] != value:
             return f"{name} is {'unlimited' if value is None else value} now"
-    for name, value in record["code"].get("environment", {}).items():
+    for name, value in record["code"]["environment"].items():
         if present.environment.get(name, "") != value:
             return f"{name} changed"
-    libraries, recorded_libraries = library_environment(present.environment), record["code"].get("libraries")
-    if recorded_libraries is not None and recorded_libraries != libraries:
-        return f"{', '.join(sorted(name for name, _ in recorded_libraries.items() ^ libraries.items()))} changed"
-    peers = record["code"].get("peers", {})  # older records lack them
-    if changed := [
-        name for name, version_now in versions(sorted(PEERS.keys() & peers)).items() if peers[name] != version_now
-    ]:
-        return f"another version of {', '.join(PEERS[name] for name in changed)}"
-    return _changed_code(record["code"].get("modules", {}))
+    differences = record["code"]["libraries"].items() ^ library_environment(present.environment).items()
+    if differences:
+        return f"{', '.join(sorted({name for name, _ in differences}))} changed"
+    peers = record["code"]["peers"]
+    peers_now = versions(sorted(PEERS.keys() & peers))
+    changed_peers = [PEERS[name] for name, version in peers_now.items() if peers[name] != version]
+    if changed_peers:
+        return f"another version of {', '.join(changed_peers)}"
+    return _changed_code(record["code"]["modules"])
 
 
 def _changed_subjects(measured: Sequence[dict[str, str]], requested: Sequence[dict[str, str]]) -> list[str]:

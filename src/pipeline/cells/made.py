@@ -29,8 +29,8 @@ class Made:
     """A table or a page as its rule sees it; paths contain wildcards: `results/{stage}/cells.csv`.
 
     outputs: its path as `made`, and further outputs. files: returns the input files for given wildcards, by name.
-    command: returns the words of its command for these files, without `--out`. code, data: the modules that make it,
-    and the files they read. other_files: returns files that must exist too. question: for Snakemake's own report.
+    command: returns the words of its command for these files, without `--out`. code: returns the modules that make it;
+    data: the files they read. other_files: returns files that must exist too. question: for Snakemake's own report.
     out: the value of `--out`, if it is not its path.
     """
 
@@ -39,7 +39,7 @@ class Made:
     outputs: Mapping[str, str]
     files: Callable[[Any], Files]
     command: Callable[[Files], Sequence[str]]
-    code: Collection[str]
+    code: Callable[[Any], Collection[str]]
     data: Sequence[Path] = ()
     other_files: Callable[[], Iterable[Path]] = tuple
     constraints: Mapping[str, str] = field(default_factory=dict)
@@ -87,4 +87,4 @@ class Made:
         """Return a digest of what it would be made from now: code, data files, input paths, command words."""
         inputs = sorted(path for paths in self.files(wildcards).values() for path in paths)
         data = sorted((path.name, sources.file_digest(path)) for path in self.data)
-        return sources.digest([sources.code_digest(self.code), data, inputs, self.words(wildcards)])
+        return sources.digest([sources.code_digest(self.code(wildcards)), data, inputs, self.words(wildcards)])

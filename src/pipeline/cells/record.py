@@ -19,14 +19,9 @@ from pipeline.instruments.machine import identity
 
 SCHEMA_VERSION = 3
 SCHEMA = Path(__file__).with_name("record.schema.json")
-# Limits on what is read, since it may come from anyone. A full GPU run has hundreds of records of at most 200 kB each.
+# Limits on what is read, since it may come from anyone. A record has at most 200 kB.
 MOST_RECORD_BYTES = 16 * 2**20
 MOST_INTEGER = 2**63 - 1  # the largest that a table can hold
-MOST_ARCHIVE_BYTES = 256 * 2**20
-MOST_ARCHIVE_MEMBERS = 20_000
-# A record's keys about how busy the host was, and about the scheduler's job if there was one.
-HOST_PARTS = ("cores", "others_cores", "busy", "load_before", "load_after")
-SCHEDULER_PARTS = ("name", "job", "nodes")
 REMEDY = "measure it again (delete the file and repeat the command)"
 
 # Cache of records without their rows, by the file's path, mtime and size.
@@ -67,7 +62,7 @@ def read_record(path: Path, stages: Stages) -> dict[str, Any]:
 
     Raises UserError, one line, if it is incomplete, of another version or an unknown stage, or has an invalid row.
     """
-    return parse_complete(file_content(path, MOST_RECORD_BYTES), str(path), stages)
+    return parse_record(file_content(path, MOST_RECORD_BYTES), str(path), stages)
 
 
 def read_head(path: Path, stages: Stages) -> dict[str, Any]:
@@ -78,12 +73,12 @@ def read_head(path: Path, stages: Stages) -> dict[str, Any]:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     key = (path.absolute(), file.st_mtime_ns, file.st_size)
     if key not in _heads:
-        record = parse_record(file_content(path, MOST_RECORD_BYTES), str(path), stages)
+        record = parse_raw(file_content(path, MOST_RECORD_BYTES), str(path), stages)
         _heads[key] = {name: part for name, part in record.items() if name != "rows"}
     return _heads[key]
 
 
-def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
+def parse_raw(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
     """Parse a record that messages call `name`; its rows stay as recorded. Raises as `read_record` does."""
     if len(content) > MOST_RECORD_BYTES:
         raise UserError(f"{name} is not a valid record: it is larger than {MOST_RECORD_BYTES / 2**20:.0f} MiB")
@@ -104,9 +99,9 @@ def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
     return record
 
 
-def parse_complete(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
+def parse_record(content: bytes, name: str, stages: Stages) -> dict[str, Any]:
     """Parse a record that messages call `name` and add its rows' derived columns; raises as `read_record`."""
-    record = parse_record(content, name, stages)
+    record = parse_raw(content, name, stages)
     try:
         return with_derived(record, stages)
     except ValueError as error:

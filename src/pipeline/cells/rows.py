@@ -6,7 +6,7 @@ is read, so that a better rule or a fixed formula needs no new measurement.
 
 import math
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from types import NoneType, UnionType
@@ -167,7 +167,7 @@ class RowTypes:
         """Return the row types of a stage that has only one."""
         return cls({"": row_type})
 
-    def of(self, cell: Mapping[str, Any], row: Mapping[str, Any]) -> type[Row]:
+    def type_of(self, cell: Mapping[str, Any], row: Mapping[str, Any]) -> type[Row]:
         """Return the type of a row; raises ValueError if its kind is unknown."""
         kind = {**cell, **row}.get(self.kind_column, "")
         if not isinstance(kind, str) or kind not in self.types:
@@ -184,7 +184,7 @@ class RowTypes:
         names = [name for each in self.types.values() for name in columns(each)]
         return tuple(dict.fromkeys([*self.key_columns(), *OUTCOME, *names]))
 
-    def names(self) -> frozenset[str]:
+    def impl_names(self) -> frozenset[str]:
         """Return the names of implementations that rows may hold, except the user's own."""
         items = [item for each in self.types.values() for item in columns(each).values()]
         return frozenset(name for item in items if item.or_subject for name in item.allowed)
@@ -196,9 +196,20 @@ class RowTypes:
 
     def check(self, cell: Mapping[str, Any], rows: Sequence[Any]) -> None:
         """Raise ValueError, one line, if a recorded column of a cell's rows violates its declaration."""
-        complaint = next(self._complaints(cell, rows), None)
-        if complaint is not None:
-            raise ValueError(complaint)
+        first: dict[tuple, int] = {}
+        for number, row in enumerate(rows, start=1):
+            if not isinstance(row, dict):
+                raise ValueError(f"row {number} must be an object, got {reprlib.repr(row)}")
+            try:
+                row_type = self.type_of(cell, row)
+                _check_recorded(row, {name: item for name, item in columns(row_type).items() if not item.derived})
+            except ValueError as error:
+                raise ValueError(f"row {number}: {error}") from None
+            key = (row_type, *(row.get(name) for name in row_type.KEYS))
+            if first.setdefault(key, number) != number:
+                keys_text = " ".join(f"{name}={row.get(name)}" for name in row_type.KEYS)
+                why = keys_text or f"{row_type.__name__} has no KEYS to tell rows apart"
+                raise ValueError(f"row {number} has the same keys as row {first[key]}: {why}")
 
     def complete(
         self, cell: Any, settings: Mapping[str, Any], machine: Mapping[str, Any], rows: Sequence[dict[str, Any]]
@@ -206,7 +217,7 @@ class RowTypes:
         """Add the derived columns to rows; raises ValueError, one line, if one fails or violates its declaration."""
         completed = []
         for number, row in enumerate(rows, start=1):
-            row_type = self.of(asdict(cell), row)
+            row_type = self.type_of(asdict(cell), row)
             reading = Reading(row, cell, settings, machine, rows)
             try:
                 derived_rows = row_type.derive_rows(reading)
@@ -215,49 +226,33 @@ class RowTypes:
             derived_columns = {name: item for name, item in columns(row_type).items() if item.derived}
             for derived_values in derived_rows:
                 completed_row = row | {name: value for name, value in derived_values.items() if value is not None}
-                complaint = next(_value_complaints(completed_row, derived_columns), None)
-                if complaint is not None:
-                    raise ValueError(f"row {number}: {complaint}")
+                try:
+                    _check_values(completed_row, derived_columns)
+                except ValueError as error:
+                    raise ValueError(f"row {number}: {error}") from None
                 completed.append(completed_row)
         return completed
 
-    def _complaints(self, cell: Mapping[str, Any], rows: Sequence[Any]) -> Iterator[str]:
-        first: dict[tuple, int] = {}
-        for number, row in enumerate(rows, start=1):
-            if not isinstance(row, dict):
-                yield f"row {number} must be an object, got {reprlib.repr(row)}"
-            try:
-                row_type = self.of(cell, row)
-            except ValueError as error:
-                yield f"row {number}: {error}"
-                return
-            recorded = {name: item for name, item in columns(row_type).items() if not item.derived}
-            yield from (f"row {number}: {words}" for words in _row_complaints(row, recorded))
-            key = (row_type, *(row.get(name) for name in row_type.KEYS))
-            if first.setdefault(key, number) != number:
-                keys_text = " ".join(f"{name}={row.get(name)}" for name in row_type.KEYS)
-                why = keys_text or f"{row_type.__name__} has no KEYS to tell rows apart"
-                yield f"row {number} has the same keys as row {first[key]}: {why}"
 
-
-def _row_complaints(row: Mapping[str, Any], recorded: Mapping[str, Column]) -> Iterator[str]:
+def _check_recorded(row: Mapping[str, Any], recorded: Mapping[str, Column]) -> None:
+    """Raise ValueError, one line, if a row is not as it may be recorded with these columns."""
     status = row.get("status")
     if status not in RECORDED_STATUSES:
-        yield f"status must be one of {', '.join(RECORDED_STATUSES)}, got {reprlib.repr(status)}"
+        raise ValueError(f"status must be one of {', '.join(RECORDED_STATUSES)}, got {reprlib.repr(status)}")
     for name in row:
         if name not in recorded:
-            yield f"unknown column {reprlib.repr(name)}: must be one of {', '.join(recorded)}"
-    yield from _value_complaints(row, recorded)
+            raise ValueError(f"unknown column {reprlib.repr(name)}: must be one of {', '.join(recorded)}")
+    _check_values(row, recorded)
 
 
-def _value_complaints(row: Mapping[str, Any], known: Mapping[str, Column]) -> Iterator[str]:
-    """Yield what is wrong in these columns of a row, and which of them a row with values lacks."""
+def _check_values(row: Mapping[str, Any], known: Mapping[str, Column]) -> None:
+    """Raise ValueError, one line, if one of these columns has an invalid value, or a row with values lacks one."""
     for name, item in known.items():
         if row.get(name) is None:
             if not item.optional and row["status"] in WITH_VALUES:
-                yield f"{name} is missing: must be {_one_of(item)}"
+                raise ValueError(f"{name} is missing: must be {_one_of(item)}")
         elif not item.accepts(row[name]):
-            yield f"{name} must be {_one_of(item)}, got {reprlib.repr(row[name])}"
+            raise ValueError(f"{name} must be {_one_of(item)}, got {reprlib.repr(row[name])}")
 
 
 def _one_of(item: Column) -> str:

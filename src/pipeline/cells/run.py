@@ -62,40 +62,46 @@ def run_cell(
     """
     environment, allowed, gpus_present = dict(os.environ), identity.allowed(), identity.gpu_count()
     gpus_available = gpus_present if granted_gpus is None else min(gpus_present, granted_gpus)
-    gpus = min(cell.gpus, gpus_available) if getattr(cell, "takes_fewer_gpus", False) else cell.gpus
-    skip_reason: Exception | None = None
-    if gpus_present and gpus_available < gpus:
-        skip_reason = TooFewGPUs(gpus, gpus_available)
-    if not skip_reason and not force and not (gpus_present and cell.gpus):
-        skip_reason = too_large(stage, cell, settings)
+    wanted_gpus = min(cell.gpus, gpus_available) if getattr(cell, "takes_fewer_gpus", False) else cell.gpus
+    gpus = wanted_gpus if gpus_present else 0
+    skip_reason = _why_skipped(stage, cell, settings, gpus, gpus_available, force)
+    uses_gpus = gpus > 0 and skip_reason is None
     # Take the host before importing or compiling anything, which would disturb another cell, and before taking GPUs,
     # which nobody could use meanwhile. So a process that holds GPUs never waits for another cell.
-    shares = bool(skip_reason) or shares_host(cell, gpus_present)
+    shares = skip_reason is not None or shares_host(cell, gpus_present)
     host = Host(alone=not shares, command=start.command)
-    has_own_cores = shares and not skip_reason and gpus_present > 0 and gpus > 0
+    has_own_cores = shares and uses_gpus
     threads = use_threads(getattr(settings, "threads", 0), gpus * own_cores.cores_per_gpu() if has_own_cores else None)
     # Read before the claim, which hides the other GPUs from this process.
     facts = {**identity.machine_facts(), **allowed, "gpus_available": gpus_available, "threads": threads}
-    measure = stage.measure()  # imports torch, which must come after the threads are set
+    measure = stage.measure_function()  # imports torch, which must come after the threads are set
     if files_folder is not None:
         measure = functools.partial(measure, files_dir=files_folder)
     if subjects:
         measure = functools.partial(measure, subjects=subjects)
     subjects_before, job = naming.facts(subjects), slurm_job()
-    claim = claim_gpus(0 if skip_reason or not gpus_present else gpus, start.command)
+    claim = claim_gpus(gpus if uses_gpus else 0, start.command)
     if has_own_cores:
         host.watch(own_cores.pin_to_cores_of(claim.device_ids, at_most=threads))
-    _start_torch(threads, with_cuda=gpus == 1)
+    _start_torch(threads, with_cuda=uses_gpus and gpus == 1)
     host.settle()
     waited_s = start.waited_s + host.waited_s + claim.waited_s
     started_at, stopwatch = time.time(), Stopwatch()
-    rows = outcome_rows(cell, "skipped", str(skip_reason)) if skip_reason else _rows(measure, cell, settings, stopwatch)
+    if skip_reason is None:
+        rows = _rows(measure, cell, settings, stopwatch)
+    else:
+        rows = outcome_rows(cell, "skipped", skip_reason)
     stage.row_types.check(asdict(cell), rows)
     # Not negative, even if the clock was set back meanwhile.
     start_up_s = max(0.0, started_at - start.issued_at - waited_s)
     subject_part: dict[str, Any] = {"subjects": freshness.subject_facts(subjects, subjects_before)} if subjects else {}
     return new_record(
-        *(stage, cell, settings, rows, job, started_at),
+        stage,
+        cell,
+        settings,
+        rows,
+        job,
+        started_at,
         code=freshness.code_facts(stage.package, start.issued_at, environment, measured=skip_reason is None),
         machine={**facts, "gpus_taken": list(claim.device_ids)},
         host=host.facts(),
@@ -106,7 +112,14 @@ def run_cell(
     )
 
 
-def too_large(stage: Stage, cell: Any, settings: Any) -> Skipped | None:
+def _why_skipped(stage: Stage, cell: Any, settings: Any, gpus: int, gpus_available: int, force: bool) -> str | None:
+    """Return why a cell cannot be measured on `gpus` GPUs, or on the CPU if that is 0; None if it can."""
+    if gpus_available < gpus:
+        return str(TooFewGPUs(gpus, gpus_available))
+    return None if gpus or force else too_large(stage, cell, settings)
+
+
+def too_large(stage: Stage, cell: Any, settings: Any) -> str | None:
     """Return why a cell on the CPU cannot be measured; None if it fits or its stage does not say.
 
     On a GPU, running out of memory is an outcome; on a CPU, the kernel kills the process after minutes.
@@ -116,7 +129,7 @@ def too_large(stage: Stage, cell: Any, settings: Any) -> Skipped | None:
     allowed_bytes, free_bytes = memory_limit_bytes(), psutil.virtual_memory().available
     needs = f"needs at least {needed_bytes / 1e9:.1f} GB of memory"
     if needed_bytes > allowed_bytes:
-        return Skipped(f"{needs}, this machine has {allowed_bytes / 1e9:.1f} GB; `measure --force` runs it anyway")
+        return f"{needs}, this machine has {allowed_bytes / 1e9:.1f} GB; `measure --force` runs it anyway"
     if needed_bytes > free_bytes:
         warning = f"{needs}, {free_bytes / 1e9:.1f} GB are free: it may be killed"
         print(warning, file=sys.stderr, flush=True)
@@ -161,4 +174,5 @@ def _rows(measure: Callable[..., Rows], cell: Any, settings: Any, stopwatch: Sto
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return outcome_rows(cell, "oom", str(error).splitlines()[0])
+        # A MemoryError raised by Python itself has no message.
+        return outcome_rows(cell, "oom", (str(error) or type(error).__name__).splitlines()[0])

@@ -3,11 +3,11 @@
 import ast
 import importlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pipeline.cells import own_cores
 from pipeline.cells.rows import RowTypes, columns
@@ -39,12 +39,18 @@ class Stage:
 
     def _import_part(self, name: str, *needed: str) -> Any:
         """Import a module of its package; raises UserError if it is missing or lacks one of the names."""
-        if not (self.folder / f"{name}.py").is_file():
-            raise UserError(f"{self.folder}/ has no {name}.py, which every stage needs")
+        self._require_file(f"{name}.py")
         module = importlib.import_module(f"{self.package}.{name}")
         if missing := [each for each in needed if not hasattr(module, each)]:
             raise UserError(f"{module.__file__} has no {', '.join(missing)}")
         return module
+
+    def _require_file(self, name: str) -> None:
+        if not (self.folder / name).is_file():
+            self._refuse(f" has no {name}, which every stage needs")
+
+    def _refuse(self, complaint: str) -> NoReturn:
+        raise UserError(f"{self.folder}/{complaint}")
 
     @cached_property
     def _cell(self) -> Any:
@@ -72,12 +78,10 @@ class Stage:
 
     @property
     def question(self) -> str:
-        """What the stage asks, in one line."""
+        """What the stage asks, in one line; empty if `cell` has no docstring, which `check` refuses."""
         # Read from the file, because `python -OO` drops docstrings.
         text = Path(self._cell.__file__).read_text(encoding="utf-8")
-        if not (docstring := ast.get_docstring(ast.parse(text))):
-            raise UserError(f"{self._cell.__file__} needs a docstring: its first line is the stage's question")
-        return docstring.splitlines()[0]
+        return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
 
     @property
     def split_axis(self) -> str:
@@ -128,13 +132,13 @@ class Stage:
         """Return about how many seconds a cell takes; None if the stage does not say."""
         return getattr(self._needs, "expected_s", lambda *_: None)(cell, settings, on_gpu)
 
-    def measure(self) -> Callable[..., list[dict[str, Any]]]:
+    def measure_function(self) -> Callable[..., list[dict[str, Any]]]:
         """Return the function that measures a cell; this imports torch."""
         return importlib.import_module(f"{self.package}.measure").measure
 
-    def report(self) -> Callable[..., Any]:
-        """Return `build(rows, other_stages)` for its section; other_stages: the rows of each stage in READS."""
-        return importlib.import_module(f"{self.package}.report").build
+    def build_section(self, rows: Any, other_stages: Mapping[str, Any]) -> Any:
+        """Return its section, made from the frame of its rows; other_stages: the frames of the stages in READS."""
+        return importlib.import_module(f"{self.package}.report").build(rows, other_stages)
 
     @cached_property
     def folder(self) -> Path:
@@ -144,32 +148,32 @@ class Stage:
 
     def check(self, known: Iterable[str]) -> None:
         """Raise UserError, one line, if the stage lacks a part or two columns of its tables have the same name."""
-        complaint = next(self._complaints(known), None)
-        if complaint is not None:
-            raise UserError(f"{self.folder}/{complaint}")
-
-    def _complaints(self, known: Iterable[str]) -> Iterator[str]:
-        yield from (f" has no {name}, which every stage needs" for name in FILES if not (self.folder / name).is_file())
-        self.question  # noqa: B018 Raises where there is none.
+        for name in FILES:
+            self._require_file(name)
+        if not self.question:
+            self._refuse("cell.py needs a docstring: its first line is the stage's question")
         for name, meaning in CELL_MEMBERS.items():
             if not hasattr(self.cell_type, name):
-                yield f"cell.py: Cell has no {name}, {meaning}"
+                self._refuse(f"cell.py: Cell has no {name}, {meaning}")
         for row_type in self.row_types.types.values():
             where, declared = f"rows.py: {row_type.__name__}", {item.name for item in fields(row_type)}
-            yield from (f"{where}: KEYS has '{key}', which it does not declare" for key in {*row_type.KEYS} - declared)
+            for key in {*row_type.KEYS} - declared:
+                self._refuse(f"{where}: KEYS has '{key}', which it does not declare")
             try:
                 columns(row_type)
             except TypeError as error:
-                yield f"{where}: {error}"
+                self._refuse(f"{where}: {error}")
         if self.split_axis not in self.axes:
-            yield f"cell.py: SPLIT_AXIS must be one of {', '.join(self.axes)}, got '{self.split_axis}'"
+            self._refuse(f"cell.py: SPLIT_AXIS must be one of {', '.join(self.axes)}, got '{self.split_axis}'")
         for name in {*self.reads} - {*known}:
-            yield f"cell.py: READS has unknown stage '{name}': must be one of {', '.join(known)}"
+            self._refuse(f"cell.py: READS has unknown stage '{name}': must be one of {', '.join(known)}")
         if self.subjects is not None and self.subjects.kind not in KINDS:
-            yield f"cell.py: SUBJECTS must be of one of the kinds {', '.join(KINDS)}, got '{self.subjects.kind}'"
+            self._refuse(
+                f"cell.py: SUBJECTS must be of one of the kinds {', '.join(KINDS)}, got '{self.subjects.kind}'"
+            )
         for name, count in Counter(self.table_columns).items():
             if count > 1:
-                yield f": two columns of its tables are called '{name}': rename one of them"
+                self._refuse(f": two columns of its tables are called '{name}': rename one of them")
 
 
 Stages = Mapping[str, Stage]
@@ -180,7 +184,7 @@ def reserved_names(stages: Stages) -> dict[str, set[str]]:
     names: dict[str, set[str]] = {kind: set() for kind in KINDS}
     for stage in stages.values():
         if stage.subjects is not None:
-            names[stage.subjects.kind] |= stage.row_types.names()
+            names[stage.subjects.kind] |= stage.row_types.impl_names()
     return names
 
 

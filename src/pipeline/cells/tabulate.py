@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cells import fields
-from pipeline.cells.record import HOST_PARTS, SCHEDULER_PARTS, read_record
+from pipeline.cells.record import read_record
 from pipeline.cells.rows import STATUSES, WITH_VALUES, RowTypes
 from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.errors import UserError
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # Libraries whose kernels are measured alongside ours.
 LIBRARIES = ("cudnn", "nccl")
+# A record's keys about how busy the host was, and about the scheduler's job if there was one.
+HOST_PARTS = ("cores", "others_cores", "busy", "load_before", "load_after")
+SCHEDULER_PARTS = ("name", "job", "nodes")
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 # No pandas here: a run makes dozens of tables, each in its own process, and importing pandas takes longer than a table.
 

@@ -11,11 +11,11 @@ from pipeline.instruments.sampling.summary import quartiles, rel_error
 
 # Shares of the wall time from which the host, or communication, counts as limiting a step.
 HOST_LIMIT, COMMUNICATION_LIMIT = 0.2, 0.2
-# A profiled step of several ranks that is slower than the timed one by more than this factor says nothing about it: its
-# collectives wait for ranks that the profiler slows down.
-MOST_HELD_UP = 1.03
+MOST_PROFILER_SLOWDOWN = 1.03
 # A phase's error below this share of the whole step's limit is ignored: a wait of microseconds is noise.
 NEGLIGIBLE_SHARE = 0.2
+# The phase that is the whole step.
+TRAIN_STEP = "train_step"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,10 @@ class TimedRow(Row):
         if not reading.row.get("samples_ms"):
             return {}
         summary, why = summarise(reading.row["samples_ms"]), cls.why_unstable(reading)
-        outcome = {"status": "unstable", "reason": "; ".join([*filter(None, [reading.row.get("reason"), why])])}
-        return {**summary, **(outcome if why else {}), **cls.timed_columns(reading, summary["median_ms"])}
+        outcome = {}
+        if why is not None:
+            outcome = {"status": "unstable", "reason": "; ".join(filter(None, [reading.row.get("reason"), why]))}
+        return {**summary, **outcome, **cls.timed_columns(reading, summary["median_ms"])}
 
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
@@ -54,7 +56,7 @@ class TimedRow(Row):
     def why_unstable(cls, reading: Reading) -> str | None:
         """Return why the median cannot be trusted; None if it can."""
         row, limit = reading.row, reading.settings["unstable_rel_error"]
-        return why_unstable(row["samples_ms"], row.get("slowdowns") or (), limit)
+        return doubt_about_median(row["samples_ms"], row.get("slowdowns") or (), limit)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +102,11 @@ class GpuStepRow(GpuTimedRow):
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
         """Return the columns derived from the GPU's idle time and energy."""
         energy_j = reading.row.get("energy_j")
-        per_energy = {"tokens_per_j": cls.tokens_a_step(reading) / energy_j} if energy_j else {}
+        per_energy = {"tokens_per_j": cls.tokens_per_step(reading) / energy_j} if energy_j else {}
         return idle_columns(reading.row, median_ms) | per_energy
 
     @classmethod
-    def tokens_a_step(cls, reading: Reading) -> int:
+    def tokens_per_step(cls, reading: Reading) -> int:
         """Return the tokens per step over all ranks; the batch size is an axis or a setting."""
         cell = reading.cell
         batch_size = cell.batch_size if hasattr(cell, "batch_size") else reading.settings["batch_size"]
@@ -114,8 +116,8 @@ class GpuStepRow(GpuTimedRow):
 def idle_columns(row: Mapping[str, Any], wall_ms: float) -> dict[str, Any]:
     """Return the share of a step's wall time in which the GPU idled, and what limits the step.
 
-    Empty if profiling slowed the ranks down (MOST_HELD_UP): the GPU may then have idled longer than computed, but not
-    less, so that only `host` is certain.
+    Empty if profiling slowed the ranks down: the GPU may then have idled longer than computed, but not less, so that
+    only `host` is certain.
     """
     busy_ms, exposed_ms = row.get("gpu_busy_ms"), row.get("exposed_communication_ms") or 0.0
     if busy_ms is None:
@@ -123,17 +125,25 @@ def idle_columns(row: Mapping[str, Any], wall_ms: float) -> dict[str, Any]:
     idle_pct = 100 * max(0.0, wall_ms - busy_ms) / wall_ms
     if idle_pct >= 100 * HOST_LIMIT:
         return {"gpu_idle_pct": idle_pct, "limited_by": "host"}
-    if exposed_ms and (row.get("profiled_ms") or 0.0) > MOST_HELD_UP * wall_ms:
+    if exposed_ms and slowed_by_profiler(row.get("profiled_ms") or 0.0, wall_ms):
         return {}
     limit = "communication" if exposed_ms >= COMMUNICATION_LIMIT * wall_ms else "gpu"
     return {"gpu_idle_pct": idle_pct, "limited_by": limit}
+
+
+def slowed_by_profiler(profiled_ms: Any, timed_ms: Any) -> Any:
+    """Tell whether a profiled step of several ranks took too long to say anything about the timed one.
+
+    Its collectives then waited for ranks that the profiler slowed down. Takes numbers or Series.
+    """
+    return profiled_ms > MOST_PROFILER_SLOWDOWN * timed_ms
 
 
 @dataclass(frozen=True, kw_only=True)
 class RanksStepRow(GpuStepRow):
     """Samples of a step that ranks run together, alternating with others, or of one of its phases."""
 
-    WHOLE_STEP: ClassVar[Mapping[str, Any]] = {"phase": "train_step", "clock": "host"}
+    WHOLE_STEP: ClassVar[Mapping[str, Any]] = {"phase": TRAIN_STEP, "clock": "host"}
 
     turns: int = column("turns that the samples come from, equally many from each", minimum=1)
     tokens: int = derived("tokens per step over all ranks: sequences times context length", minimum=1)
@@ -141,10 +151,10 @@ class RanksStepRow(GpuStepRow):
     @classmethod
     def timed_columns(cls, reading: Reading, median_ms: float) -> dict[str, Any]:
         """Add the tokens per step."""
-        return super().timed_columns(reading, median_ms) | {"tokens": cls.tokens_a_step(reading)}
+        return super().timed_columns(reading, median_ms) | {"tokens": cls.tokens_per_step(reading)}
 
     @classmethod
-    def tokens_a_step(cls, reading: Reading) -> int:
+    def tokens_per_step(cls, reading: Reading) -> int:
         """Return the tokens per step over all ranks."""
         cell = reading.cell
         return cell.world_size * cell.batch_size_per_rank * cell.context_length
@@ -155,7 +165,7 @@ class RanksStepRow(GpuStepRow):
         row, limit = reading.row, reading.settings["unstable_rel_error"]
         step_row = reading.sibling_row(cls.KEYS, **cls.WHOLE_STEP)
         step_ms = summarise(step_row["samples_ms"])["median_ms"] if step_row else 0.0
-        return why_unstable(row["samples_ms"], row.get("slowdowns") or (), limit, row["turns"], step_ms)
+        return doubt_about_median(row["samples_ms"], row.get("slowdowns") or (), limit, row["turns"], step_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,14 +200,16 @@ def summarise(samples_ms: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def why_unstable(
+def doubt_about_median(
     samples_ms: Sequence[float],
     slowdowns: Sequence[str],
     unstable_rel_error: float,
     turns: int = 1,
     step_ms: float = 0.0,
 ) -> str | None:
-    """Return why the median of these samples is too uncertain; None if it is not. Nothing else decides this.
+    """Return why the median of these samples is too uncertain; None if it is not.
+
+    Frames also mark rows whose repeats contradict each other.
 
     slowdowns: why the hardware held the clock down while the samples were taken, power caps excluded.
     unstable_rel_error: limit on the standard error of the median, divided by the median.

@@ -11,7 +11,7 @@ from pipeline.cells import fields
 from pipeline.compare.runs import Run
 from pipeline.errors import UserError
 from pipeline.report.formats import text
-from pipeline.report.table import Table, named
+from pipeline.report.table import Table, columns_of
 from pipeline.report.words import Words
 
 WORDS = Words(__file__)
@@ -99,7 +99,7 @@ def differences(runs: Sequence[Run]) -> Table:
     wide = values.agg(lambda each: ", ".join(sorted(set(each)))).unstack("run", sort=False)
     rows = wide[wide.nunique(axis=1, dropna=False) > 1].reset_index()
     columns = [(run.name, run.name, text) for run in runs]
-    return Table("differences", "What differs:", rows, [*named(rows, "stage what"), *columns], all_rows=True)
+    return Table("differences", "What differs:", rows, [*columns_of(rows, "stage what"), *columns], all_rows=True)
 
 
 def _by_run(lines: list[dict[str, Any]], runs: Sequence[Run], columns: Sequence[str] = ("run",)) -> pd.DataFrame:

@@ -11,12 +11,11 @@ from pipeline.cells import fields
 from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import Stage
 from pipeline.compare.runs import Run
-from pipeline.report.versus import JUDGED, SLOWER, judged
+from pipeline.report.versus import JUDGED, REPEAT_COLUMNS, SLOWER, judged
 
 ROW = ["stage", "cell", "row"]
 KEYS = [*ROW, "quantity"]
 COLUMNS = [*KEYS, *JUDGED, "reason", "repeats", "cards", "bytes"]
-REPEAT_COLUMNS = ("samples_of_repeats", "spread_log_std", "spread_degrees")
 # How long the GPU is busy in a step: a single number, without quartiles.
 GPU_BUSY = "gpu_busy_ms"
 # Times that depend on the host more than on what is measured.

@@ -16,8 +16,7 @@ from pipeline.cells.stage import Stage
 from pipeline.compare.pair import KEYS, row_names, words
 from pipeline.compare.runs import Run
 from pipeline.report.formats import number
-from pipeline.report.table import Table
-from pipeline.report.table import named as columns
+from pipeline.report.table import Table, columns_of
 
 FILE = Path(__file__).with_name("published.csv")
 CAPTION = (
@@ -40,7 +39,7 @@ def comparison_table(runs: Sequence[Run]) -> Table:
     sources = sorted(set(lines["of"]) - {*names}, key=lambda name: (not name.startswith("write-up"), name))
     lines = lines.pivot_table("value", KEYS, "of", "first", sort=False).reset_index()
     values = [(name, name, number) for name in (*names, *sources)]
-    return Table("published", CAPTION, lines, [*columns(lines, "stage cell:code row quantity"), *values])
+    return Table("published", CAPTION, lines, [*columns_of(lines, "stage cell:code row quantity"), *values])
 
 
 def _matched(run: Run, stage: Stage) -> Iterator[dict[str, Any]]:

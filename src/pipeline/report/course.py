@@ -7,7 +7,7 @@ that name in the stage's section. The student's own results follow its first par
 import re
 from collections.abc import Mapping, Sequence
 
-from pipeline.report import own
+from pipeline.report import users
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import Part, StageReport
 from pipeline.report.words import Words
@@ -25,8 +25,10 @@ def page(stage_reports: Sequence[StageReport]) -> Markdown:
         if file.is_file():
             heading, first, rest = file.read_text(encoding="utf-8").strip().split("\n\n", 2)
             first = f"{first}\nAll rows: {row_links(report)}."
-            own_part = [f"[[{own.PARTS[0]}]]"] if own.PARTS[0] in report.all_parts else []
-            sections.append(filled("\n\n".join([heading, first, *own_part, rest]), report.stage.name, report.all_parts))
+            users_part = [f"[[{users.PARTS[0]}]]"] if users.PARTS[0] in report.all_parts else []
+            sections.append(
+                filled("\n\n".join([heading, first, *users_part, rest]), report.stage.name, report.all_parts)
+            )
     # The page has many tables: save the empty line below each heading.
     return Markdown(re.sub(r"(?<=\n)(### .*\n)\n", r"\1", "\n\n".join(sections)) + "\n")
 

@@ -9,8 +9,9 @@ import pandas as pd
 from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import Stages
 from pipeline.cells.tabulate import LIBRARIES, cell_line
+from pipeline.cells.timed_rows import TRAIN_STEP
 from pipeline.instruments.machine.identity import SOFTWARE
-from pipeline.report.frame import WHOLE_STEP, having, readable
+from pipeline.report.frame import having, readable
 from pipeline.statistics.medians import pooled_spread
 
 # Numbers that differ between reasons that are otherwise the same.
@@ -75,7 +76,7 @@ def _sizes(bytes_: pd.Series) -> str:
     return " / ".join(f"{size / 2**30:,.0f} GiB" for size in sorted(set(bytes_.dropna().round(-8))))
 
 
-def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+def stage_summaries(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Return one row per stage: cells, those with values, times, unstable ones, repeats, and the spread of repeats.
 
     std_between_repeats: of their medians in percent, pooled over whole steps, or over all times if there are none;
@@ -86,7 +87,7 @@ def by_stage(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.Data
 
 def _stage_summary(cells: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
     times = having(frame, "median_ms")
-    steps = times[times["phase"] == WHOLE_STEP] if "phase" in times else times
+    steps = times[times["phase"] == TRAIN_STEP] if "phase" in times else times
     repeated = having(steps if len(steps) else times, "spread_pct")
     spread = pooled_spread(repeated.get("medians_ms", ()))
     return {

@@ -84,6 +84,14 @@ def data_size(value: float) -> str:
     return f"{value:.0f} B"
 
 
+def parameters(value: float) -> str:
+    """Write a number of parameters: 1.20B, 350M."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= size:
+            return f"{significant(value / size)}{unit}"
+    return f"{value:.0f}"
+
+
 def interval(row: Mapping[Any, Any] | pd.Series) -> str:
     """Write a ratio of `versus` with its interval: `1.41× (1.38 to 1.44)`; the ratio alone if it has none."""
     if pd.isna(row["low"]):
@@ -97,7 +105,8 @@ def _ratio(value: float) -> str:
 
 
 FORMS: Mapping[str, Form] = {
-    form.__name__: form for form in (code, count, data_size, gb, mark, ms, number, percent, plain, text, times)
+    form.__name__: form
+    for form in (code, count, data_size, gb, mark, ms, number, parameters, percent, plain, text, times)
 }
 
 

@@ -21,9 +21,9 @@ import pandas as pd
 from pipeline.cells.rows import WITH_VALUES
 from pipeline.cells.stage import SETTING, Stage, Stages
 from pipeline.cells.tabulate import stage_rows
-from pipeline.cells.timed_rows import MOST_HELD_UP, NEGLIGIBLE_SHARE, idle_columns
+from pipeline.cells.timed_rows import NEGLIGIBLE_SHARE, TRAIN_STEP, idle_columns, slowed_by_profiler
 from pipeline.report.markup import one_line
-from pipeline.statistics.medians import pooled_spread
+from pipeline.statistics.medians import RepeatSpread, pooled_spread
 
 # With pyarrow installed, pandas would keep text in Arrow arrays, which cannot be added to a column without values.
 pd.set_option("mode.string_storage", "python")
@@ -33,10 +33,9 @@ Records = Sequence[Mapping[str, Any]]
 KIND = ("phase", "clock", "precision", "dtype", "limited_by")
 # The repeats of one cell say nothing about others: at three repeats each, this many degrees of freedom take two cells.
 LEAST_DEGREES = 4
-WHOLE_STEP = "train_step"
 # The columns in which a phase agrees with its whole step.
 STEP_COLUMNS = ("size", "precision", "context_length", "batch_size", "world_size", "variant", "impl", "way", "clock")
-LIMIT = f"{SETTING}unstable_rel_error"
+ALLOWED_ERROR = f"{SETTING}unstable_rel_error"
 # "CUDA out of memory. Tried to allocate ... Process 579 has 70.67 GiB memory in use. ... this process has 56.20 ..."
 OUT_OF_MEMORY = re.compile(r"CUDA out of memory\. .*", re.DOTALL)
 OTHER_PROCESS = re.compile(r"Process \d+ has ([\d.]+) GiB memory in use")
@@ -45,7 +44,7 @@ OTHER_PROCESS = re.compile(r"Process \d+ has ([\d.]+) GiB memory in use")
 def by_stage(stages: Stages, records: Records) -> dict[str, pd.DataFrame]:
     """Return the frame of each stage that has records, in the order of the stages."""
     found = {name: [record for record in records if record["stage"] == name] for name in stages}
-    return {name: build(stages[name], own) for name, own in found.items() if own}
+    return {name: build(stages[name], of_stage) for name, of_stage in found.items() if of_stage}
 
 
 def build(stage: Stage, records: Records) -> pd.DataFrame:
@@ -96,8 +95,8 @@ def undisturbed(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     Parts of captures from different repeats would make up a step that never ran.
     """
     if {"exposed_communication_ms", "profiled_ms"} <= set(rows):
-        is_held_up = rows["profiled_ms"] > MOST_HELD_UP * rows["median_ms"]
-        rows = rows.assign(exposed_communication_ms=rows["exposed_communication_ms"].mask(is_held_up))
+        is_slowed = slowed_by_profiler(rows["profiled_ms"], rows["median_ms"])
+        rows = rows.assign(exposed_communication_ms=rows["exposed_communication_ms"].mask(is_slowed))
     if "span_ms" in rows:
         shortest_ms = rows.groupby(_groups(rows, keys))["span_ms"].transform("min")
         rows = rows[~(rows["span_ms"] > shortest_ms)].reset_index(drop=True)
@@ -120,7 +119,7 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     medians[sizes] = repeats[list(sizes)].max()
     # A row without values keeps the numbers that it has.
     folded[numbers] = medians.reindex(folded.index).fillna(folded[numbers])
-    folded = _with_limit(folded)
+    folded = _with_limiter(folded)
     folded["cards"] = repeats["cards"].agg(lambda cards: ", ".join(dict.fromkeys(cards)))
     folded["repeats"] = repeats.size().reindex(folded.index, fill_value=0)
     folded = folded.drop(columns="repeat", errors="ignore")
@@ -129,14 +128,14 @@ def fold(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
     return folded.reset_index(drop=True).copy()  # defragment it: sections select rows again and again
 
 
-def _with_limit(first: pd.DataFrame) -> pd.DataFrame:
+def _with_limiter(folded: pd.DataFrame) -> pd.DataFrame:
     """Set what limits folded steps by their folded idle time: one repeat may wait for its host, another not."""
-    if "gpu_idle_pct" not in first or "limited_by" not in first:
-        return first
-    busy_ms = first["median_ms"] * (1 - first["gpu_idle_pct"] / 100)
-    busy = first.assign(gpu_busy_ms=busy_ms)[busy_ms.notna()]
-    limits = [idle_columns(row, row["median_ms"]).get("limited_by") for row in busy.to_dict("records")]
-    return first.assign(limited_by=pd.Series(limits, busy.index, dtype=object).combine_first(first["limited_by"]))
+    if "gpu_idle_pct" not in folded or "limited_by" not in folded:
+        return folded
+    busy_ms = folded["median_ms"] * (1 - folded["gpu_idle_pct"] / 100)
+    busy = folded.assign(gpu_busy_ms=busy_ms)[busy_ms.notna()]
+    limiters = [idle_columns(row, row["median_ms"]).get("limited_by") for row in busy.to_dict("records")]
+    return folded.assign(limited_by=pd.Series(limiters, busy.index, dtype=object).combine_first(folded["limited_by"]))
 
 
 def _with_spread(rows: pd.DataFrame, timed: Any) -> pd.DataFrame:
@@ -155,20 +154,20 @@ def _with_spread(rows: pd.DataFrame, timed: Any) -> pd.DataFrame:
 
 
 def _contradict(rows: pd.DataFrame, spread: pd.Series, medians: pd.Series) -> pd.Series:
-    """Tell which rows have repeats further apart than their limit, by a time that matters to their whole step."""
-    if LIMIT not in rows:
+    """Tell which rows have repeats further apart than the allowed error, by a time that matters to their whole step."""
+    if ALLOWED_ERROR not in rows:
         return pd.Series(False, index=rows.index)
     apart_ms = medians.map(lambda each: max(each) - min(each), na_action="ignore").astype(float)
-    limit = rows[LIMIT].astype(float)
-    return (spread > limit) & (apart_ms > NEGLIGIBLE_SHARE * limit * _whole_steps_ms(rows))
+    allowed = rows[ALLOWED_ERROR].astype(float)
+    return (spread > allowed) & (apart_ms > NEGLIGIBLE_SHARE * allowed * _whole_steps_ms(rows))
 
 
 def _whole_steps_ms(rows: pd.DataFrame) -> pd.Series:
     """Return the time of the whole step that each row belongs to; 0 if there is none."""
-    if "phase" not in rows or not (rows["phase"] == WHOLE_STEP).any():
+    if "phase" not in rows or not (rows["phase"] == TRAIN_STEP).any():
         return pd.Series(0.0, index=rows.index)
     groups = _groups(rows, STEP_COLUMNS)
-    return groups.map(rows[rows["phase"] == WHOLE_STEP].groupby(groups)["median_ms"].max()).fillna(0.0)
+    return groups.map(rows[rows["phase"] == TRAIN_STEP].groupby(groups)["median_ms"].max()).fillna(0.0)
 
 
 def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> pd.Series:
@@ -181,10 +180,10 @@ def _with_pooled_spread(rows: pd.DataFrame) -> pd.DataFrame:
     """Add the spread of repeats of the same kind, also of unstable ones: an unrepeated process could be one of them."""
     kinds = _groups(rows, KIND)
     pooled = {kind: pooled_spread(medians.dropna()) for kind, medians in rows["medians_ms"].groupby(kinds)}
-    log_std, degrees = (kinds.map({kind: spread[place] for kind, spread in pooled.items()}) for place in (0, 1))
-    degrees = degrees.where(degrees > 0)
+    spreads = pd.DataFrame([pooled[kind] for kind in kinds], rows.index, RepeatSpread._fields)
+    degrees = spreads["degrees"].where(spreads["degrees"] > 0)
     too_few = rows["repeats"].lt(2) & degrees.lt(LEAST_DEGREES)
-    return rows.assign(spread_log_std=log_std.mask(too_few), spread_degrees=degrees.mask(too_few))
+    return rows.assign(spread_log_std=spreads["log_std"].mask(too_few), spread_degrees=degrees.mask(too_few))
 
 
 def _one_line(value: Any) -> Any:
@@ -213,9 +212,9 @@ def having(rows: pd.DataFrame, *columns: str) -> pd.DataFrame:
     return rows[rows[list(columns)].notna().all(axis=1)]
 
 
-def matching(rows: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
+def matching(rows: pd.DataFrame, values: Mapping[str, Any]) -> pd.DataFrame:
     """Keep rows that have these values."""
-    return rows[(rows[list(setting)] == pd.Series(dict(setting), dtype=object)).all(axis=1)]
+    return rows[(rows[list(values)] == pd.Series(dict(values), dtype=object)).all(axis=1)]
 
 
 def shares_a_cpu(rows: pd.DataFrame) -> bool:

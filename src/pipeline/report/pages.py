@@ -16,7 +16,7 @@ from pipeline.cells.stage import Stage, Stages
 from pipeline.cells.tabulate import stage_rows
 from pipeline.errors import UserError
 from pipeline.instruments.machine.identity import SOFTWARE
-from pipeline.report import course, drawing, facts, frame, own
+from pipeline.report import course, drawing, facts, frame, users
 from pipeline.report.chart import Chart
 from pipeline.report.formats import count
 from pipeline.report.html.page import page, row_table
@@ -61,21 +61,24 @@ def write_pages(request: PageRequest, stages: Stages, folder: Path) -> None:
 def stage_report(stage: Stage, stages: Stages, frames: Mapping[str, pd.DataFrame]) -> StageReport:
     """Return the section of a stage with its parts and note; frames: those of all stages."""
     rows = frames[stage.name]
-    shown = own.without_own(rows, stage)
-    other_stages = {name: own.without_own(frames[name], stages[name]) for name in stage.reads if name in frames}
-    own_parts = own.parts(rows, stage)
+    shown = users.without_users(rows, stage)
+    other_stages = {name: users.without_users(frames[name], stages[name]) for name in stage.reads if name in frames}
+    users_parts = users.parts(rows, stage)
     if frame.with_values(shown).empty:
-        return StageReport(stage, Section(_no_values(rows)), own_parts, Markdown(), rows)
-    section = stage.report()(shown, other_stages)
+        return StageReport(stage, Section(_no_values(rows)), users_parts, Markdown(), rows)
+    section = stage.build_section(shown, other_stages)
     if frame.shares_a_cpu(rows):
         section = replace(section, changes=())  # gains of ranks that share one CPU are no basis for advice
     note = Words(str(stage.folder / "report.py")).note
-    return StageReport(stage, section, [part for part in (*section.parts, *own_parts) if not part.is_empty], note, rows)
+    return StageReport(
+        stage, section, [part for part in (*section.parts, *users_parts) if not part.is_empty], note, rows
+    )
 
 
 def meanings(stage: Stage) -> dict[str, str]:
     """Return what the columns of a stage's rows mean, as it declares them."""
     declared = [columns(row_type) for row_type in stage.row_types.types.values()]
+    # The first row type's meaning wins.
     return {name: item.meaning for each in reversed(declared) for name, item in each.items()}
 
 

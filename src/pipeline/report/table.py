@@ -13,7 +13,7 @@ from pandas.api.types import is_numeric_dtype
 from pipeline.report.formats import FORMS, Form, code, data_size, mark, number, percent, plain, text
 from pipeline.report.markup import Markdown
 
-MOST_ROWS, MOST_COLUMNS = 12, 10
+MOST_ROWS = 12
 OUTCOME_WORDS = {"oom": "OOM", "skipped": "skipped", "unstable": "unstable", "wrong": "wrong", "failed": "failed"}
 NOTHING = "–"
 LEFT_ALIGNED: tuple[Form, ...] = (text, code)
@@ -69,7 +69,7 @@ class Table:
         return Markdown(f"{caption}{written}{rest}")
 
 
-def named(rows: pd.DataFrame, names: str) -> Columns:
+def columns_of(rows: pd.DataFrame, names: str) -> Columns:
     """Return columns of rows, named in one string: `size median_ms reason:code`.
 
     A form after the colon is one of `formats.FORMS`; without one it follows from the values or the unit in the name.
@@ -105,7 +105,7 @@ def _pivoted(lines: list[list[str]], place: int, values: list[str]) -> list[list
         without_value = len(outcomes) + found.count(NOTHING) == len(found)
         shared = " / ".join(found) if not without_value else outcomes[0] if outcomes else NOTHING
         cells.setdefault(tuple(line[:place]), {})[line[place]] = shared
-    return [[*name, *(own.get(value, NOTHING) for value in values)] for name, own in cells.items()]
+    return [[*name, *(of_name.get(value, NOTHING) for value in values)] for name, of_name in cells.items()]
 
 
 def _cell(row: dict[Any, Any], name: str, form: Form) -> str:

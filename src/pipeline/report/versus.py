@@ -5,7 +5,8 @@ Same: the interval lies within 2% of 1. Undecided: anything else, and always if 
 
 With repeats, the interval comes from pipeline.statistics.medians: it uses the spread of both sides' own repeats if each
 has three, else that of repeats of the same kind. If nothing of the kind was repeated, it is the range that the
-quartiles allow, and only a ratio off by 5% or more is called faster or slower.
+quartiles allow; then faster or slower needs a ratio off by 5% or more, and same a ratio within 2% of 1 whose range is
+within 5%.
 """
 
 import math
@@ -31,8 +32,9 @@ LEAST_DIFFERENCE, LARGEST_SAMENESS, LEAST_WITHOUT_REPEATS = 1.01, 1.02, 1.05
 COLUMNS = ("ratio", "low", "high", "verdict", "gain")
 # Fewer repeats of a side say too little about the spread between its processes.
 LEAST_REPEATS = 3
-# The columns that decide.
-JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", "samples_of_repeats", "spread_log_std", "spread_degrees")
+# The columns that decide; those of repeats are empty for a value without samples.
+REPEAT_COLUMNS = ("samples_of_repeats", "spread_log_std", "spread_degrees")
+JUDGED = ("status", "median_ms", "q1_ms", "q3_ms", *REPEAT_COLUMNS)
 Row = Mapping[str, Any]
 
 
@@ -56,7 +58,7 @@ def side_by_side(frame: pd.DataFrame, on: Sequence[str], who: str, ours: str, pe
     return judged(mine.merge(theirs, "left", list(on), suffixes=("", "_peer")), "_peer")
 
 
-def beside(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.DataFrame:
+def against_base(rows: pd.DataFrame, on: Sequence[str], is_base: pd.Series) -> pd.DataFrame:
     """Compare each row with its base: the first row with the same `on` that `is_base` selects and that has values.
 
     Added: COLUMNS, empty for the base itself and if a side has no values; `base`, the index of the base.
@@ -146,11 +148,11 @@ def _has_no_spread(repeats: object) -> bool:
     return isinstance(repeats, list) and max(map(len, repeats)) == 1
 
 
-def _verdict(ratio: float, low: float, high: float, least: float, widest: float) -> dict[str, Any]:
-    """Judge a ratio; least: the smallest called faster or slower; widest: the widest interval called the same."""
+def _verdict(ratio: float, low: float, high: float, least_difference: float, widest_same: float) -> dict[str, Any]:
+    """Judge a ratio; least_difference: needed for faster or slower; widest_same: the widest interval called same."""
     apart = max(ratio, 1 / ratio)
-    if apart >= least and not low <= 1 <= high:
+    if apart >= least_difference and not low <= 1 <= high:
         word = FASTER if ratio > 1 else SLOWER
     else:
-        word = SAME if apart <= LARGEST_SAMENESS and max(high, 1 / low) <= widest else UNDECIDED
+        word = SAME if apart <= LARGEST_SAMENESS and max(high, 1 / low) <= widest_same else UNDECIDED
     return {"ratio": ratio, "low": low, "high": high, "verdict": word}

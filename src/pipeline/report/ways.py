@@ -9,14 +9,14 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from pipeline.cells.timed_rows import MOST_HELD_UP
+from pipeline.cells.timed_rows import TRAIN_STEP, slowed_by_profiler
 from pipeline.report.chart import Chart
 from pipeline.report.formats import number, written
-from pipeline.report.frame import WHOLE_STEP, having, in_order, with_values
+from pipeline.report.frame import having, in_order, with_values
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Change
 from pipeline.report.table import Table
-from pipeline.report.versus import FASTER, beside, judge
+from pipeline.report.versus import FASTER, against_base, judge
 from pipeline.report.words import Words
 
 WORDS = Words(__file__)
@@ -33,15 +33,15 @@ def of_cases(rows: pd.DataFrame, ways: Sequence[str]) -> pd.DataFrame:
 
 
 def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataFrame:
-    """Return the whole steps by the host's clock, each compared with the way `base` of its case (`versus.beside`).
+    """Return the whole steps by the host's clock, each against the way `base` of its case (`versus.against_base`).
 
     Also added: `each_repeat`, the medians of the repeats in ms, as text.
     """
-    steps = rows[(rows["phase"] == WHOLE_STEP) & (rows["clock"] == "host")]
+    steps = rows[(rows["phase"] == TRAIN_STEP) & (rows["clock"] == "host")]
     steps = in_order(steps, ["case", "way"], {"case": steps["case"].unique(), "way": order})
     repeated = steps["medians_ms"].where(steps["repeats"] > 1)
     steps = steps.assign(each_repeat=repeated.map(lambda each: " / ".join(map(number, each)), na_action="ignore"))
-    return beside(steps, ["case"], steps["way"] == base)
+    return against_base(steps, ["case"], steps["way"] == base)
 
 
 def by_trust(steps: pd.DataFrame, preferred_ways: Sequence[str] = ()) -> list[pd.DataFrame]:
@@ -55,7 +55,8 @@ def by_trust(steps: pd.DataFrame, preferred_ways: Sequence[str] = ()) -> list[pd
         outcomes = steps["status"][steps["way"].isin(preferred_ways or steps["way"])]
         return is_by_host, -steps["repeats"].max(), -outcomes.eq("ok").sum() / max(1, len(outcomes))
 
-    return sorted((own for _, own in steps.groupby("case", sort=False) if len(with_values(own))), key=doubt)
+    cases = (of_case for _, of_case in steps.groupby("case", sort=False))
+    return sorted((of_case for of_case in cases if len(with_values(of_case))), key=doubt)
 
 
 def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = "") -> Table:
@@ -81,17 +82,16 @@ def tables(cases: Sequence[pd.DataFrame], base: str, names: str, which: str = ""
     return [table(f"ways_{place}", steps, base, names, which) for place, steps in enumerate(cases[:2], start=1)]
 
 
-def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone: str = "") -> pd.DataFrame:
+def fastest_by_ranks(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone: str = "") -> pd.DataFrame:
     """Return the fastest of these ways for each number of ranks and batch, for models measured at several.
 
-    Added: `tokens_per_s` over all ranks; `peer_rate_told`, that of the fastest peer, as text; `efficiency_pct`, the
+    Added: `tokens_per_s` over all ranks; `peer_rate_text`, that of the fastest peer, as text; `efficiency_pct`, the
     time of the step without communication (the way `alone`) over that of the step.
     """
     steps = with_values(steps)
-    tokens = steps["world_size"] * steps["batch_size_per_rank"] * steps["context_length"]
-    steps = steps.assign(model=written(steps, MODEL), tokens_per_s=1e3 * tokens / steps["median_ms"])
-    own = steps[steps["way"].isin(ways)].sort_values("median_ms").drop_duplicates("case")
-    own = own[own["model"].duplicated(keep=False)].sort_values(["model", "world_size", "batch_size_per_rank"])
+    steps = steps.assign(model=written(steps, MODEL), tokens_per_s=1e3 * steps["tokens"] / steps["median_ms"])
+    found = steps[steps["way"].isin(ways)].sort_values("median_ms").drop_duplicates("case")
+    found = found[found["model"].duplicated(keep=False)].sort_values(["model", "world_size", "batch_size_per_rank"])
     peer = steps[steps["way"].isin(peers)].sort_values("median_ms").drop_duplicates("case")
     is_unknown = peer["limited_by"].isna() & peer["profiled_ms"].notna()  # on a CPU no step is profiled
     limits = peer["limited_by"].astype(object).mask(is_unknown, WORDS.say("unknown"))
@@ -100,16 +100,16 @@ def scaled(steps: pd.DataFrame, ways: Sequence[str], peers: Sequence[str], alone
     rates = map(Markdown, written(peer, "{status:mark}{tokens_per_s:count}{limit}"))
     peer_rates = dict(zip(peer["case"], rates, strict=True))
     without_ms = steps[steps["way"] == alone].set_index("case")["median_ms"]
-    return own.assign(
-        on=written(own, "{world_size} × {batch_size_per_rank}"),
-        peer_rate_told=own["case"].map(peer_rates),
-        efficiency_pct=100 * own["case"].map(without_ms) / own["median_ms"],
+    return found.assign(
+        on=written(found, "{world_size} × {batch_size_per_rank}"),
+        peer_rate_text=found["case"].map(peer_rates),
+        efficiency_pct=100 * found["case"].map(without_ms) / found["median_ms"],
     )
 
 
-def scaling(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
-    """Write steps from `scaled`, one row per model, number of ranks and batch per rank; further: more columns."""
-    rates = "median_ms tokens_per_s:count peer_rate_told:text efficiency_pct"
+def scaling_table(steps: pd.DataFrame, peer: str, further: str = "") -> Table:
+    """Write steps from `fastest_by_ranks`: a row per model, number of ranks and batch per rank; further: columns."""
+    rates = "median_ms tokens_per_s:count peer_rate_text:text efficiency_pct"
     names = f"model on way {rates} limited_by {further}"
     if steps["way"].nunique() == 1:
         names = names.replace(" way ", " ")
@@ -153,7 +153,7 @@ def with_bytes(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     return steps.assign(rank_bytes=steps["peak_bytes"].fillna(steps["state_bytes"]))
 
 
-def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
+def memory_chart(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
     """Draw what the fullest rank holds at its peak, by kind."""
     kinds = rows[rows["kind"].isin(KINDS)].assign(name=rows["kind"].map(KINDS), gb=rows["measured_bytes"] / 1e9)
     rest = steps.assign(name="other", gb=(steps["peak_bytes"] - steps["state_bytes"]).clip(lower=0) / 1e9)
@@ -162,16 +162,16 @@ def memory(steps: pd.DataFrame, rows: pd.DataFrame) -> Chart:
     return WORDS.chart("memory", drawn, "stack", "gb", "way", "name", panel="case")
 
 
-def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes", peer: str = "") -> str:
+def answer(steps: pd.DataFrame, ours: Sequence[str], memory_column: str = "rank_bytes", peer: str = "") -> str:
     """Say how the fastest of our ways compares with the base and, if it has a time, with the way `peer`.
 
-    memory: the column with the memory of a rank.
+    memory_column: the column with the memory of a rank.
     """
     best = steps[steps["way"].isin(ours) & steps["ratio"].notna()].sort_values("median_ms").head(1)
     if best.empty:
-        return variants_with_results(steps)
+        return say_which_have_results(steps)
     new, old = best.iloc[0], steps.loc[best["base"].iloc[0]]
-    cost = Change.between("", "", old, new, memory)
+    cost = Change.between("", "", old, new, memory_column)
     before, after = (step.replace(", ", " and ") for step in (cost.before, cost.after))
     sentence = WORDS.say("answer", before=before, after=after, old=old, new=new)
     peers = with_values(steps[steps["way"] == peer])
@@ -180,17 +180,17 @@ def answer(steps: pd.DataFrame, ours: Sequence[str], memory: str = "rank_bytes",
     return sentence + " " + WORDS.say("beside_peer", peer=peers.iloc[0], than=judge(peers.iloc[0], new))
 
 
-def variants_with_results(steps: pd.DataFrame) -> str:
+def say_which_have_results(steps: pd.DataFrame) -> str:
     """Say which ways have values, for a case in which nothing can be compared."""
     ways = ", ".join(with_values(steps)["way"]) or "none"
     return WORDS.say("only", case=steps["case"].iloc[0], ways=ways)
 
 
-def changes(steps: pd.DataFrame, what: str, ways: Sequence[str], memory: str = "rank_bytes") -> list[Change]:
+def changes(steps: pd.DataFrame, what: str, ways: Sequence[str], memory_column: str = "rank_bytes") -> list[Change]:
     """Return the fastest of these ways as a change from the base, if it is faster; what: a template with `{way}`."""
     found = steps[steps["way"].isin(ways) & (steps["verdict"] == FASTER)].sort_values("median_ms").head(1)
     return [
-        Change.between(what.format(**row), row["case"], steps.loc[row["base"]], row, memory)
+        Change.between(what.format(**row), row["case"], steps.loc[row["base"]], row, memory_column)
         for _, row in found.iterrows()
     ]
 
@@ -201,18 +201,18 @@ def phases(rows: pd.DataFrame) -> pd.DataFrame:
     share_pct: the share of the step that is spent waiting for gradients after backward.
     """
     by_gpu = rows["clock"] == "cuda_events"
-    own = rows[by_gpu if by_gpu.any() else rows["clock"] == "host"].dropna(subset="median_ms")
-    wide = own.pivot_table(index="way", columns="phase", values="median_ms", sort=False)
-    wide = wide.reindex(columns=["backward", "communication", "optimizer", WHOLE_STEP])
-    return wide.add_suffix("_phase_ms").assign(share_pct=100 * wide["communication"] / wide[WHOLE_STEP])
+    timed = rows[by_gpu if by_gpu.any() else rows["clock"] == "host"].dropna(subset="median_ms")
+    wide = timed.pivot_table(index="way", columns="phase", values="median_ms", sort=False)
+    wide = wide.reindex(columns=["backward", "communication", "optimizer", TRAIN_STEP])
+    return wide.add_suffix("_phase_ms").assign(share_pct=100 * wide["communication"] / wide[TRAIN_STEP])
 
 
 def captures(rows: pd.DataFrame, steps: pd.DataFrame) -> pd.DataFrame:
     """Return captured steps with the timed ones (`timed_step_ms`); on GPUs, drop those that profiling slowed down."""
     captured = rows[rows["span_ms"].notna()]
     timed_ms = captured["way"].map(steps.set_index("way")["median_ms"])
-    is_held_up = captured["backend"].eq("nccl") & (captured["span_ms"] > MOST_HELD_UP * timed_ms)
-    return captured.assign(timed_step_ms=timed_ms)[~is_held_up]
+    is_slowed = captured["backend"].eq("nccl") & slowed_by_profiler(captured["span_ms"], timed_ms)
+    return captured.assign(timed_step_ms=timed_ms)[~is_slowed]
 
 
 def lanes(captured: pd.DataFrame, kinds: Sequence[str]) -> Chart:

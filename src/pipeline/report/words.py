@@ -18,7 +18,7 @@ from pipeline.report.chart import Axis, Chart
 from pipeline.report.formats import Filling
 from pipeline.report.markup import Markdown, unwrapped
 from pipeline.report.section import say
-from pipeline.report.table import Table, filled, heading, named
+from pipeline.report.table import Table, columns_of, filled, heading
 
 DEFINITION = re.compile(r"^\[([\w.]+)\]:(.*(?:\n +\S.*)*)\n?", re.MULTILINE)
 
@@ -47,12 +47,14 @@ class Words:
         only_filled: bool = False,
         **values: Any,
     ) -> Table:
-        """Return a table with its caption; names: its columns, as `table.named` takes them.
+        """Return a table with its caption; names: its columns, as `table.columns_of` takes them.
 
         across: the column whose values become headers. only_filled: leave out columns without any value. Words are
         filled with `values`, then with those of the first row.
         """
-        columns = [(self._heading(name, column, rows, values), column, form) for _, column, form in named(rows, names)]
+        columns = [
+            (self._heading(name, column, rows, values), column, form) for _, column, form in columns_of(rows, names)
+        ]
         shown = filled(rows, columns) if only_filled else columns
         return Table(name, self._fill(name, rows, values), rows, shown, all_rows, across)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from pipeline.report import facts, own
+from pipeline.report import facts, users
 from pipeline.report.chart import Chart
 from pipeline.report.formats import code, count
 from pipeline.report.frame import having, shares_a_cpu
@@ -31,7 +31,7 @@ MOST_UNSTABLE = 0.5
 def writeup(request: PageRequest, cells: pd.DataFrame, stage_reports: Sequence[StageReport]) -> Markdown:
     """Return the write-up as Markdown; values in its template are escaped unless they are Markdown already."""
     frames = {each.stage.name: each.rows for each in stage_reports}
-    by_stage = facts.by_stage(cells, frames)
+    summaries = facts.stage_summaries(cells, frames)
     program = ["snakemake"] if request.in_clone else ["python", "-m", "pipeline", "run"]
     words = [*program, "--cores", "1", "reports/writeup.md", *(["--config", *request.config] if request.config else [])]
     loader, escape = FileSystemLoader(Path(__file__).parent), Markdown.escape
@@ -42,21 +42,21 @@ def writeup(request: PageRequest, cells: pd.DataFrame, stage_reports: Sequence[S
         stage_reports=stage_reports,
         shown=lambda parts, stage="": Markdown("\n\n".join(blocks(stage, parts))),
         first_tables=[
-            own.first_table(stage_reports),
+            users.first_table(stage_reports),
             WORDS.table("changes", changes(stage_reports), "change gain:text verdict from to where repeats"),
             *_alarms(cells, stage_reports),
         ],
         cells=len(cells),
         gpus=len(facts.gpus(cells)),
-        **by_stage[["with_values", "times", "unstable"]].sum(),
+        **summaries[["with_values", "times", "unstable"]].sum(),
         shares_a_cpu=lambda each: shares_a_cpu(each.rows),
         noise=_noise,
-        own=lambda each: [part for part in each.parts if part.name in own.PARTS],
+        users_parts=lambda each: [part for part in each.parts if part.name in users.PARTS],
         row_links=row_links,
         rules=WORDS.note,
         spread=WORDS.table(
             "stages",
-            by_stage[by_stage["most_repeats"] > 1],
+            summaries[summaries["most_repeats"] > 1],
             "stage most_repeats std_between_repeats:percent furthest_two:percent",
         ),
         side_by_side=facts.side_by_side(cells),

@@ -11,18 +11,14 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from pipeline.cells import layout
-from pipeline.cells.record import (
-    MOST_ARCHIVE_BYTES,
-    MOST_ARCHIVE_MEMBERS,
-    MOST_RECORD_BYTES,
-    parse_complete,
-    read_record,
-    record_paths,
-)
+from pipeline.cells.record import MOST_RECORD_BYTES, parse_record, read_record, record_paths
 from pipeline.cells.stage import Stages
 from pipeline.errors import UserError
 
 ARCHIVE = "records.tar.xz"
+# Limits on what is read. A full GPU run has hundreds of records of at most 200 kB each.
+MOST_ARCHIVE_BYTES = 256 * 2**20
+MOST_ARCHIVE_MEMBERS = 20_000
 Record = dict[str, Any]
 OPENERS: Mapping[bytes, Callable[..., Any]] = {b"\xfd7zXZ\x00": lzma.open, b"\x1f\x8b": gzip.open, b"BZh": bz2.open}
 # What the libraries raise for a damaged archive or a file that is none; ValueError also for a malformed header.
@@ -77,7 +73,7 @@ def archived_records(archive: Path, stages: Stages) -> Iterator[tuple[str, Recor
                     if not member.isfile():
                         raise UserError(f"{name} is not a regular file: publish that run again")
                     file: Any = members.extractfile(member)
-                    yield name, parse_complete(file.read(MOST_RECORD_BYTES + 1), name, stages)
+                    yield name, parse_record(file.read(MOST_RECORD_BYTES + 1), name, stages)
     except DAMAGE as error:
         first_line = str(error).partition("\n")[0].rstrip(":")
         raise UserError(f"cannot read {archive}: {first_line}") from None

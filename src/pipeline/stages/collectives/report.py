@@ -14,7 +14,8 @@ from pipeline.stages.collectives.cell import COLLECTIVES
 WORDS = Words(__file__)
 CELL = ["backend", "nodes", "world_size", "dtype", "collective"]
 ORDERS = {"backend": ("nccl", "gloo"), "collective": COLLECTIVES, "dtype": ("fp32", "bf16")}
-BURST, SINGLE, GRAPH = TIMINGS = "burst", "single", "graph"
+BURST, SINGLE = "burst", "single"
+TIMINGS = (BURST, SINGLE, "graph")
 SIZE_AXIS = Axis("size_bytes", log=True, prefixes=True)
 CALL, BEST = "{backend} {what} in {dtype}, {ranks}", "busbw_gb_per_s_best"
 UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1}
@@ -63,7 +64,7 @@ def _calls(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _least_bytes(calls: pd.DataFrame) -> float | None:
     """Return the smallest size that every cell with times has; None where they share none."""
-    sizes = [{*own["size_bytes"]} for _, own in with_values(calls[calls["timing"] == BURST]).groupby(CELL)]
+    sizes = [{*of_cell["size_bytes"]} for _, of_cell in with_values(calls[calls["timing"] == BURST]).groupby(CELL)]
     return min(set.intersection(*sizes), default=None) if sizes else None
 
 
@@ -76,9 +77,9 @@ def _groups(calls: pd.DataFrame, least_bytes: float | None) -> pd.DataFrame:
     best = with_values(bursts).sort_values("busbw_gb_per_s", ascending=False, kind="stable")
     small = calls[calls["size_bytes"] == least_bytes] if least_bytes is not None else calls
     found = bursts.drop_duplicates(CELL)
-    for name, own in {"best": best, **{timing: small[small["timing"] == timing] for timing in TIMINGS}}.items():
-        own = own.drop_duplicates(CELL).set_index(CELL)[["busbw_gb_per_s", "size", "median_ms", "status"]]
-        found = found.join(own.add_suffix(f"_{name}"), on=CELL)
+    for name, calls_of in {"best": best, **{timing: small[small["timing"] == timing] for timing in TIMINGS}}.items():
+        calls_of = calls_of.drop_duplicates(CELL).set_index(CELL)[["busbw_gb_per_s", "size", "median_ms", "status"]]
+        found = found.join(calls_of.add_suffix(f"_{name}"), on=CELL)
         found[f"status_{name}"] = found[f"status_{name}"].fillna(found["status"])
     return found
 

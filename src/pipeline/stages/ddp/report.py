@@ -20,7 +20,8 @@ from pipeline.stages.ddp.cell import VARIANTS
 WORDS = Words(__file__)
 NAMES = {"none": "no communication", "torch": "torch DDP", "torch_tuned": "torch DDP, views"}
 NONE, NAIVE, OVERLAP = NAMES["none"], "naive", "overlap"
-COLUMNS = "all_reduces peak_bytes weights_agree"
+OUR_IMPLS = ("naive", "flat", "overlap", "bucketed")
+SHOWN = "all_reduces peak_bytes weights_agree"
 
 
 def label(impl: str, bucket_size_mb: float | None) -> str:
@@ -31,8 +32,11 @@ def label(impl: str, bucket_size_mb: float | None) -> str:
 
 TORCH = label("torch", 25)  # DistributedDataParallel's default bucket_cap_mb
 # The variant without communication comes first.
-ORDER = [label(variant.impl, variant.bucket_size_mb) for variant in (VARIANTS[-1], *VARIANTS[:-1])]
-OURS = [label(variant.impl, variant.bucket_size_mb) for variant in VARIANTS if variant.impl not in NAMES]
+ORDER = [
+    label(variant.impl, variant.bucket_size_mb)
+    for variant in sorted(VARIANTS, key=lambda variant: variant.impl != "none")
+]
+OURS = [label(variant.impl, variant.bucket_size_mb) for variant in VARIANTS if variant.impl in OUR_IMPLS]
 TORCH_WAYS = [way for way in ORDER if way not in (*OURS, NONE)]
 
 
@@ -43,16 +47,17 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     cases = ways.by_trust(steps)
     if not cases:
         return Section(ways.WORDS.say("no_time"))
-    lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
-    tables = ways.tables([_fastest_sizes(each) for each in cases], TORCH, COLUMNS, WORDS.say("fewer"))
-    scaling = ways.scaling(_scaled(steps), WORDS.say("peer"), "naive_ms overlap_ms")
+    lead, of_case = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
+    tables = ways.tables([_fastest_sizes(each) for each in cases], TORCH, SHOWN, WORDS.say("fewer"))
+    scaling = ways.scaling_table(_scaled(steps), WORDS.say("peer"), "naive_ms overlap_ms")
     return Section(
         _answer(lead),
         [*(tables if scaling.is_empty else [tables[0], scaling]), _added(steps)],
-        ways.changes(lead[lead["impl"] == "torch"], WORDS.defined["change"], ORDER, "peak_bytes"),
+        # Advice for users of torch's DDP: another bucket size.
+        ways.changes(lead, WORDS.defined["change"], list(lead["way"][lead["impl"] == "torch"]), "peak_bytes"),
         for_course=[
-            _versus_naive(own),
-            ways.lanes(ways.captures(own, lead), ("computation", "communication", "waiting")),
+            _versus_naive(of_case),
+            ways.lanes(ways.captures(of_case, lead), ("computation", "communication", "waiting")),
             _best_bucket(steps, other_stages.get("collectives", pd.DataFrame())),
         ],
     )
@@ -80,7 +85,7 @@ def _answer(steps: pd.DataFrame) -> str:
     timed = with_values(steps).set_index("way", drop=False).sort_values("median_ms")
     ours, torchs = (timed[timed["way"].isin(names)] for names in (OURS, TORCH_WAYS))
     if ours.empty or torchs.empty or NONE not in timed.index:
-        return ways.variants_with_results(timed)
+        return ways.say_which_have_results(timed)
     stable = [each[each["status"] == "ok"] for each in (ours, torchs)]
     best, torch = (each.iloc[0] for each in (stable if all(map(len, stable)) else (ours, torchs)))
     return WORDS.say("answer", best=best, none=timed.loc[NONE], torch=torch, than=judge(torch, best))
@@ -88,7 +93,7 @@ def _answer(steps: pd.DataFrame) -> str:
 
 def _scaled(steps: pd.DataFrame) -> pd.DataFrame:
     """Return how ours scales, with the step times of the variants that send one gradient at a time."""
-    scaled = ways.scaled(steps, OURS, TORCH_WAYS, NONE)
+    scaled = ways.fastest_by_ranks(steps, OURS, TORCH_WAYS, NONE)
     by_way = with_values(steps).set_index(["way", "case"])["median_ms"]
     step_times = {f"{way}_ms": scaled["case"].map(by_way.get(way, {})) for way in (NAIVE, OVERLAP)}
     return scaled.assign(**step_times)
@@ -105,19 +110,19 @@ def _versus_naive(rows: pd.DataFrame) -> Table:
     """Compare every way of one case with naive, with its phases; torch's DDP only at its default bucket size."""
     steps = _steps(rows, NAIVE).join(ways.phases(rows), on="way")
     shown = steps[(steps["impl"] != "torch") | (steps["way"] == TORCH)]
-    return ways.table("beside_naive", shown, NAIVE, f"backward_phase_ms communication_phase_ms share_pct {COLUMNS}")
+    return ways.table("beside_naive", shown, NAIVE, f"backward_phase_ms communication_phase_ms share_pct {SHOWN}")
 
 
 def _best_bucket(steps: pd.DataFrame, collectives: pd.DataFrame) -> Table:
     """Tabulate the best bucket size by formula per case, and compare the fastest measured with the nearest to it."""
     found = []
-    for case, own in with_values(steps[steps["impl"] == "bucketed"]).groupby("case", sort=False):
-        cost, total = fitted_cost(own.iloc[0], collectives), own["gradient_bytes"].iloc[0]
+    for case, of_case in with_values(steps[steps["impl"] == "bucketed"]).groupby("case", sort=False):
+        cost, total = fitted_cost(of_case.iloc[0], collectives), of_case["gradient_bytes"].iloc[0]
         if cost is None or not cost.latency_s:
             continue
         best_mb = min(total, buckets.best_bucket_bytes(total, cost)) / 2**20
-        near = own.loc[np.log(own["bucket_size_mb"] / best_mb).abs().idxmin()]
-        fastest = own.loc[own["median_ms"].idxmin()]
+        near = of_case.loc[np.log(of_case["bucket_size_mb"] / best_mb).abs().idxmin()]
+        fastest = of_case.loc[of_case["median_ms"].idxmin()]
         formula = {"s_bytes": total, "o_us": 1e6 * cost.latency_s, "w_gb_per_s": cost.bytes_per_s / 1e9}
         formula |= {"best_by_formula_mb": best_mb, "its_overhead_ms": 1e3 * buckets.least_overhead_s(total, cost)}
         measured = {"measured_nearest_mb": near["bucket_size_mb"], "overhead_there_ms": near["added_ms"]}
@@ -132,10 +137,10 @@ def fitted_cost(step: pd.Series, collectives: pd.DataFrame) -> LinearCost | None
     if collectives.empty:
         return None
     burst = {"collective": "all_reduce", "dtype": "fp32", "impl": "torch", "placement": "in_place", "timing": "burst"}
-    own = matching(with_values(collectives), burst | {"nodes": 1} | step[["backend", "world_size"]].to_dict())
+    calls = matching(with_values(collectives), burst | {"nodes": 1} | step[["backend", "world_size"]].to_dict())
     # NCCL sends smaller sizes in other ways, whose times lie on another line; gradients are larger.
-    own = own[own["size_bytes"] >= 100_000]
+    calls = calls[calls["size_bytes"] >= 100_000]
     try:
-        return fit_linear_cost(own["size_bytes"].astype(float), own["median_ms"] / 1e3)
+        return fit_linear_cost(calls["size_bytes"].astype(float), calls["median_ms"] / 1e3)
     except ValueError:
         return None

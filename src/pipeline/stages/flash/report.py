@@ -12,8 +12,7 @@ from pipeline.report.formats import written
 from pipeline.report.frame import having, in_order, matching, with_values
 from pipeline.report.section import Compared, Section
 from pipeline.report.table import NOTHING, OUTCOME_WORDS, Table
-from pipeline.report.versus import FASTER, SLOWER, judged, shaded, side_by_side, versus
-from pipeline.report.versus import beside as compared_with_base
+from pipeline.report.versus import FASTER, SLOWER, against_base, judged, shaded, side_by_side, versus
 from pipeline.report.words import Words
 from pipeline.stages.flash.cell import DTYPES, FA4, LEADERBOARD, OURS, PEERS, PHASES, THREE_TF32, TILES, Cell
 
@@ -202,5 +201,5 @@ def _errors(rows: pd.DataFrame, ours: str) -> Table:
 def _leaderboard(rows: pd.DataFrame, ours: str) -> Table:
     here = matching(rows, {**LEADERBOARD, "phase": BOTH})
     here = with_values(here[here["impl"].isin({*NAMES} - {"sdpa_efficient", "flex"})])
-    found = compared_with_base(here, PROBLEM, here["impl"] == ours)
+    found = against_base(here, PROBLEM, here["impl"] == ours)
     return WORDS.table("leaderboard", found, "shape who median_ms median_call_ms tflops_per_s gain verdict")

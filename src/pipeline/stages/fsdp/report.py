@@ -28,16 +28,16 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     cases = ways.by_trust(steps, [DDP, OURS])
     if not cases:
         return Section(ways.WORDS.say("no_time"))
-    lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
-    captured = ways.captures(own[own["way"].isin([OURS, TORCHS])], lead)
+    lead, of_case = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
+    captured = ways.captures(of_case[of_case["way"].isin([OURS, TORCHS])], lead)
     captured = captured.assign(exposed_pct=100 * captured["gather_exposed_ms"] / captured["gather_ms"])
     tables = ways.tables(cases, DDP, "sent_bytes rank_bytes loss")
     exposed = "communication_ms exposed_by_formula_ms exposed_communication_ms"
-    scaling = ways.scaling(_scaled(steps, rows, other_stages.get("collectives", pd.DataFrame())), TORCHS, exposed)
+    scaling = ways.scaling_table(_scaled(steps, rows, other_stages.get("collectives", pd.DataFrame())), TORCHS, exposed)
     times = "timed_step_ms span_ms computation_ms gather_ms gather_exposed_ms exposed_pct scatter_ms scatter_exposed_ms"
     return Section(
         ways.answer(lead, [OURS], peer=TORCHS),
-        [*(tables if scaling.is_empty else [tables[0], scaling]), ways.memory(steps, rows)],
+        [*(tables if scaling.is_empty else [tables[0], scaling]), ways.memory_chart(steps, rows)],
         ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
         for_course=[
             _saved(steps, rows),
@@ -50,7 +50,7 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
 
 def _scaled(steps: pd.DataFrame, rows: pd.DataFrame, collectives: pd.DataFrame) -> pd.DataFrame:
     """Return how our FSDP scales, with the predicted communication and the part of it that is exposed."""
-    ours = ways.scaled(steps, [OURS], [TORCHS], NAMES["none"])
+    ours = ways.fastest_by_ranks(steps, [OURS], [TORCHS], NAMES["none"])
     rates = ways.gathering_rates(collectives).set_index(["backend", "world_size"])["busbw_gb_per_s"]
     groups = zip(ours["backend"], ours["world_size"], strict=True)
     captured = rows[rows["way"] == OURS].groupby("case")["computation_ms"].max()

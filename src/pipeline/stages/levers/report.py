@@ -9,12 +9,12 @@ import pandas as pd
 from pipeline.formulas.parameters import parameter_count
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Chart, Limit
-from pipeline.report.formats import data_size, written
+from pipeline.report.formats import written
 from pipeline.report.frame import having, in_order, matching, with_values
 from pipeline.report.markup import Markdown
 from pipeline.report.section import Change, FirstScreen, Section
 from pipeline.report.table import NOTHING, OUTCOME_WORDS, Table
-from pipeline.report.versus import COLUMNS, FASTER, LEAST_DIFFERENCE, UNDECIDED, beside, peer_of, shaded, versus
+from pipeline.report.versus import COLUMNS, FASTER, UNDECIDED, against_base, judge, peer_of, shaded, versus
 from pipeline.report.words import Words
 from pipeline.stages.levers.cell import EAGER, EAGER_AGAIN, LEVERS, UNPROVEN, names
 from pipeline.stages.levers.report_fp8 import predicted_ratios
@@ -44,11 +44,9 @@ NAMES = {
 
 def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the levers stage, with the first screen."""
-    parameters = pd.Series([*map(parameter_count, rows["size"].map(SIZES), rows["setting_vocab_size"])], rows.index)
-    counts = parameters.map(data_size)
+    rows = rows.assign(parameters=[*map(parameter_count, rows["size"].map(SIZES), rows["setting_vocab_size"])])
     rows = rows.assign(
-        parameters=parameters,
-        model=rows["size"] + " (" + counts.replace({" GB": "B", " MB": "M", " kB": "k"}, regex=True) + ")",
+        model=written(rows, "{size} ({parameters:parameters})"),
         name=rows["levers"].map(_in_words),
         where=written(rows, WHERE),
         is_alone=rows["levers"].isin(LEVERS),
@@ -60,8 +58,8 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     tuned = _fastest(duel[duel["is_tuned"]])
     precision = _main_precision(duel if len(duel) else rows)
     # The model with the most decided comparisons with the step as written; on a tie, the largest.
-    counts = (matching(each, precision) for each in (duel[duel["verdict"] != UNDECIDED], duel, with_values(rows)))
-    counted = next(each for each in counts if len(each))
+    candidates = (matching(each, precision) for each in (duel[duel["verdict"] != UNDECIDED], duel, with_values(rows)))
+    counted = next(each for each in candidates if len(each))
     _, *most_compared = counted.groupby(["parameters", *ON]).size()[::-1].idxmax()
     here = dict(zip(ON, most_compared, strict=True))
     duel_here, tuned_here = matching(duel, here), matching(tuned, here)
@@ -104,13 +102,15 @@ def _is_tuning(levers: str) -> bool:
 def _answer(duel: pd.DataFrame, tuned: pd.DataFrame, rows: pd.DataFrame) -> str:
     """Describe the fastest tuned step; rows: all of this model, used if its step as written has no time."""
     if tuned.empty:
-        alone = _fastest(with_values(rows[rows["is_tuned"]]))
-        return WORDS.say("nothing_tuned") if alone.empty else WORDS.say("tuned_alone", best=alone.iloc[0])
+        without_eager = _fastest(with_values(rows[rows["is_tuned"]]))
+        if without_eager.empty:
+            return WORDS.say("nothing_tuned")
+        return WORDS.say("tuned_alone", best=without_eager.iloc[0])
     answer = WORDS.say("answer", best=tuned.iloc[0])
-    alone = duel[duel["is_alone"] & duel["is_tuned"]]
-    if len(alone) < 2:
+    single = duel[duel["is_alone"] & duel["is_tuned"]]
+    if len(single) < 2:
         return answer
-    return answer + " " + WORDS.say("best_alone", n=len(alone), best=alone.nlargest(1, "ratio").iloc[0])
+    return answer + " " + WORDS.say("best_alone", n=len(single), best=single.nlargest(1, "ratio").iloc[0])
 
 
 def _gains(duel: pd.DataFrame, tuned: pd.DataFrame) -> Chart:
@@ -143,9 +143,7 @@ def _ladder(rows: pd.DataFrame, duel: pd.DataFrame, tuned: pd.DataFrame) -> Tabl
 
 def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
     """Return the fastest tuned combination, the fastest of all, each lever alone; only the faster of SDPA and ours."""
-    ratios = duel.set_index("levers")["ratio"]
-    is_ours_faster = ratios.get("flash", 0.0) > LEAST_DIFFERENCE * ratios.get("sdpa", 0.0)
-    alone = duel[duel["is_alone"] & (duel["levers"] != ("sdpa" if is_ours_faster else "flash"))]
+    alone = duel[duel["is_alone"] & (duel["levers"] != _attention_to_leave_out(duel))]
     of_all = duel[duel["levers"] != EAGER_AGAIN].nsmallest(1, "median_ms")
     fastest = pd.concat([tuned, of_all]).drop_duplicates("levers")
     return [
@@ -160,6 +158,17 @@ def _changes(duel: pd.DataFrame, tuned: pd.DataFrame) -> list[Change]:
     ]
 
 
+def _attention_to_leave_out(duel: pd.DataFrame) -> str | None:
+    """Choose between two kinds of attention: leave out SDPA if ours is faster, else ours; None unless both have a time.
+
+    Several cells may have the same step; the fastest counts.
+    """
+    steps = duel.sort_values("median_ms").drop_duplicates("levers").set_index("levers")
+    if not {"flash", "sdpa"} <= {*steps.index}:
+        return None
+    return "sdpa" if judge(steps.loc["sdpa"], steps.loc["flash"])["verdict"] == FASTER else "flash"
+
+
 def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScreen | None:
     """Compare each model's step as written with its fastest tuned one, even if one of them is out of memory.
 
@@ -169,19 +178,20 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
     is_plain = rows["levers"] == EAGER
     # Cells with other combinations repeat the same step.
     plain = pd.concat([with_values(rows[is_plain]), rows[is_plain]]).drop_duplicates(ON).sort_index()
-    timed = with_values(beside(rows, ON, is_plain))
+    timed = with_values(against_base(rows, ON, is_plain))
     tuned = _fastest(timed[timed["is_tuned"]])
     of_tuned = tuned[[*ON, "levers", "name", "status", "limited_by", *COLUMNS, *FIGURES, ENERGY]]
     both = plain.merge(of_tuned, "left", ON, suffixes=("", "_tuned"))
     both = both[both[["median_ms", "median_ms_tuned"]].notna().any(axis=1)]
     both = both.assign(
-        utilisation=_from_to(both, "{{status{0}:mark}}{{mfu_pct{0}:percent}}"),
-        peak_gb=_from_to(both, "{{peak_bytes{0}:gb}}"),
-        energy=_from_to(both, f"{{{{{ENERGY}{{0}}:number}}}}"),
+        utilisation=_from_to(both, "{status:mark}{mfu_pct:percent}"),
+        peak_gb=_from_to(both, "{peak_bytes:gb}"),
+        energy=_from_to(both, f"{{{ENERGY}:number}}"),
     )
     summary = [_summary(row) for _, row in both.iterrows()]
-    bars, both = pd.concat([plain.merge(both[ON], on=ON), tuned]), matching(both, precision)
-    bars = matching(bars, precision).assign(kind=lambda steps: np.where(steps["is_tuned"], "tuned", "as written"))
+    bars = matching(pd.concat([plain.merge(both[ON], on=ON), tuned]), precision)
+    both = matching(both, precision)
+    bars = bars.assign(kind=lambda steps: np.where(steps["is_tuned"], "tuned", "as written"))
     if both.empty:
         return None
     ways = both["name_tuned"].dropna().unique()
@@ -196,7 +206,8 @@ def _first_screen(rows: pd.DataFrame, precision: Mapping[str, str]) -> FirstScre
 
 def _from_to(both: pd.DataFrame, template: str) -> list[Markdown | None]:
     """Fill a template for the step as written and tuned: `24% → 47%`; a step without values shows its outcome."""
-    plain, tuned = (written(both, template.format(side)) for side in ("", "_tuned"))
+    after = both.filter(regex="_tuned$").rename(columns=lambda name: name.removesuffix("_tuned"))
+    plain, tuned = written(both, template), written(after, template)
     outcomes = both["status"].map(OUTCOME_WORDS).fillna(NOTHING)
     # Markdown, so that the mark `~` is not escaped like text.
     sides = zip(plain, tuned, outcomes, strict=True)

@@ -26,7 +26,7 @@ class Step(GpuStepRow, Rates):
         """Add tokens, rates and the peak."""
         sizes = reading.settings["vocab_size"], reading.settings["batch_size"], reading.cell.context_length
         step_flops = flops.train_step_flops(SIZES[reading.cell.size], *sizes)
-        rates = cls.rates(reading, median_ms, reading.cell.precision, cls.tokens_a_step(reading), step_flops)
+        rates = cls.rates(reading, median_ms, reading.cell.precision, cls.tokens_per_step(reading), step_flops)
         return super().timed_columns(reading, median_ms) | rates
 
 

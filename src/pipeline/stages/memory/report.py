@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import pandas as pd
 
 from pipeline.cells.rows import WITH_VALUES
+from pipeline.cells.timed_rows import TRAIN_STEP
 from pipeline.formulas.activations import residual_stream_bytes
 from pipeline.formulas.checkpointing import blocks_run_again, reruns
 from pipeline.formulas.peak_memory import CATEGORIES
@@ -14,7 +15,7 @@ from pipeline.report.frame import having, in_order, matching, with_values
 from pipeline.report.section import Change, Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
-from pipeline.stages.memory.report_peaks import AXES, ORDERS, STEP, highest, in_words, workload
+from pipeline.stages.memory.report_peaks import AXES, ORDERS, highest, in_words, workload
 
 WORDS = Words(__file__)
 KINDS = {f"{name}_bytes": name.replace("_", " ") for name in CATEGORIES}
@@ -36,7 +37,7 @@ def build(rows: pd.DataFrame, _: Mapping[str, pd.DataFrame]) -> Section:
     leading = _lead(measured[measured["size"] == measured["size"].mode()[0]])
     lead = leading.iloc[0]
     shown = matching(peaks, lead[["size", "num_layers"]].to_dict())
-    plain, steps = matching(shown, PLAIN), shown[shown["mode"] == STEP]
+    plain, steps = matching(shown, PLAIN), shown[shown["mode"] == TRAIN_STEP]
     here, plain_here = (each[each["precision"] == lead["precision"]] for each in (steps, plain))
     return Section(
         _answer(lead),
@@ -86,7 +87,7 @@ def _timelines(rows: pd.DataFrame, plain: pd.DataFrame, steps: pd.DataFrame, lea
     """Draw one panel per recording: the lead, steps at the shortest and longest context, forward passes at these."""
     ends = with_values(steps[steps["checkpoint_every"] == 0]).drop_duplicates("context_length")
     steps_shown = pd.concat([lead, ends.head(1), ends.tail(1)])
-    forward = plain[plain["mode"] != STEP].merge(steps_shown[["precision", "context_length"]].drop_duplicates())
+    forward = plain[plain["mode"] != TRAIN_STEP].merge(steps_shown[["precision", "context_length"]].drop_duplicates())
     cells = pd.concat([forward, steps_shown]).drop_duplicates(AXES)
     drawn = having(_rows_of_kind(rows, "timeline", cells), "events", "active_bytes").explode(["events", "active_bytes"])
     drawn = drawn.assign(gb=drawn["active_bytes"].astype(float) / 1e9).astype({"events": float})
@@ -140,7 +141,7 @@ def _residual_stream(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
 
 def _largest(rows: pd.DataFrame, plain: pd.DataFrame) -> Table:
     """List the largest allocations of a forward pass in fp32 at the longest context, with gradients if measured."""
-    cells = with_values(plain[plain["mode"] != STEP] if (plain["mode"] != STEP).any() else plain)
+    cells = with_values(plain[plain["mode"] != TRAIN_STEP] if (plain["mode"] != TRAIN_STEP).any() else plain)
     found = _rows_of_kind(rows, "largest", cells.drop_duplicates("precision", keep="last").head(1)).sort_values("rank")
     found = found.assign(made_by=found["location"].str.split(",").str[0])
     same = ["size_bytes", "category", "made_by", "code"]

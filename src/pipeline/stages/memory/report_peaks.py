@@ -2,19 +2,20 @@
 
 import pandas as pd
 
+from pipeline.cells.timed_rows import TRAIN_STEP
 from pipeline.formulas.activations import Workload
 from pipeline.formulas.peak_memory import predict_peaks
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.formats import written
 from pipeline.report.frame import card_counts, in_order
-from pipeline.report.versus import JUDGED, beside
+from pipeline.report.versus import JUDGED, against_base
 from pipeline.stages.memory.cell import Cell
 
 AXES = ["precision", "size", "context_length", "mode", "attention", "checkpointing", "checkpoint_every", "num_layers"]
 MODEL = ["precision", "size", "context_length", "num_layers"]
-STEP, OPTIMIZER = "train_step", "optimizer"
+OPTIMIZER = "optimizer"
 NAMES = {
-    "mode": {"inference": "forward, no gradients", "forward": "forward", STEP: "training step"},
+    "mode": {"inference": "forward, no gradients", "forward": "forward", TRAIN_STEP: "training step"},
     "attention": {"eager": "plain", "tiled": "tiled", "flash": "our flash", "sdpa": "SDPA"},
     "checkpointing": {"segments": "", "selective": ", attention kept", "recursive": ", recursive"},
 }
@@ -46,7 +47,7 @@ def highest(rows: pd.DataFrame) -> pd.DataFrame:
     found = found.drop(columns=list(timed), errors="ignore").join(before, on=AXES).join(timed, on=AXES)
     # A failed cell does not record its device.
     found["device_type"] = found["device_type"].fillna(next(iter(rows["device_type"].dropna()), "cpu"))
-    every = beside(found.assign(status=found["status_ms"]), MODEL, pd.Series(True, found.index))
+    every = against_base(found.assign(status=found["status_ms"]), MODEL, pd.Series(True, found.index))
     cards = card_counts(every.assign(base_cards=every["base"].map(every["cards_ms"])), "cards_ms", "base_cards")
     peaks_by_formula = [predict_peaks(workload(row), row["mode"]).values() for _, row in found.iterrows()]
     checkpoints = pd.Series(written(every, "every {checkpoint_every} blocks{kept}"), every.index)

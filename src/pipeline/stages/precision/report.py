@@ -41,10 +41,10 @@ def _shown(rows: pd.DataFrame, experiment: str) -> pd.DataFrame:
 
 
 def _answer(sums: pd.DataFrame, rows: pd.DataFrame) -> str:
-    own = sums[sums["accumulator"] == sums["addend_dtype"]].set_index("accumulator")["result"]
-    if not set(FORMAT_NAMES) <= {*own.index}:
+    results = sums[sums["accumulator"] == sums["addend_dtype"]].set_index("accumulator")["result"]
+    if not set(FORMAT_NAMES) <= {*results.index}:
         return WORDS.say("measured", measured=len(with_values(rows)))
-    return WORDS.say("answer", **CASE, **{name: significant(own[name], 6) for name in FORMAT_NAMES})
+    return WORDS.say("answer", **CASE, **{name: significant(results[name], 6) for name in FORMAT_NAMES})
 
 
 def _curves(added: pd.DataFrame) -> Chart:

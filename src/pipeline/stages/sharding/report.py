@@ -27,19 +27,21 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     cases = ways.by_trust(steps, [PLAIN, OURS])
     if not cases:
         return Section(ways.WORDS.say("no_time"))
-    lead, own = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
-    lead = lead.join(ways.phases(own)["optimizer_phase_ms"], on="way")
+    lead, of_case = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]
+    lead = lead.join(ways.phases(of_case)["optimizer_phase_ms"], on="way")
     names = "optimizer_phase_ms sent_bytes rank_bytes weights_agree"
     return Section(
         ways.answer(lead, [OURS], peer=TORCHS),
-        [ways.table("ways_1", lead, PLAIN, names), _scaling(steps), ways.memory(steps, held)],
+        [ways.table("ways_1", lead, PLAIN, names), _scaling(steps), ways.memory_chart(steps, held)],
         ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
-        for_course=[_moments(own), _timeline(own)],
+        for_course=[_moments(of_case), _timeline(of_case)],
     )
 
 
 def _scaling(steps: pd.DataFrame) -> Table:
-    return ways.scaling(ways.scaled(steps, [OURS], [PLAIN]), PLAIN, "rank_bytes exposed_communication_ms")
+    return ways.scaling_table(
+        ways.fastest_by_ranks(steps, [OURS], [PLAIN]), PLAIN, "rank_bytes exposed_communication_ms"
+    )
 
 
 def _timeline(rows: pd.DataFrame) -> Chart:
@@ -55,5 +57,7 @@ def _moments(rows: pd.DataFrame) -> Table:
     wide = memory.pivot_table(index=["way", "moment"], columns="kind", values="measured_bytes", sort=False)
     orders = {"way": list(NAMES.values()), "moment": list(MOMENT_NAMES)}
     wide = in_order(wide.add_suffix("_bytes").reset_index(), [*orders], orders)
-    names = "way told peak_bytes allocated_bytes parameters_bytes gradients_bytes optimizer_state_bytes"
-    return WORDS.table("moments", wide.assign(told=wide["moment"].map(MOMENT_NAMES)), names, case=rows["case"].iloc[0])
+    names = "way moment_name peak_bytes allocated_bytes parameters_bytes gradients_bytes optimizer_state_bytes"
+    return WORDS.table(
+        "moments", wide.assign(moment_name=wide["moment"].map(MOMENT_NAMES)), names, case=rows["case"].iloc[0]
+    )

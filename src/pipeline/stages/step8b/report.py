@@ -31,7 +31,7 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     """Return the section of the step8b stage, for the cell with the most work per step."""
     rows = _largest(rows.assign(way=rows["impl"].map(NAMES), case=written(rows, CASE)))
     steps = matching(rows, WHOLE_STEP).sort_values("median_ms", kind="stable")
-    steps = versus.beside(steps, CELL, steps["impl"].isin(PEERS))
+    steps = versus.against_base(steps, CELL, steps["impl"].isin(PEERS))
     ours = [NAMES[impl] for impl in OURS]
     return Section(
         ways.answer(steps, ours, "peak_bytes"),

@@ -57,7 +57,7 @@ class StepTime(WayStepTime, Rates, MeasuredRow):
         return found | rates | of_all_ranks
 
     @classmethod
-    def tokens_a_step(cls, reading: Reading) -> int:
+    def tokens_per_step(cls, reading: Reading) -> int:
         """Return the tokens of a step: a sequence on each rank."""
         return reading.cell.world_size * reading.cell.context_length
 

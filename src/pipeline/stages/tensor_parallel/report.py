@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
-from pipeline.cells.timed_rows import MOST_HELD_UP
+from pipeline.cells.timed_rows import slowed_by_profiler
 from pipeline.instruments.profilers.kernel_categories import CATEGORIES, IDLE
 from pipeline.report import ways
 from pipeline.report.chart import Chart
@@ -50,7 +50,7 @@ def _answer(steps: pd.DataFrame) -> str:
     timed = with_values(steps)
     one, divided = timed[timed["way"] == ONE], timed[timed["way"] != ONE]
     if one.empty or divided.empty:
-        return ways.variants_with_results(steps)
+        return ways.say_which_have_results(steps)
     best = divided.loc[divided["median_ms"].idxmin()]
     return WORDS.say("answer", best=best, alone_ms=one["median_ms"].iloc[0])
 
@@ -67,7 +67,7 @@ def _table(name: str, steps: pd.DataFrame) -> Table:
 
 def _by_kind(rows: pd.DataFrame, steps: pd.DataFrame) -> Chart:
     """Draw where a profiled step's time goes, unless profiling slowed it down; below it what its formula counts."""
-    held_up = steps[steps["profiled_ms"] > MOST_HELD_UP * steps["median_ms"]]
+    held_up = steps[slowed_by_profiler(steps["profiled_ms"], steps["median_ms"])]
     measured = rows[(rows["measures"] == "budget") & rows["work_ms"].notna()]
     measured = measured[~(measured["case"] + measured["way"]).isin(held_up["case"] + held_up["way"])]
     known = steps[(steps["case"] + steps["way"]).isin(measured["case"] + measured["way"])]

@@ -75,7 +75,7 @@ class StepTime(RanksStepRow, MeasuredRow):
         }
 
     @classmethod
-    def tokens_a_step(cls, reading: Reading) -> int:
+    def tokens_per_step(cls, reading: Reading) -> int:
         """Return the tokens of a step, over all ranks."""
         return reading.cell.batch_size * reading.cell.context_length
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pandas as pd
 
+from pipeline.cells.timed_rows import TRAIN_STEP
 from pipeline.formulas.parameters import BY_SIZE
 from pipeline.formulas.sizes import SIZES
 from pipeline.report.chart import Axis, Chart, Limit
@@ -21,7 +22,6 @@ PRECISIONS = ("fp32", "tf32", "bf16")
 INSTEAD_OF = {"fp32": "fp32 without TF32", "tf32": "fp32 with TF32"}
 WORK = ["size", "context_length", "batch_size"]
 CELL = ["precision", *WORK]
-STEP = "train_step"
 PASSES = ("forward", "backward")
 PARTS = (*PASSES, "optimizer")
 ORDERS = {"precision": PRECISIONS, "size": BY_SIZE, "phase": (FIRST_STEP, *PHASES)}
@@ -35,10 +35,10 @@ SETTING = "{size}, batch {batch_size}, context {context_length}"
 def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the timing stage; other_stages: the ceilings, for what a matrix product alone reaches."""
     host = in_order(rows[rows["clock"] == "host"], [*CELL, "mode", "phase"], ORDERS)
-    host = host.assign(part=host["phase"].replace({STEP: "whole step"}))
+    host = host.assign(part=host["phase"].replace({TRAIN_STEP: "whole step"}))
     warm = host[host["warmup_steps"] == host["warmup_steps"].max()]
     eager = warm[warm["mode"] == "eager"]
-    steps = with_values(eager[eager["phase"] == STEP])
+    steps = with_values(eager[eager["phase"] == TRAIN_STEP])
     for_course = [_phases(eager), _warm_up(host), _compiled(warm)]
     if steps.empty:
         return Section(WORDS.say("no_steps"), for_course=for_course)
@@ -49,7 +49,7 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
         _answer(matching(steps, setting), where),
         [_steps(matching(eager, setting), where), _achieved(steps, setting, other_stages), _gain_by_width(gains)],
         [change for peer, words in INSTEAD_OF.items() for change in _changes(steps, setting, peer, words)],
-        for_course=[*for_course, _precisions(here[here["phase"].isin([*PASSES, STEP])], setting)],
+        for_course=[*for_course, _precisions(here[here["phase"].isin([*PASSES, TRAIN_STEP])], setting)],
     )
 
 
@@ -82,7 +82,7 @@ def _changes(steps: pd.DataFrame, setting: Mapping[str, Any], peer: str, words: 
 
 
 def _steps(here: pd.DataFrame, where: str) -> Table:
-    shown = here.merge(here[here["phase"] == STEP], "left", WORK, suffixes=("", "_step"))
+    shown = here.merge(here[here["phase"] == TRAIN_STEP], "left", WORK, suffixes=("", "_step"))
     shown = shown.assign(gpus=card_counts(shown, "cards_step"))
     names = "size tokens_per_s_step mfu_pct_step gpu_idle_pct_step repeats_step gpus part median_ms"
     return WORDS.table("steps", shown, names, across="part", where=where)
@@ -91,7 +91,7 @@ def _steps(here: pd.DataFrame, where: str) -> Table:
 def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
     """Compare each phase in the main precision with fp32, at every context; limited_by is that of the whole step."""
     eager = eager[eager["batch_size"] == setting["batch_size"]]
-    whole = eager.loc[eager["phase"] == STEP, [*CELL, "limited_by"]]
+    whole = eager.loc[eager["phase"] == TRAIN_STEP, [*CELL, "limited_by"]]
     phases = eager.drop(columns="limited_by").merge(whole, "left", CELL)
     duel = versus(phases, [*WORK, "phase"], "precision", setting["precision"], ["fp32"])
     duel = duel[duel["precision"] != "fp32"].assign(width=lambda each: each["size"].map(WIDTHS))
@@ -170,7 +170,7 @@ def _compiled(warm: pd.DataFrame) -> Table:
     """Tabulate each phase compiled and eager, with what compiling costs."""
     duel = versus(warm, [*CELL, "phase"], "mode", "compiled", ["eager"])
     first = warm.loc[warm["phase"] == FIRST_STEP, [*CELL, "median_ms"]]
-    whole = duel.loc[duel["phase"] == STEP, [*CELL, "median_ms", "median_ms_peer", "verdict", "limited_by"]]
+    whole = duel.loc[duel["phase"] == TRAIN_STEP, [*CELL, "median_ms", "median_ms_peer", "verdict", "limited_by"]]
     duel = duel.merge(first, "left", CELL, suffixes=("", "_first"))
     duel = duel.merge(whole, "left", CELL, suffixes=("", "_step"))
     steps = duel["median_ms_first"] / (duel["median_ms_peer_step"] - duel["median_ms_step"])

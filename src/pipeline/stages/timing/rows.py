@@ -45,7 +45,7 @@ class PhaseTime(GpuStepRow, Rates):
         if phase in FLOPS:
             sizes = reading.settings["vocab_size"], cell.batch_size, cell.context_length
             step_flops = FLOPS[phase](SIZES[cell.size], *sizes)
-        return found | cls.rates(reading, median_ms, cell.precision, cls.tokens_a_step(reading), step_flops)
+        return found | cls.rates(reading, median_ms, cell.precision, cls.tokens_per_step(reading), step_flops)
 
 
 ROW_TYPES = RowTypes.one(PhaseTime)

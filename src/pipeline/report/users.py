@@ -16,23 +16,23 @@ from pipeline.report.versus import versus
 from pipeline.report.words import Words
 
 WORDS = Words(__file__)
-PARTS = ("own", "own_chart")
+PARTS = ("users", "users_chart")
 MOST_PANELS = 4
 RANKED = "problem median_ms place of best median_ms_best ratio:times verdict reason"
 
 
-def without_own(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
+def without_users(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     """Drop the rows of the user's own implementations, which sections do not cover."""
     if stage.subjects is None or "impl" not in rows:
         return rows
-    known = stage.row_types.names()
+    known = stage.row_types.impl_names()
     return rows[rows["impl"].isna() | rows["impl"].isin(known)].reset_index(drop=True)
 
 
 def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     """Return the rows that rank implementations, for the problems on which the user's own were measured.
 
-    Added columns: `problem` (the axes and keys that differ, or all axes if there is one problem, as text), `own`
+    Added columns: `problem` (the axes and keys that differ, or all axes if there is one problem, as text), `is_users`
     (whether it is the user's), `place` among the `of` rows with values, and `best`, `median_ms_best`, `ratio`,
     `verdict` against the fastest other. The stage's first problem comes first.
     """
@@ -43,8 +43,8 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
         rows = rows.assign(impl=rows["impl"].astype(object).fillna(subjects.pipelines))
     ranking = matching(rows, subjects.whole)
     ranking = ranking[~ranking["impl"].isin(subjects.apart)]
-    ranking = ranking.assign(own=~ranking["impl"].isin(stage.row_types.names()))
-    if not ranking["own"].any():
+    ranking = ranking.assign(is_users=~ranking["impl"].isin(stage.row_types.impl_names()))
+    if not ranking["is_users"].any():
         return rows.head(0)
     not_in_label = ("impl", *subjects.whole, *subjects.apart_by)
     keys = [name for name in stage.row_types.key_columns() if name in ranking and name not in not_in_label]
@@ -56,14 +56,16 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
         label=[_label(row, keys) for row in lines],
         first=ranking.index.isin(matching(ranking, subjects.first).index),
     )
-    ranking = ranking[ranking["problem"].isin(ranking.loc[ranking["own"], "problem"])]
+    ranking = ranking[ranking["problem"].isin(ranking.loc[ranking["is_users"], "problem"])]
     timed = with_values(ranking).groupby("problem")["median_ms"]
     ranking = _with_best_other(ranking.assign(place=timed.rank(method="min"), of=timed.transform("size")))
     return ranking.sort_values(["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable")
 
 
 def _with_best_other(ranking: pd.DataFrame) -> pd.DataFrame:
-    names, others = (ranking.loc[ranking["own"] == own, "impl"].unique().tolist() for own in (True, False))
+    names, others = (
+        ranking.loc[ranking["is_users"] == of_users, "impl"].unique().tolist() for of_users in (True, False)
+    )
     found = {"label_peer": "best", "median_ms_peer": "median_ms_best", "status_peer": "status_best"}
     found |= {"ratio": "ratio", "verdict": "verdict"}
     duel = versus(ranking, ["problem"], "impl", names, others).drop_duplicates(["problem", "label"])
@@ -80,9 +82,9 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
     found = ranked(rows, stage)
     if found.empty:
         return []
-    table = WORDS.table(PARTS[0], found[found["own"]], f"label:code {RANKED}", all_rows=False)
+    table = WORDS.table(PARTS[0], found[found["is_users"]], f"label:code {RANKED}", all_rows=False)
     shown = found[found["problem"].isin(found["problem"].unique()[:MOST_PANELS])]
-    who = np.where(shown["own"], "your own", "others")
+    who = np.where(shown["is_users"], "your own", "others")
     shown = shown.assign(who=who, words=shown["median_ms"].map(number, na_action="ignore"))
     panel = "problem" if shown["problem"].nunique() > 1 else ""
     chart = WORDS.chart(PARTS[1], shown, "bar", "median_ms", "label", hover="who", label="words", panel=panel)
@@ -92,7 +94,7 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
 def first_table(stage_reports: Sequence[StageReport]) -> Table:
     """Return the first screen's table: each of the user's own implementations on its stage's first problem."""
     rankings = [ranked(each.rows, each.stage).assign(stage=each.stage.name) for each in stage_reports]
-    own_rows = [rows[rows["own"]] for rows in rankings if len(rows)]
-    first_problems = [rows[rows["problem"] == rows["problem"].iloc[0]].drop_duplicates("impl") for rows in own_rows]
+    users_rows = [rows[rows["is_users"]] for rows in rankings if len(rows)]
+    first_problems = [rows[rows["problem"] == rows["problem"].iloc[0]].drop_duplicates("impl") for rows in users_rows]
     rows = pd.concat(first_problems, ignore_index=True) if first_problems else pd.DataFrame()
-    return WORDS.table("first_own", rows, f"label:code stage {RANKED}", all_rows=False)
+    return WORDS.table("first_users", rows, f"label:code stage {RANKED}", all_rows=False)

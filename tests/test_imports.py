@@ -1,4 +1,4 @@
-"""Check every import, including dynamic ones, against the table of rooms in docs/architecture.md."""
+"""Check every import, including dynamic ones, against the table of packages in docs/architecture.md."""
 
 import ast
 import re
@@ -13,29 +13,29 @@ from pipeline.cells.sources import reached_modules
 from pipeline.registry import NAMES
 
 PACKAGE = Path(pipeline.__file__).parent
-LEAVES = ("compat", "errors", "formulas", "loaded_modules", "printing", "ranges", "statistics", "syntax")
-GROUND = {"compat", "errors", "formulas", "loaded_modules", "peers", "ranges", "tf32"}
+IMPORT_NOTHING = ("compat", "errors", "formulas", "loaded_modules", "printing", "ranges", "statistics", "syntax")
+SHARED = {"compat", "errors", "formulas", "loaded_modules", "peers", "ranges", "tf32"}
 SUBJECTS = {"attention", "model", "parallel"}
 # The modules that read names and files of the user's implementations without importing them.
 NAMES_OF_SUBJECTS = {"subjects.naming", "subjects.files"}
-# A module's room is the longest of these that its name begins with. Each may import itself and the rooms listed.
-ROOMS = {
-    **{name: set() for name in LEAVES},
+# A module belongs to the longest of these names that its own begins with. Each may import itself and those listed.
+ALLOWED = {
+    **{name: set() for name in IMPORT_NOTHING},
     "peers": {"errors"},
     "tf32": {"compat"},
-    "attention": GROUND,
-    "model": GROUND | {"attention"},
-    "parallel": GROUND,
-    "instruments": GROUND,
+    "attention": SHARED,
+    "model": SHARED | {"attention"},
+    "parallel": SHARED,
+    "instruments": SHARED,
     **dict.fromkeys(NAMES_OF_SUBJECTS, {"errors", "syntax"} | NAMES_OF_SUBJECTS),
-    "subjects": GROUND | SUBJECTS | NAMES_OF_SUBJECTS | {"instruments"},
+    "subjects": SHARED | SUBJECTS | NAMES_OF_SUBJECTS | {"instruments"},
     "cells": {"compat", "errors", "instruments", "loaded_modules", "formulas", "peers", "subjects.naming", "syntax"},
-    "ways": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming"},
+    "ways": SHARED | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming"},
     "report": {"errors", "cells", "instruments", "statistics", "subjects.naming"},
     "snapshots": {"errors", "cells"},
     "compare": {"errors", "cells", "instruments", "report", "snapshots", "statistics"},
-    "stages": GROUND | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming", "ways"},
-    "stages.*.report": GROUND | {"cells", "instruments", "report", "stages", "subjects.naming"},
+    "stages": SHARED | SUBJECTS | {"instruments", "cells", "subjects", "subjects.naming", "ways"},
+    "stages.*.report": SHARED | {"cells", "instruments", "report", "stages", "subjects.naming"},
     "results": {"cells", "registry", "snapshots"},
     "doctor": {"errors", "cells", "instruments", "attention", "peers"},
     "describe": {"cells"},
@@ -58,11 +58,11 @@ def module_name(path: Path) -> str:
     return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-def room(module: str) -> str:
+def package_of(module: str) -> str:
     parts = module.split(".")
     if parts[0] == "stages" and parts[2:3] and parts[2].startswith("report"):
         return "stages.*.report"
-    return max((name for name in ROOMS if parts[: len(name.split("."))] == name.split(".")), key=len, default=module)
+    return max((name for name in ALLOWED if parts[: len(name.split("."))] == name.split(".")), key=len, default=module)
 
 
 @cache
@@ -86,9 +86,9 @@ MODULES = {module_name(path): path for path in sorted(PACKAGE.rglob("*.py"))}
 
 
 @pytest.mark.parametrize("module", [name for name in MODULES if name != "__init__"])
-def test_modules_import_only_from_allowed_rooms(module):
-    allowed = {room(module), *ROOMS[room(module)]}
-    crossing = {name: room(name) for name in imports(MODULES[module]) if room(name) not in allowed}
+def test_modules_import_only_from_allowed_packages(module):
+    allowed = {package_of(module), *ALLOWED[package_of(module)]}
+    crossing = {name: package_of(name) for name in imports(MODULES[module]) if package_of(name) not in allowed}
     assert not {name: to for name, to in crossing.items() if (module, to) not in BY_NAME}
 
 
@@ -123,5 +123,5 @@ def test_no_stage_imports_another(stage):
 def test_measuring_reaches_neither_the_report_nor_the_code_that_runs_cells(stage):
     # Otherwise a change to either would make all cells stale.
     reached = {name.removeprefix("pipeline.") for name in reached_modules(f"pipeline.stages.{stage}.measure")}
-    assert not {name for name in reached if room(name) in ("report", "stages.*.report")}
+    assert not {name for name in reached if package_of(name) in ("report", "stages.*.report")}
     assert not reached & {"cells.run", "cells.freshness", "cells.sources"}

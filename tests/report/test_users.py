@@ -2,8 +2,8 @@ import pandas as pd
 import pytest
 
 from pipeline.registry import stages
-from pipeline.report.own import first_table, parts, ranked, without_own
 from pipeline.report.section import Section, StageReport
+from pipeline.report.users import first_table, parts, ranked, without_users
 
 from .frames import failed, folded, timed
 
@@ -29,8 +29,8 @@ def measured():
 def test_own_implementations_are_ranked_and_compared_with_the_fastest_other():
     found = ranked(measured(), FLASH)
     assert list(found["seq_len"].unique()) == [16384, 1024]  # only problems that the user's own were measured on
-    own = found[found["own"]].set_index(["impl", "seq_len"])
-    long, short, broken = (own.loc[each] for each in (("mine", 16384), ("mine", 1024), ("broken", 16384)))
+    ours = found[found["is_users"]].set_index(["impl", "seq_len"])
+    long, short, broken = (ours.loc[each] for each in (("mine", 16384), ("mine", 1024), ("broken", 16384)))
     assert (long["place"], long["verdict"]) == (1, "faster")
     assert (short["place"], short["of"], short["ratio"]) == (2, 3, pytest.approx(0.5))
     assert (pd.isna(broken["place"]), broken["reason"]) == (True, "dv is off")
@@ -43,10 +43,13 @@ def test_a_problem_is_named_by_what_differs_or_by_all_axes_if_it_is_the_only_one
 
 
 def test_own_rows_get_a_table_and_chart_and_are_hidden_from_the_section():
-    others = without_own(measured(), FLASH)
+    others = without_users(measured(), FLASH)
     assert set(others["impl"]) == {"triton", "eager"}
-    assert len(without_own(measured().assign(impl=None), FLASH)) == len(measured())  # rows without an implementation
-    assert [[part.name for part in parts(rows, FLASH)] for rows in (measured(), others)] == [["own", "own_chart"], []]
+    assert len(without_users(measured().assign(impl=None), FLASH)) == len(measured())  # rows without an implementation
+    assert [[part.name for part in parts(rows, FLASH)] for rows in (measured(), others)] == [
+        ["users", "users_chart"],
+        [],
+    ]
 
 
 def test_only_the_unstable_one_of_two_compared_times_is_marked():
@@ -58,4 +61,4 @@ def test_only_the_unstable_one_of_two_compared_times_is_marked():
 def test_the_first_screen_has_each_own_implementation_on_the_first_problem():
     found = first_table([StageReport(FLASH, Section(""), (), "", measured())]).rows
     assert [(row["impl"], row["seq_len"]) for _, row in found.iterrows()] == [("mine", 16384), ("broken", 16384)]
-    assert first_table([StageReport(FLASH, Section(""), (), "", without_own(measured(), FLASH))]).is_empty
+    assert first_table([StageReport(FLASH, Section(""), (), "", without_users(measured(), FLASH))]).is_empty
