@@ -17,6 +17,7 @@ def value(text, name, column):
 def test_without_arguments_it_answers_for_the_assignments_model():
     text = answers([], {})
     assert "219,848,638,464 parameters" in text
+    assert "&#" not in answers([], {"size": "xl"})
     assert [value(text, "state", column) for column in ("size", "GiB")] == ["3.52 TB", "3,276"]
     assert [value(text, "given", f"tokens {of}") for of in ("per device", "overall")] == ["396", "25,344"]
 
@@ -47,7 +48,7 @@ def test_options_override_the_named_model_and_reach_their_question():
         (["memry"], {}, "unknown question 'memry': must be one of memory, fsdp"),
         ([], {"d_model": "-3"}, "d_model must be at least 1, got -3"),
         ([], {"size": "huge"}, "size must be one of XXL, one_head"),
-        ([], {"peak_tflops_per_s": "fast"}, "peak_tflops_per_s must be a value of type float, got 'fast'"),
+        ([], {"peak_tflops_per_s": "fast"}, "peak_tflops_per_s must be a finite number, got 'fast'"),
         (["attention"], {}, "attention needs attention, which this model lacks"),
         ([], {"num_heads": "7"}, "num_heads must divide d_model 16384, got 7"),
     ],

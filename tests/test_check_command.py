@@ -2,6 +2,7 @@ import pytest
 
 from pipeline import cli
 from pipeline.subjects import verdicts
+from pipeline.subjects.attention_check import IGNORES_MASK
 from pipeline.subjects.checking import Verdict
 
 from .subjects.outside_files import OUTSIDE
@@ -36,6 +37,14 @@ def test_without_wrong_ones_the_command_fails_only_if_none_is_right(monkeypatch,
     ]
     found |= {"mine": Verdict("skipped", "cannot be imported: ImportError")}
     assert checked(monkeypatch, [BOTH], **found) == 1
+
+
+def test_attention_that_ignores_the_mask_fails_the_command_and_the_first_line_says_so(monkeypatch, capsys):
+    limit = f"fp32 causal: wrong, output is off by 2; {IGNORES_MASK}"
+    found = {"mine": Verdict("ok"), "other": Verdict("ok", "in fp32 without a mask", limits=(limit,))}
+    assert checked(monkeypatch, [BOTH], **found) == 1
+    line = "attention other: wrong with the causal mask; right in fp32 without a mask"
+    assert capsys.readouterr().out.splitlines()[1:] == [line, f"    {limit}"]
 
 
 def test_for_an_adapter_file_it_lists_present_and_missing_functions(monkeypatch, capsys, tmp_path):

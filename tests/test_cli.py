@@ -126,8 +126,15 @@ def test_a_command_escapes_what_an_ascii_terminal_cannot_show():
     assert b"\\xd7" in ended.stdout
 
 
-def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback():
-    raising = "def interrupted(*_): raise KeyboardInterrupt\nfrom pipeline import cli\ncli.run = interrupted"
+@pytest.mark.parametrize("during", ["import", "run"])
+def test_an_interrupt_ends_a_command_by_that_signal_without_a_traceback(during):
+    raising = "def interrupted(*_): raise KeyboardInterrupt\n"
+    if during == "run":
+        raising += "from pipeline import cli\ncli.run = interrupted"
+    else:
+        raising += "import importlib.abc, sys\nfinder = importlib.abc.MetaPathFinder()\n"
+        raising += "finder.find_spec = lambda name, *_: interrupted() if name == 'pipeline.cli' else None\n"
+        raising += "sys.meta_path.insert(0, finder)"
     ended = pipeline("doctor", before=raising)
     assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 

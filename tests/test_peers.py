@@ -43,5 +43,10 @@ def test_doctor_lists_peers_with_versions_and_how_to_install_missing_ones(monkey
     monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "torchao": "0.18", "flash-attn-4": "4"}.get)
     assert doctor.Check("peers", True, "flash-attn-4 4, liger-kernel 9.9, torchao 0.18") in doctor.findings()
     monkeypatch.setattr(peers, "version", {"liger-kernel": "9.9", "flash-attn-4": "4"}.get)
-    assert doctor.Check("peers", False, "flash-attn-4 4, liger-kernel 9.9, torchao not installed") in doctor.findings()
-    assert doctor._check_peers([object()]).remedy.endswith("install -e '.[peers]'")
+    for gpus in ([], [object()]):
+        found = doctor._check_peers(gpus)
+        command = found.remedy or found.detail
+        assert not found.ok
+        assert found.detail.startswith("flash-attn-4 4, liger-kernel 9.9, torchao not installed")
+        assert "install -e '.[peers]'" in command
+        assert ("needs a GPU" in command) == (not gpus)

@@ -1,7 +1,13 @@
 """`python -m pipeline`: see pipeline.cli."""
 
-from pipeline.cli import main
+import os
+import signal
 
 # Guarded because multiprocessing imports the main module again in every process that it spawns.
 if __name__ == "__main__":
+    try:
+        from pipeline.cli import main
+    except KeyboardInterrupt:  # `main` handles later ones
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
     main()

@@ -9,6 +9,7 @@ from pipeline.cells.fields import axis, build
 from pipeline.cells.stage import SETTING
 from pipeline.errors import UserError
 from pipeline.formulas.sizes import ModelSize
+from pipeline.report.markup import plain
 from pipeline.stages.accounting.cell import QUESTIONS, Settings
 from pipeline.stages.accounting.models import NAMES, XXL, FeedForwardModel, Model, Transformer, lacking, model_named
 from pipeline.stages.accounting.questions import Asked, answer
@@ -69,7 +70,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def account(arguments: argparse.Namespace) -> str:
-    """Answer the command line's questions as Markdown; raises UserError, also if a result overflows a float."""
+    """Answer the command line's questions as text; raises UserError, also if a result overflows a float."""
     given = {name: value for name in HELP if (value := getattr(arguments, name)) is not None}
     try:
         return answers(arguments.questions, given)
@@ -123,4 +124,4 @@ def _answer(question: str, size: str, asked: Asked) -> str:
         raise UserError(f"account: {question} needs {missing}, which this model lacks: see --size and --num-heads")
     settings = {SETTING + name: value for name, value in asdict(asked.settings).items()}
     rows = pd.DataFrame(answer(question, asked)).assign(size=size, batch_size=asked.batch_size, **settings)
-    return f"### {question}\n\n{table(question, rows).markdown()}"
+    return f"### {question}\n\n{plain(table(question, rows).markdown())}"

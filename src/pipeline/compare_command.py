@@ -10,6 +10,7 @@ from pipeline.compare import history, machines, page, pair, published
 from pipeline.compare.runs import Run, load_runs
 from pipeline.errors import UserError
 from pipeline.registry import stage, stages
+from pipeline.report.markup import plain
 from pipeline.report.table import Table
 
 
@@ -36,7 +37,7 @@ def _one_row(arguments: argparse.Namespace, runs: Sequence[Run]) -> tuple[str, s
     name, *given = " ".join(arguments.history).split()
     parts = page.one_row(history.history(runs, stage(name), given))
     _write_page(arguments.html, runs, parts)
-    return page.markdown(parts), ""
+    return plain(page.markdown(parts)), ""
 
 
 def _side_by_side(arguments: argparse.Namespace, runs: Sequence[Run]) -> tuple[str, str]:
@@ -47,7 +48,7 @@ def _side_by_side(arguments: argparse.Namespace, runs: Sequence[Run]) -> tuple[s
         page.comparison(runs, prices, two_runs, published_table, show_all) for show_all in (False, arguments.all)
     )
     _write_page(arguments.html, runs, parts, two_runs, published_table)
-    return page.markdown(shown), two_runs.failure if two_runs and arguments.fail_if_slower else ""
+    return plain(page.markdown(shown)), two_runs.failure if two_runs and arguments.fail_if_slower else ""
 
 
 def _write_page(

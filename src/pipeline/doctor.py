@@ -80,11 +80,15 @@ def findings() -> list[Check]:
 
 
 def _check_peers(gpus: list[Gpu]) -> Check:
-    """Check that all peers are installed; without a GPU, which they need, suggest no fix."""
+    """Check that all peers are installed; without a GPU, which they need, the command is no fix."""
     installed_versions = {package: version_of(name) for name, package in PEERS.items()}
     listed = ", ".join(f"{package} {installed or 'not installed'}" for package, installed in installed_versions.items())
-    has_all = all(installed_versions.values())
-    return Check("peers", has_all, listed, "" if has_all or not gpus else f"{_PIP} install {EXTRA}")
+    if all(installed_versions.values()):
+        return Check("peers", True, listed)
+    command = f"{_PIP} install {EXTRA}"
+    return (
+        Check("peers", False, listed, command) if gpus else Check("peers", False, f"{listed} ({command}; needs a GPU)")
+    )
 
 
 def _check_gpu_timing(gpus: list[Gpu]) -> Check:

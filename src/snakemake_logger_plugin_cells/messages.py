@@ -2,6 +2,7 @@
 
 import difflib
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 
@@ -10,6 +11,8 @@ from snakemake_logger_plugin_cells.progress import CELL_RULE_PREFIX, Job, Progre
 # What a rule makes, by the beginning of its name.
 PRODUCTS = {CELL_RULE_PREFIX: "cell", "tabulate_": "table", "writeup": "write-up"}
 UNKNOWN_TARGET = re.compile(r"No rule to produce (.+?) \(if you use input functions")
+# The keys of a value that `--config` takes; without that option it is read as a target.
+CONFIG_KEYS = {"scale", "measure", "overrides", "subjects", "sizes", "only"}
 WILDCARD = re.compile(r"\{\w+\}")
 # How similar a name must be to be suggested for another: flash for flahs, but not bf16.csv for fp32.csv.
 MIN_SIMILARITY = 0.76
@@ -81,6 +84,8 @@ def unknown_target(requested: str, targets: Sequence[str], scale: str = "") -> s
 
 def _suggestion(parts: Sequence[str], depth: int, allowed: Sequence[str], known: Sequence[tuple[str, ...]]) -> str:
     """Suggest what a path was meant to be; empty if nothing is similar."""
+    if parts and parts[0].partition("=")[0] in CONFIG_KEYS and "=" in parts[0]:
+        return f" (did you mean --config {shlex.quote('/'.join(parts))}?)"
     if len(parts) == 1 and any(path[:2] == ("results", parts[0]) for path in known):
         return f" (one stage and its report: --config 'only=[{parts[0]}]')"
     unknown = parts[depth] if depth < len(parts) else ""

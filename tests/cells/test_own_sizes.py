@@ -94,7 +94,7 @@ def test_features_left_out_of_a_model_are_in_its_name_and_reported(tmp_path, cha
         ({**NUMBERS, "depth": 3}, "sizes: mine: unknown key 'depth': must be one of d_model, d_ff, num_layers"),
         ({"d_model": 64, "num_layer": 2}, "sizes: mine: unknown key 'num_layer'"),
         ({"d_model": 64}, "sizes: mine has no d_ff, num_layers, num_heads"),
-        ({**NUMBERS, "d_ff": 1.5}, "sizes: mine: d_ff must be a value of type int, got 1.5"),
+        ({**NUMBERS, "d_ff": 1.5}, "sizes: mine: d_ff must be a whole number, got 1.5"),
         ({**NUMBERS, "d_ff": -3}, "sizes: mine: d_ff must be at least 1 and below 100 million, got -3"),
         ({**NUMBERS, "num_heads": 7}, "num_heads must divide d_model 64 where no head_dim is given, got 7"),
         ({**NUMBERS, "num_kv_heads": 3}, "sizes: mine: num_kv_heads must divide num_heads 8, got 3"),
@@ -108,7 +108,7 @@ def test_features_left_out_of_a_model_are_in_its_name_and_reported(tmp_path, cha
         ({"rope_scaling": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor must be 1, because whole heads are"),
         ({"head_dim": 127, "model_type": "llama"}, "head_dim must be even for rotary positions, got 127"),
         ({"hidden_size": None}, "config.json has no hidden_size (d_model)"),
-        ({"tie_word_embeddings": "often"}, "tie_embeddings must be a value of type bool, got 'often'"),
+        ({"tie_word_embeddings": "often"}, "tie_embeddings must be true or false, got 'often'"),
     ],
 )
 def test_a_mistake_in_numbers_or_a_config_json_is_reported_in_one_line(tmp_path, given, message):

@@ -102,7 +102,7 @@ def test_a_cell_waits_until_a_busy_host_is_quiet(others, capsys):
     others(3.0, 2.5, 4.0, 0.5)
     host = settled_host()
     assert (host.others_cores, host.is_busy, host.waited_s) == (0.5, False, 3 * quiet_host.SAMPLE_S)
-    assert capsys.readouterr().err == "other processes use 3.0 of 4 cores: waiting up to 60 s, once per run\n"
+    assert capsys.readouterr().err == "other processes use 3.0 of 4 cores: waiting up to 60 s for them\n"
 
 
 def test_a_host_that_stays_busy_is_used_after_a_minute_and_reported(others, capsys):
@@ -115,13 +115,16 @@ def test_a_host_that_stays_busy_is_used_after_a_minute_and_reported(others, caps
     assert capsys.readouterr().err.splitlines()[1:] == [message]
 
 
-def test_a_run_waits_only_once(others, monkeypatch, tmp_path):
-    others(3.0)
+def test_the_cells_of_a_run_together_wait_for_a_minute(others, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv(quiet_host.RUN_VARIABLE, str(tmp_path / "run1"))
+    others(3.0, 3.0, 0.0, 3.0)  # quiet after two samples, then busy for good
+    assert [settled_host().waited_s for _cell in range(3)] == [2 * quiet_host.SAMPLE_S, 60 - 2 * quiet_host.SAMPLE_S, 0]
+    assert ": waiting up to 60 s for them\n" in capsys.readouterr().err
     # If the folder is missing, the wait cannot be recorded, so no cell waits.
-    for run, waits in (("run1", True), ("run1", False), ("run2", True), ("gone/run3", False)):
+    for run, waited_s in (("run2", 60), ("gone/run3", 0)):
         monkeypatch.setenv(quiet_host.RUN_VARIABLE, str(tmp_path / run))
         host = settled_host()
-        assert (host.waited_s > 0, host.is_busy) == (waits, True)
+        assert (host.waited_s, host.is_busy) == (waited_s, True)
 
 
 @pytest.mark.parametrize("why", ["shared", "turned off", "no counters"])

@@ -51,6 +51,14 @@ def test_a_record_older_than_an_axis_has_its_default():
     assert "batch_size=4" in rows["row"][0]
 
 
+def test_rows_of_different_amounts_of_work_are_several_rows(runs):
+    for record in runs[0].records:
+        record["settings"]["vocab_size"] = 500
+    with pytest.raises(UserError, match=r"names several rows; they differ in vocab_size=500\|10000"):
+        history(runs, LEVERS, ["levers=sdpa"])
+    assert len(history(runs, LEVERS, ["levers=sdpa", "vocab_size=10000"])) == 5
+
+
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [

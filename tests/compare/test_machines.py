@@ -1,5 +1,7 @@
+from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from pipeline.compare import page
@@ -87,6 +89,9 @@ def test_text_and_page_have_models_and_times_in_well_formed_tables(both, make_ru
     parts = page.comparison(both, {}, pair, None)
     text = page.markdown(parts)
     assert text.count("\n| :-- |") >= 4
+    assert text.startswith("A: **h200**: ")
+    assert "\nB: **h100**: " in text
+    assert "\n\nB (h100) is slower:\n" in text
     assert "&#124;" not in text
     named = {getattr(part, "name", ""): part for part in parts}
     counted = named["verdicts"].rows.set_index(["quantity", "verdict"])["times"].to_dict()
@@ -95,5 +100,8 @@ def test_text_and_page_have_models_and_times_in_well_formed_tables(both, make_ru
     assert set(named["slower"].rows["verdict"]) == {"slower"}
     assert set(named["faster"].rows["verdict"]) <= {"faster"}
     assert 'data-chart="compare/ratios"' in page.html(both, parts, page.filterable_tables(pair, None))
+    assert page.markdown([replace(named["slower"], rows=pd.concat([pair.times] * 9))]).endswith(
+        " (`--all` lists them)."
+    )
     three = [*both, make_run("third", FAST)]
     assert "compare/ratios" not in page.html(three, page.comparison(three, {}, None, None), {})

@@ -1,6 +1,7 @@
 import pytest
 
-from pipeline.compare.pair import compare
+from pipeline.compare.pair import compare, work
+from pipeline.registry import stages
 from pipeline.report.versus import FASTER, SAME, SLOWER
 
 BASE = {"eager": [100.0], "sdpa": [80.0], "eager_again": [100.0]}
@@ -17,9 +18,10 @@ def scaled(factor, repeats=(1.0,)):
 
 
 def test_the_same_rows_of_two_runs_are_judged_and_the_largest_difference_is_first(make_run):
-    b = make_run("b", {"eager": [120.0], "sdpa": [40.0], "eager_again": [100.0]})
-    times = compare(make_run("a", BASE), b, 0.05).times.set_index("row")
-    assert list(times["verdict"].items()) == [("sdpa", FASTER), ("eager", SLOWER), ("eager_again", SAME)]
+    a = make_run("a", {"eager": [100.0], "sdpa": [80.0], "fused": [90.0]})
+    b = make_run("b", {"eager": [120.0], "sdpa": [40.0], "fused": [90.0]})
+    times = compare(a, b, 0.05).times.set_index("row")
+    assert list(times["verdict"].items()) == [("sdpa", FASTER), ("eager", SLOWER), ("fused", SAME)]
     assert times["ratio"]["sdpa"] == pytest.approx(2.0)
 
 
@@ -60,6 +62,24 @@ def test_a_row_that_lost_its_values_fails_and_one_that_gained_some_does_not(both
     assert found.outcomes[["row", "status_b", "lost"]].to_numpy().tolist() == [["sdpa", "oom", True]]
     assert "lost" in found.failure
     assert compare(lacking, whole, 0.05).failure == ""
+
+
+def test_rows_of_different_amounts_of_work_are_listed_and_not_compared(both):
+    a, b = both
+    b.records[0]["settings"]["vocab_size"] = 500
+    b.records[0]["rows"][2] = {"levers": "eager_again", "status": "oom", "reason": "full"}
+    found = compare(a, b, 0.05)
+    assert found.times.empty
+    assert found.memory.empty
+    columns = found.other_work[["row", "work_a", "work_b"]].to_numpy().tolist()
+    work_a, work_b = (f"batch_size=4 vocab_size={size}" for size in (10000, 500))
+    assert columns == [["eager", work_a, work_b], ["sdpa", work_a, work_b]]
+    assert found.outcomes["lost"].sum() == 1
+
+
+def test_the_work_of_a_transfer_is_its_tensor_whatever_the_settings():
+    row = {"what": "memory", "kind": "copy", "tensor_bytes": 4096.0, "setting_memory_bytes": 8192}
+    assert work(row, stages()["ceilings"]) == {"tensor_bytes": "4096"}
 
 
 def test_runs_without_a_time_in_common_fail(make_run):

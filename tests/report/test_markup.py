@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from pipeline.report.markup import Markdown, code, one_line, unwrapped
+from pipeline.report.markup import Markdown, code, one_line, plain, unwrapped
 
 HARMLESS = """\
 train_step
@@ -35,6 +35,17 @@ a: b; c/d: 'e', "f"!
 )
 def test_possible_markup_is_escaped_and_other_text_is_unchanged(text, escaped):
     assert Markdown.escape(text) == escaped
+
+
+@pytest.mark.parametrize(
+    "text", [HARMLESS.split("\n")[0], "*a* aten::_softmax_ | `b` \\", "&#42; &lt; 1. https://e.com"]
+)
+def test_plain_text_is_what_was_escaped(text):
+    assert plain(Markdown.escape(text)) == text
+
+
+def test_plain_text_keeps_code_spans_and_drops_bold_and_hard_line_breaks():
+    assert plain(Markdown("**a**:\\\nb") + code("x**2 &#42;")) == "a:\nb`x**2 &#42;`"
 
 
 def test_joined_parts_are_escaped_once_unless_they_are_markdown():

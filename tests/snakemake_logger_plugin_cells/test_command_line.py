@@ -3,7 +3,7 @@ import sys
 import pytest
 from snakemake.cli import get_argument_parser
 
-from snakemake_logger_plugin_cells.command_line import OPTIONS, put_targets_last, with_targets_last
+from snakemake_logger_plugin_cells.command_line import OPTIONS, check_configfiles, put_targets_last, with_targets_last
 
 THE_COMMAND = "--cores 1 --resources gpu=8 reports/writeup.md"
 RECORD = "results/timing/cells/precision=bf16/size=xl.json"
@@ -36,6 +36,32 @@ def test_the_options_take_name_value_words_in_snakemakes_own_parser():
     for name in OPTIONS:
         assert found[name].nargs in ("+", "*")
         assert "=" in found[name].metavar
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("scale: [auto\n", "{}: not valid YAML: line 2, column 1: "),
+        ("smoke\n", "{}: must have the keys scale, "),
+        (None, "cannot read {}: No such file"),
+        ("scale: a\nscale: b\n", None),  # Snakemake accepts it, another workflow may
+        ("scale: smoke\n", None),
+    ],
+)
+@pytest.mark.parametrize("words", ["--configfile {good} {bad} -n", "--configfiles={bad}"])
+def test_a_configuration_file_that_cannot_be_read_is_named_in_one_line(tmp_path, capsys, text, complaint, words):
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text("measure: false\n")
+    if text is not None:
+        bad.write_text(text)
+    given = words.format(good=good, bad=bad).split()
+    if complaint is None:
+        check_configfiles(given)
+    else:
+        with pytest.raises(SystemExit):
+            check_configfiles(given)
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"snakemake: {complaint.format(bad)}")
 
 
 @pytest.mark.parametrize(

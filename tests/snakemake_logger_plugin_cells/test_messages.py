@@ -1,5 +1,8 @@
+from pathlib import Path
+
 import pytest
 
+from pipeline.cells.yaml_files import read_yaml
 from snakemake_logger_plugin_cells import messages
 from snakemake_logger_plugin_cells.progress import Progress, RunPlan
 
@@ -44,6 +47,8 @@ def test_the_state_counts_cells_and_failures_or_jobs_and_gives_both_times():
         ("reports/writup.md", " (did you mean reports/writeup.md?): targets in reports/ are figures, writeup.md"),
         ("result/x.csv", " (did you mean results/x.csv?): targets are all, reports/, results/"),
         ("timing", " (one stage and its report: --config 'only=[timing]'): targets are all, reports/, results/"),
+        ("scale=smoke", " (did you mean --config scale=smoke?): targets are all, reports/, results/"),
+        ("only=[a/b]", " (did you mean --config 'only=[a/b]'?): targets are all, reports/, results/"),
         ("results/flash", ": targets in results/flash/ are bf16.csv, cells.csv, cells/, fp32.csv"),
         ("results/flash/cells/dtype=bf16.json", ": targets in results/flash/cells/ are dtype=*/"),
         ("reports/writeup.md/x", ": targets in reports/writeup.md/ are none"),
@@ -51,6 +56,11 @@ def test_the_state_counts_cells_and_failures_or_jobs_and_gives_both_times():
 )
 def test_a_mistyped_target_lists_what_is_allowed_in_its_place(target, complaint):
     assert messages.unknown_target(target, TARGETS) == f"no target '{target}'{complaint}"
+
+
+def test_the_keys_that_config_takes_are_those_of_its_schema():
+    schema = read_yaml(Path(__file__).parents[2] / "workflow/schemas/config.schema.yaml")
+    assert set(schema["properties"]) == messages.CONFIG_KEYS
 
 
 NO_RULE = "MissingRuleException in rule x:\nNo rule to produce {} (if you use input functions make sure that ...)."

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 # What text may look like if no values are declared: it becomes part of paths and commands.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]*")
+# What a value of each type is called.
+KINDS = {bool: "true or false", int: "a whole number", float: "a finite number", str: "a name"}
 
 
 def axis(default: Any, *, allowed: Collection = (), minimum: float | None = None) -> Any:
@@ -113,4 +115,4 @@ def _typed(item: Field, value: Any, where: str) -> Any:
         return converted
     except (KeyError, ValueError, TypeError, OverflowError):
         shown = reprlib.repr(value)
-        raise UserError(f"{where}: {item.name} must be a value of type {kind.__name__}, got {shown}") from None
+        raise UserError(f"{where}: {item.name} must be {KINDS[kind]}, got {shown}") from None

@@ -1,13 +1,14 @@
 """Lock the host for a cell, alone or shared with other cells, and check how busy other processes keep it.
 
-If other processes keep more than half of a cell's cores busy, the cell waits for them, once per run and for at most a
-minute. If they stay busy, it is measured anyway and its record says so.
+If other processes keep more than half of a cell's cores busy, the cell waits for them; all cells of a run together wait
+for at most a minute. If they stay busy, it is measured anyway and its record says so.
 """
 
 import os
 import sys
+import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from pipeline.cells import locks
@@ -19,8 +20,8 @@ BUSY_SHARE = 0.5
 PATIENCE_S = 60.0
 # `off` disables the check, for tests, whose machine is busy with other tests.
 CHECK_VARIABLE = "PIPELINE_HOST_CHECK"
-# Path of a file, set by the workflow, that exists once a cell of the run has waited. Without it, every command counts
-# as its own run.
+# Path of a file, set by the workflow, with a byte for each sample for which a cell of the run has waited. Without it,
+# every command counts as its own run.
 RUN_VARIABLE = "PIPELINE_RUN"
 # A cell waiting for the host holds the turn, so that later cells cannot keep sharing the host and starve it.
 HOST, TURN = "host", "host-turn"
@@ -67,7 +68,7 @@ class Host:
         """Sample how busy other processes have kept the cores since `watch`, and wait if they are busy."""
         if self._before is not None:
             self._sample(self._before)
-            if self.is_busy and _is_first_wait_of_run():
+            if self.is_busy:
                 self._wait()
             if self.is_busy:
                 print(f"measured on a busy host: {self._load_text()}", file=sys.stderr, flush=True)
@@ -84,10 +85,14 @@ class Host:
         }
 
     def _wait(self) -> None:
-        print(f"{self._load_text()}: waiting up to {PATIENCE_S:.0f} s, once per run", file=sys.stderr, flush=True)
+        """Wait until the host is quiet, or until the cells of this run have waited for PATIENCE_S in all."""
         began = time.monotonic()
-        while self.is_busy and time.monotonic() - began < PATIENCE_S:
+        for count, left_s in enumerate(_seconds_left()):
+            if count == 0:
+                print(f"{self._load_text()}: waiting up to {left_s:.0f} s for them", file=sys.stderr, flush=True)
             self._sample(cpu_use(self._core_ids))
+            if not self.is_busy:
+                break
         self.waited_s += time.monotonic() - began
 
     def _sample(self, before: CpuUse | None) -> None:
@@ -101,12 +106,13 @@ class Host:
         return f"other processes use {self.others_cores:.1f} of {self.cores:g} cores"
 
 
-def _is_first_wait_of_run() -> bool:
-    marker = os.environ.get(RUN_VARIABLE)
-    if marker is None:
-        return True
+def _seconds_left() -> Iterator[float]:
+    """Yield how long the cells of this run may still wait, before each sample; nothing if that cannot be recorded."""
+    path = os.environ.get(RUN_VARIABLE)
     try:
-        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
-    except OSError:  # it exists, or cannot be created
-        return False
-    return True
+        with open(path, "ab", buffering=0) if path else tempfile.TemporaryFile(buffering=0) as file:
+            while (left_s := PATIENCE_S - SAMPLE_S * os.fstat(file.fileno()).st_size) > 0:
+                file.write(b".")
+                yield left_s
+    except OSError:
+        return

@@ -56,6 +56,8 @@ class Row:
 
     # The columns that tell the rows of a cell apart.
     KEYS: ClassVar[tuple[str, ...]] = ()
+    # Columns and settings that say how much work was measured: runs are compared only where these are the same.
+    WORK: ClassVar[tuple[str, ...]] = ("batch_size", "vocab_size")
     # Rows with these values are only a reference: their times are not compared, and cells are not judged by them.
     REFERENCE: ClassVar[Mapping[str, Any]] = {}
 
@@ -178,6 +180,10 @@ class RowTypes:
         """Return the columns that tell a cell's rows apart, over all row types."""
         own = [self.kind_column] if any(self.kind_column in columns(each) for each in self.types.values()) else []
         return tuple(dict.fromkeys([*own, *(key for each in self.types.values() for key in each.KEYS)]))
+
+    def work_columns(self) -> tuple[str, ...]:
+        """Return the columns and settings that say how much work was measured, over all row types."""
+        return tuple(dict.fromkeys(name for each in self.types.values() for name in each.WORK))
 
     def column_names(self) -> tuple[str, ...]:
         """Return the columns of all row types: the keys, the outcome, the values."""

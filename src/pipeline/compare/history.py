@@ -7,7 +7,7 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.stage import Stage
-from pipeline.compare.pair import words
+from pipeline.compare.pair import words, work
 from pipeline.compare.runs import Run
 from pipeline.errors import UserError
 from pipeline.report.chart import Axis, Chart
@@ -29,7 +29,7 @@ def history(runs: Sequence[Run], stage: Stage, given: Sequence[str]) -> pd.DataF
     """
     request = f"compare: --history {' '.join([stage.name, *given])}"
     wanted = dict(word.partition("=")[::2] for word in given)
-    allowed = [*stage.naming_axes, *stage.row_types.key_columns()]
+    allowed = list(dict.fromkeys([*stage.naming_axes, *stage.row_types.key_columns(), *stage.row_types.work_columns()]))
     if unknown := [name for name in wanted if name not in allowed]:
         raise UserError(f"{request}: unknown key '{unknown[0]}': must be one of {', '.join(allowed)}")
     rows = pd.DataFrame([line for run in runs if stage.name in run.frames for line in _lines(run, stage, wanted)])
@@ -65,7 +65,7 @@ def chart(rows: pd.DataFrame) -> Chart:
 def _lines(run: Run, stage: Stage, wanted: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """Yield the rows of a run that have a time and match these words."""
     for row in having(run.frames[stage.name], "median_ms").to_dict("records"):
-        keys = words(row, stage)
+        keys = words(row, stage) | work(row, stage)
         if wanted.items() <= keys.items():
             records = [
                 record for record in run.records if record["stage"] == stage.name and _has_keys(record, stage, keys)

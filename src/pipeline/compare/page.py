@@ -1,4 +1,4 @@
-"""Write a comparison as Markdown for a terminal, and as one HTML file to explore."""
+"""Write a comparison as Markdown, and as one HTML file to explore."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,9 +33,14 @@ def comparison(
     published: published values. show_all: show all rows, and undecided and unchanged times too.
     """
     price_texts = {run.name: WORDS.say("price", usd=prices[run.name]) if run.name in prices else "" for run in runs}
-    head = [WORDS.say("run", price=price_texts[run.name], run=run) for run in runs]
-    parts = [models(runs, prices), ceilings(runs), differences(runs), *(_details(pair, show_all) if pair else [])]
-    parts += [replace(published, all_rows=show_all)] if published else []
+    letters = ["A: ", "B: "] if pair else [""] * len(runs)
+    head = [
+        WORDS.say("run", letter=letter, price=price_texts[run.name], run=run)
+        for letter, run in zip(letters, runs, strict=True)
+    ]
+    details = _details(pair, [run.name for run in runs], show_all) if pair else []
+    parts = [models(runs, prices), ceilings(runs), differences(runs), *details]
+    parts += [_shown(published, show_all)] if published else []
     return [Markdown("\\\n").join(head), *parts]
 
 
@@ -67,21 +72,26 @@ def html(runs: Sequence[Run], parts: Parts, tables: Mapping[str, RowTable]) -> s
     return page(markdown([title, *parts], drawn=True), charts, tables)
 
 
-def _details(pair: Pair, show_all: bool) -> list[Part]:
+def _shown(table: Table, show_all: bool) -> Table:
+    return replace(table, all_rows=show_all, hint=WORDS.say("left_out"))
+
+
+def _details(pair: Pair, names: Sequence[str], show_all: bool) -> list[Part]:
     verdicts = pair.times.groupby(["quantity", "verdict"], sort=False).size().rename("times").reset_index()
     in_both, in_a, in_b = (pair.outcomes[pair.outcomes["of"] == of] for of in ("both", "left_only", "right_only"))
     time_columns = "quantity median_ms_a median_ms_b gain verdict repeats_a repeats_b"
     verdict_names = (SLOWER, FASTER, UNDECIDED, SAME) if show_all else (SLOWER, FASTER)
     shown = {
         **{word: (pair.times[pair.times["verdict"] == word], time_columns) for word in verdict_names},
+        "other_work": (pair.other_work, "work_a work_b"),
         "memory": (pair.memory, "quantity bytes_a bytes_b ratio:times"),
         "outcomes": (in_both, "status_a status_b reason_b"),
         "only_a": (in_a, "status_a"),
         "only_b": (in_b, "status_b"),
     }
     tables = [
-        WORDS.table(name, rows, f"stage cell:code row {names}", all_rows=show_all)
-        for name, (rows, names) in shown.items()
+        _shown(WORDS.table(name, rows, f"stage cell:code row {columns}", a=names[0], b=names[1]), show_all)
+        for name, (rows, columns) in shown.items()
     ]
     ratios = [_ratios(pair)] if len(pair.times) else []
     return [*ratios, WORDS.table("verdicts", verdicts, "quantity verdict times", across="verdict"), *tables]

@@ -9,13 +9,13 @@ import pandas as pd
 
 from pipeline.cells import fields
 from pipeline.cells.rows import WITH_VALUES
-from pipeline.cells.stage import Stage
+from pipeline.cells.stage import SETTING, Stage
 from pipeline.compare.runs import Run
 from pipeline.report.versus import JUDGED, REPEAT_COLUMNS, SLOWER, judged
 
 ROW = ["stage", "cell", "row"]
 KEYS = [*ROW, "quantity"]
-COLUMNS = [*KEYS, *JUDGED, "reason", "repeats", "cards", "bytes"]
+COLUMNS = [*KEYS, *JUDGED, "reason", "repeats", "cards", "bytes", "work"]
 # How long the GPU is busy in a step: a single number, without quartiles.
 GPU_BUSY = "gpu_busy_ms"
 # Times that depend on the host more than on what is measured.
@@ -27,12 +27,14 @@ class Pair:
     """The differences between run A and run B, as tables; the suffixes `_a` and `_b` mark the columns of each run.
 
     times: rows with a time in both: KEYS, medians, repeats, COLUMNS of `versus` (ratio: how many times as fast B is),
-    worse (slower by more than the tolerance). memory: peaks that differ by more than the tolerance, with the ratio B to
+    worse (slower by more than the tolerance). other_work: rows with values in both, but of different amounts of work,
+    which are in neither `times` nor `memory`. memory: peaks that differ by more than the tolerance, with the ratio B to
     A. outcomes: rows whose outcome changed (`both` in the column `of`) and rows that only one run has (`left_only`,
     `right_only`); lost: both have the row, but only A has values. tolerance: a fraction.
     """
 
     times: pd.DataFrame
+    other_work: pd.DataFrame
     memory: pd.DataFrame
     outcomes: pd.DataFrame
     tolerance: float
@@ -55,12 +57,16 @@ def compare(a: Run, b: Run, tolerance: float) -> Pair:
     """Compare the rows of two runs; a difference below the fraction `tolerance` is not a failure."""
     values = [pd.DataFrame(_values(run), columns=COLUMNS).drop_duplicates(KEYS) for run in (a, b)]
     both = values[0].merge(values[1], on=KEYS, suffixes=("_a", "_b"))
+    has_values = both["quantity"] != ""
+    is_same = both["work_a"] == both["work_b"]
+    other_work, both = both[has_values & ~is_same], both[is_same]
     statuses = [rows.drop_duplicates(ROW)[[*ROW, "status", "reason"]] for rows in values]
     rows = statuses[0].merge(statuses[1], "outer", ROW, suffixes=("_a", "_b"), indicator="of")
     rows = rows[(rows["of"] != "both") | (rows["status_a"] != rows["status_b"])]
     lost = rows["of"].eq("both") & rows["status_a"].isin(WITH_VALUES) & ~rows["status_b"].isin(WITH_VALUES)
     return Pair(
         _times(both.dropna(subset=["median_ms_a", "median_ms_b"]), tolerance),
+        other_work.drop_duplicates(ROW, ignore_index=True),
         _memory(both.dropna(subset=["bytes_a", "bytes_b"]), tolerance),
         rows.assign(lost=lost),
         tolerance,
@@ -85,6 +91,13 @@ def words(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
     return {name: _word(row[name]) for name in names if pd.notna(row[name])}
 
 
+def work(row: Mapping[Any, Any], stage: Stage) -> dict[str, str]:
+    """Return how much work a row of a frame measured: the values of its type's WORK as text, by name."""
+    names = stage.row_types.type_of(row, row).WORK
+    values = {name: row.get(name, row.get(SETTING + name)) for name in names}
+    return {name: _word(value) for name, value in values.items() if pd.notna(value)}
+
+
 def _word(value: Any) -> str:
     return fields.text(int(value) if isinstance(value, float) and value.is_integer() else value)
 
@@ -97,6 +110,7 @@ def _values(run: Run) -> Iterator[dict[str, Any]]:
     for name, rows in run.frames.items():
         for row in rows.to_dict("records"):
             line = {column: row[column] for column in ("status", "reason", "repeats", "cards")}
+            line["work"] = " ".join(f"{name}={word}" for name, word in work(row, run.stages[name]).items())
             found = _quantities(row) if row["status"] in WITH_VALUES else {}
             for quantity, value in (found or {"": {}}).items():
                 yield {**row_names(row, run.stages[name]), **line, "quantity": quantity, **value}

@@ -1,7 +1,7 @@
 """Load the runs to compare, and build frames and sections from their records."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -34,8 +34,13 @@ class Run:
 
     @cached_property
     def sections(self) -> Sequence[Section]:
-        """The sections of the stages that have records, in the order of the stages."""
-        return [pages.stage_report(self.stages[name], self.stages, self.frames).section for name in self.frames]
+        """The sections of the stages that have records, in the order of the stages.
+
+        Both times of a model, as written and tuned, are of one cell, as in the report of one scale.
+        """
+        shown = last_measured(self.records, self.stages, one_cell=True)
+        frames = self.frames if len(shown) == len(self.records) else frame.by_stage(self.stages, shown)
+        return [pages.stage_report(self.stages[name], self.stages, frames).section for name in frames]
 
 
 def load_runs(sources: Sequence[Path], stages: Stages) -> list[Run]:
@@ -46,6 +51,24 @@ def load_runs(sources: Sequence[Path], stages: Stages) -> list[Run]:
     short = [source.resolve().name.partition(".")[0] for source in sources]
     names = short if len(set(short)) == len(short) else map(str, sources)
     return [
-        Run(name, source_path, load_records(source_path, stages), stages)
+        Run(name, source_path, last_measured(load_records(source_path, stages), stages), stages)
         for name, source_path in zip(names, sources, strict=True)
     ]
+
+
+def last_measured(records: Sequence[Record], stages: Stages, one_cell: bool = False) -> list[Record]:
+    """Drop the records of cells that were measured again with other settings, as another scale does.
+
+    Cells are the same if they differ only in their repeat, or in which rows they have. one_cell: of cells with other
+    rows, too, keep only the last measured and its repeats.
+    """
+    cells, kinds = [], []
+    for record in records:
+        stage = stages[record["stage"]]
+        axes = asdict(stage.cell_type(**record["cell"]))
+        cells.append((stage.name, *(axes[name] for name in stage.naming_axes)))
+        settings = asdict(stage.settings_type()) | record["settings"]
+        kinds.append((settings, {**axes, "repeat": 1} if one_cell else {}))
+    in_order = sorted(range(len(records)), key=lambda place: records[place]["started_at"])
+    last_kinds = {cells[place]: kinds[place] for place in in_order}
+    return [records[place] for place in range(len(records)) if kinds[place] == last_kinds[cells[place]]]

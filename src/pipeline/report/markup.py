@@ -23,6 +23,8 @@ _MARKUP = re.compile(
 # Renderers also link bare addresses, even if one of their characters is written as a reference.
 _ADDRESS = re.compile(r"(?<=:)(?=//)|(?<=www)(?=\.)|(?<=@)(?=\w)", re.IGNORECASE)
 _ZERO_WIDTH_SPACE = "\u200b"
+# Parts of Markdown that a terminal shows in another way: code spans stay, all others are dropped or decoded.
+_TO_PLAIN = re.compile(rf"(?P<code>`[^`]*`)|&\#(?P<character>\d+);|\*\*|\\(?=\n)|{_ZERO_WIDTH_SPACE}")
 # Line breaks, and runs of spaces at either end, which would make a code block or a line break.
 _LINE_BREAKS = re.compile(r"\s*[^\S ]\s*|^ {4,}| {2,}$")
 
@@ -53,6 +55,12 @@ def code(text: str) -> Markdown:
     return Markdown.escape(plain) if re.search(r"[`|]|^\s*$", plain) else Markdown(f"`{plain}`")
 
 
+def plain(text: Markdown) -> str:
+    """Return Markdown as text for a terminal: without escapes, bold and hard line breaks."""
+    # Escaped text has no backtick and no asterisk: those in Markdown are markup. Code spans have no escapes.
+    return _TO_PLAIN.sub(_plain_part, text)
+
+
 def unwrapped(text: str) -> str:
     """Return Markdown with each paragraph on one line; lines of tables, lists and code stay."""
     return re.sub(r"(?<=[^\n])(?<!  )\n(?![\n|#> ]|[-*] |\d+[.)] |```|\[\[|$)", " ", text)
@@ -70,3 +78,7 @@ def one_line(text: str) -> str:
 
 def _references(match: re.Match[str]) -> str:
     return "".join(character if character == " " else f"&#{ord(character)};" for character in match[0])
+
+
+def _plain_part(match: re.Match[str]) -> str:
+    return chr(int(match["character"])) if match["character"] else match["code"] or ""

@@ -31,6 +31,7 @@ class Table:
     from the column `status`; for a column such as `median_ms_peer`, from `status_peer`. `~` marks the values of an
     unstable row in columns of times and rates. all_rows: write every row, however many. across: a column whose values
     become headers: columns before it name a row, columns after it share a cell, in order.
+    hint: how to see the rows left out.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Table:
     columns: Sequence[Column]
     all_rows: bool = False
     across: str | None = None
+    hint: str = ""
 
     @property
     def is_empty(self) -> bool:
@@ -64,7 +66,8 @@ class Table:
             rule += ["--:"] * len(values)
         written = "\n".join("| " + " | ".join(line) + " |" for line in [heads, rule, *lines])
         more = len(self.rows) - len(shown)
-        rest = f"\n\nRows left out: {more:,}." if more else ""
+        hint = f" ({Markdown.escape(self.hint)})" if self.hint else ""
+        rest = f"\n\nRows left out: {more:,}{hint}." if more else ""
         caption = f"{Markdown.escape(self.caption)}\n\n" if self.caption else ""
         return Markdown(f"{caption}{written}{rest}")
 

@@ -112,6 +112,10 @@ class TestInABrowser:
         assert opened.marks("a/bars") == 2
         assert opened.run("document.getElementById('failure').hidden")
 
+    def test_a_drawn_chart_has_no_empty_space_below_it(self, opened):
+        height = "document.querySelector('.plot{}').getBoundingClientRect().height"
+        assert 0 <= opened.run(f"{height.format('')} - {height.format(' svg')}") < 20
+
     def test_hovering_over_a_mark_shows_texts_and_numbers(self, opened):
         bars = "[...document.querySelectorAll('.mark-rect.role-mark path')]"
         assert opened.run(f"{bars}.map(bar => bar.__data__.tooltip)") == [

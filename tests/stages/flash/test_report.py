@@ -43,6 +43,7 @@ def test_ours_is_compared_with_pytorchs_fastest_at_every_shape():
     assert found["ratio"].to_dict() == pytest.approx({4096: 1.2, 512: 0.8})
     assert found["verdict"].to_dict() == {4096: "faster", 512: "slower"}
     assert "1 of 2" in section.answer
+    assert "One call" not in section.answer  # none was timed
     rates = [(each.what.rpartition(" ")[2], each.value) for each in section.compared]
     assert rates == [("4×16×4096×64", 500.0), ("4×16×512×64", 500.0)]
 

@@ -43,6 +43,12 @@ def test_no_headline_or_change_is_based_on_a_host_limited_step():
     assert "TFLOP/s" not in section(cell(10.0, precision="bf16", limited_by="host")).answer
 
 
+def test_the_headline_is_about_the_precision_of_most_models_and_on_a_tie_the_lowest():
+    both = cell(900.0), cell(300.0, precision="bf16")
+    assert section(*both).answer.startswith("bf16")
+    assert section(*both, cell(950.0, size="large")).answer.startswith("fp32")
+
+
 def test_the_main_precision_is_compared_with_fp32_without_and_with_tf32():
     others = cell(900.0, 901.0, 899.0), cell(400.0, precision="tf32")
     found = section(*others, cell(300.0, 301.0, 299.0, precision="bf16")).changes

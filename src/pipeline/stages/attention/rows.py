@@ -16,6 +16,7 @@ class PhaseTime(GpuTimedRow):
     """One phase of plain attention in one mode, by one clock, and the memory that the mode needs when it runs alone."""
 
     KEYS = ("mode", "phase", "clock")
+    WORK = ("batch_size", "is_causal")
 
     mode: str = column("eager, or compiled by torch.compile", allowed=MODES)
     phase: str = column("forward: the output; backward: the gradients of q, k and v", allowed=PHASES)

@@ -40,6 +40,7 @@ class Transfer(GpuTimedRow):
     """One call that does nothing but move data."""
 
     KEYS = ("kind",)
+    WORK = ("tensor_bytes",)
 
     kind: str = column(
         "copy, reduction: within the memory; l2_copy: within the GPU's L2 cache; to_device, to_host: between pinned "

@@ -97,14 +97,15 @@ def _answer(models: pd.DataFrame, heads: pd.DataFrame) -> str:
         return WORDS.say("nowhere_together") if heads.empty else WORDS.say("one_head", **heads.iloc[0])
     here = models[models["dtype"] == models["dtype"].iloc[0]]
     alone = here["alone"].value_counts().reindex([FASTER, SLOWER], fill_value=0)
+    called = here["alone"].count()
+    one_call = " " + WORDS.say("one_call", alone=alone, open=called - alone.sum()) if called else ""
     return WORDS.say(
         "answer",
         first=here.iloc[0],
         won=(here["verdict"] == FASTER).sum(),
         n=len(here),
         ratio=here["ratio"].agg(["min", "max"]),
-        alone=alone,
-        open=here["alone"].count() - alone.sum(),
+        one_call=one_call,
         rate=here["tflops_per_s"].max(),
     )
 

@@ -106,6 +106,8 @@ def _findings(row: dict[str, Any], reading: Reading) -> list[str]:
 class Comparable(OfGpu, TimedRow):
     """Times of one call, and how its rate compares with that of the other GPUs or links of its kind."""
 
+    WORK = ("size",)
+
     size: int = column("side of the matrices, or bytes of the tensor", minimum=1)
     calls: int = column("calls per sample; its time is divided by them", minimum=1)
     gb_per_s: float | None = derived("bytes read and written, or sent over a link, over the median time", positive=True)

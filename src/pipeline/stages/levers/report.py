@@ -53,7 +53,6 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
         is_tuned=[_is_tuning(levers) for levers in rows["levers"]],
         predicted=predicted_ratios(rows, other_stages["ceilings"]) if "ceilings" in other_stages else None,
     ).sort_values("parameters", kind="stable", ignore_index=True)
-    rows = _unstable_where_it_drifts(rows)
     duel = versus(rows, ON, "levers", [name for name in rows["levers"].unique() if name != EAGER], [EAGER])
     tuned = _fastest(duel[duel["is_tuned"]])
     precision = _main_precision(duel if len(duel) else rows)
@@ -69,14 +68,6 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
         _changes(duel_here, tuned_here),
         _first_screen(rows, precision),
     )
-
-
-def _unstable_where_it_drifts(rows: pd.DataFrame) -> pd.DataFrame:
-    """Mark a step as written as unstable if its second measurement differs by more than its cell allows."""
-    both = with_values(rows[rows["levers"].isin([EAGER, EAGER_AGAIN])])
-    times = both.groupby(ON)["median_ms"]
-    drifts = times.transform("max") > times.transform("min") * (1 + both["setting_unstable_rel_error"])
-    return rows.assign(status=rows["status"].mask(drifts.reindex(rows.index, fill_value=False), "unstable"))
 
 
 def _fastest(steps: pd.DataFrame) -> pd.DataFrame:

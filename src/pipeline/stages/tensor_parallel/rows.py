@@ -103,6 +103,7 @@ class Rate(TimedRow):
     """A rate that predictions are based on: a product on the first rank while all compute, or an all-reduce."""
 
     KEYS = ("rate",)
+    WORK = ("side", "size_bytes")
 
     measures: str = column("what the row measures", allowed=MEASURES)
     rate: str = column(

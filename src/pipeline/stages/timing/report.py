@@ -1,6 +1,6 @@
 """The timing section: the phases of a step by model, what each precision gains, and the rates that steps reach."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pandas as pd
@@ -42,20 +42,25 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     for_course = [_phases(eager), _warm_up(host), _compiled(warm)]
     if steps.empty:
         return Section(WORDS.say("no_steps"), for_course=for_course)
-    setting = _main_setting(steps)
-    where, gains = WHERE.format(**setting), _gains(eager, setting)
-    here = gains[gains["context_length"] == setting["context_length"]]
+    setting, lowest = _main_setting(steps), _main_setting(steps[steps["precision"] == _lowest(steps["precision"])])
+    where, gains = WHERE.format(**setting), _gains(eager, lowest)
+    here = gains[gains["context_length"] == lowest["context_length"]]
     return Section(
         _answer(matching(steps, setting), where),
         [_steps(matching(eager, setting), where), _achieved(steps, setting, other_stages), _gain_by_width(gains)],
-        [change for peer, words in INSTEAD_OF.items() for change in _changes(steps, setting, peer, words)],
-        for_course=[*for_course, _precisions(here[here["phase"].isin([*PASSES, TRAIN_STEP])], setting)],
+        [change for peer, words in INSTEAD_OF.items() for change in _changes(steps, lowest, peer, words)],
+        for_course=[*for_course, _precisions(here[here["phase"].isin([*PASSES, TRAIN_STEP])], lowest)],
     )
 
 
+def _lowest(precisions: Iterable[str]) -> str:
+    return max(precisions, key=PRECISIONS.index)
+
+
 def _main_setting(steps: pd.DataFrame) -> dict[str, Any]:
-    """Choose the lowest precision, the most common batch, and the longest context that most models have."""
-    precision = max(steps["precision"].unique(), key=PRECISIONS.index)
+    """Choose the precision of most models (on a tie, the lowest), its most common batch, and their longest context."""
+    models = steps.groupby("precision")["size"].nunique()
+    precision = _lowest(models[models == models.max()].index)
     steps = steps[steps["precision"] == precision]
     batch = steps["batch_size"].mode().min()
     sizes = steps[steps["batch_size"] == batch].groupby("context_length")["size"].nunique()
@@ -71,7 +76,7 @@ def _answer(steps: pd.DataFrame, where: str) -> str:
 
 
 def _changes(steps: pd.DataFrame, setting: Mapping[str, Any], peer: str, words: str) -> list[Change]:
-    """Compare the main precision with another, on the largest model where the host limits neither step."""
+    """Compare the lowest precision with another, on the largest model where the host limits neither step."""
     here = matching(steps, {name: setting[name] for name in ("batch_size", "context_length")})
     duel = versus(here, WORK, "precision", setting["precision"], [peer])
     by_gpu = duel[(duel["precision"] != peer) & ~duel[["limited_by", "limited_by_peer"]].eq("host").any(axis=1)]
@@ -89,7 +94,7 @@ def _steps(here: pd.DataFrame, where: str) -> Table:
 
 
 def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
-    """Compare each phase in the main precision with fp32, at every context; limited_by is that of the whole step."""
+    """Compare each phase in the lowest precision with fp32, at every context; limited_by is that of the whole step."""
     eager = eager[eager["batch_size"] == setting["batch_size"]]
     whole = eager.loc[eager["phase"] == TRAIN_STEP, [*CELL, "limited_by"]]
     phases = eager.drop(columns="limited_by").merge(whole, "left", CELL)
@@ -108,7 +113,7 @@ def _gains(eager: pd.DataFrame, setting: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def _precisions(gains: pd.DataFrame, setting: Mapping[str, Any]) -> Table:
-    """Tabulate passes and steps in fp32, TF32 if timed, and the main precision, narrow models first."""
+    """Tabulate passes and steps in fp32, TF32 if timed, and the lowest precision, narrow models first."""
     names = "model limited_by_both both_repeats gpus part median_ms_peer median_ms_tf32 median_ms gain verdict"
     return WORDS.table("precisions", gains, names, across="part", where=WHERE.format(**setting), **setting)
 
