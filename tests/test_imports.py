@@ -43,7 +43,7 @@ ALLOWED = {
     "worker": {"errors", "cells"},
     "measure_command": {"errors", "cells", "printing", "registry", "subjects.naming"},
     "check_command": {"errors", "cells", "printing", "registry", "subjects", "subjects.naming"},
-    "account_command": {"errors", "cells", "formulas", "stages", "stages.*.report"},
+    "account_command": {"errors", "cells", "formulas", "report", "stages", "stages.*.report"},
     "compare_command": {"errors", "cells", "compare", "registry", "report"},
     "run_command": {"errors"},
     "cli": {f"{name}_command" for name in ("account", "check", "compare", "measure", "run")}
