@@ -37,6 +37,8 @@ CHATTER = (
 )
 # How Snakemake's reply to Ctrl-C begins. What it then says about each job that this ends is not an error.
 INTERRUPTED = "Terminating processes on user request"
+# How Snakemake's message begins if all targets are up to date.
+UP_TO_DATE = "Nothing to be done"
 # Part of a message about Snakemake's own metadata, which has no effect here.
 ABOUT_METADATA = "provenance/metadata so that it in part"
 
@@ -59,7 +61,8 @@ class LogHandler(LogHandlerBase):
         from snakemake_logger_plugin_cells.outcomes import Outcomes
 
         self.outcomes = Outcomes()
-        self.report = ""  # the page to open, once it is written
+        self.report = ""  # the page to open, once it is written or found up to date
+        self.requested_report = ""  # the page, if it is among the targets or they need it
         self.interrupted = False
         self.infos: dict[int, Any] = {}  # Snakemake's record of each job's start, which has its fields as attributes
         self.reminder: threading.Timer | None = None
@@ -101,6 +104,8 @@ class LogHandler(LogHandlerBase):
         event = getattr(record, "event", None)
         if (plan := getattr(record, "run_plan", None)) is not None:
             self.plan, self.progress = plan, Progress(plan)
+        elif page := getattr(record, "report_page", None):
+            self.requested_report = page
         elif event == LogEvent.RUN_INFO:
             totals = {rule: count for rule, count in record.stats.items() if rule != "total"}
             self.progress.begin(totals, 0.0 if self.common_settings.dryrun else now)
@@ -117,6 +122,8 @@ class LogHandler(LogHandlerBase):
             self.progress.fail(record.jobid)
         elif str(record.msg).startswith(INTERRUPTED):
             self.interrupted = True
+        elif str(record.msg).startswith(UP_TO_DATE):
+            self.report = self.requested_report
 
     def _text(self, record: Any, now: float) -> str | None:
         event, settings, plan = getattr(record, "event", None), self.common_settings, self.plan

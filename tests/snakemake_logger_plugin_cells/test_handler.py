@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from snakemake import api, dag, workflow
+from snakemake import api, common, dag, workflow
 from snakemake.logging import LoggerManager
 from snakemake.scheduling import job_scheduler
 from snakemake.settings.enums import Quietness
@@ -200,6 +200,16 @@ def test_the_last_line_names_the_report_once_it_is_written(run, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == f"the report: {Path('reports/report.html').absolute()}"
 
 
+@pytest.mark.parametrize("requested", ["reports/report.html", ""])
+def test_a_run_with_nothing_to_do_names_the_report_if_it_was_asked_for(run, capsys, requested):
+    manager = run()
+    manager.logger.info("", extra={"report_page": requested})
+    manager.logger.info("Nothing to be done (all requested files are present and up to date).")
+    manager.stop()
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"the report: {Path(requested).absolute()}" if requested else "report" not in last
+
+
 def test_a_job_that_takes_long_is_printed_again(run, capsys, monkeypatch):
     monkeypatch.setattr(plugin, "REMIND_S", 0.05)
     manager = run()
@@ -223,7 +233,7 @@ def test_a_terminal_that_is_gone_does_not_end_the_run(run, monkeypatch):
     assert handler.progress.running.keys() == {2}
 
 
-def test_the_suppressed_messages_are_in_snakemakes_source():
-    sources = "".join(map(inspect.getsource, (api, dag, workflow, job_scheduler)))
-    for text in (*plugin.CHATTER, plugin.ABOUT_METADATA):
+def test_messages_known_by_their_text_are_in_snakemakes_source():
+    sources = "".join(map(inspect.getsource, (api, common, dag, workflow, job_scheduler)))
+    for text in (*plugin.CHATTER, plugin.UP_TO_DATE, plugin.INTERRUPTED, plugin.ABOUT_METADATA):
         assert f'"{text}' in sources

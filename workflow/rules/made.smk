@@ -50,6 +50,7 @@ def page_request():
 def rendered(wildcards):
     """Return the inputs of the pages; tables are among them because the pages link to them."""
     or_exit(write_page_request, page_request(), PAGE_REQUEST)
+    logger.info("", extra={"report_page": REPORT_PAGE})  # for our logger plugin
     return {
         "records": [record for stage in WRITTEN for record in stage.records()],
         "cells": [f"{RESULTS}/{stage.name}/cells.csv" for stage in WRITTEN],
