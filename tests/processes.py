@@ -22,8 +22,9 @@ def assert_ended(processes):
         time.sleep(0.02)
 
 
-def wait_until(condition, seconds=300.0):
+def wait_until(condition, seconds=300.0, observed=None):
+    """Wait for a condition; observed: returns what to show if it never comes true."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"waited in vain: {observed()}" if observed else "waited in vain"
         time.sleep(0.1)

@@ -1,13 +1,18 @@
 """Check that Snakemake's private names still mean the same, by running small workflows in this process."""
 
 import json
+import signal
+import threading
 
 import pytest
 from snakemake.api import SnakemakeApi
+from snakemake.scheduling.job_scheduler import JobScheduler
 from snakemake.settings import types
 from snakemake.settings.enums import Quietness
 from snakemake.settings.types import ResourceSettings
 from snakemake_interface_executor_plugins.settings import ExecMode
+
+from ..processes import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # from the solver that Snakemake's scheduler uses
 BEGINNING = """
@@ -81,3 +86,24 @@ def test_given_configfiles_are_those_of_the_command_line(execute, tmp_path):
     given.write_text("x: 1\n")
     execute("tell(list(map(str, private.given_configfiles(workflow))))\nrule all:\n", configfiles=[given])
     assert execute.told() == [str(given)]
+
+
+def test_snakemakes_handler_of_sigterm_waits_for_no_lock_of_its_own_thread_and_then_ends_the_run(execute, monkeypatch):
+    monkeypatch.setattr(JobScheduler, "exit_gracefully", JobScheduler.exit_gracefully)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        execute("private.end_at_every_sigterm()\n" * 2 + "rule all:\n    output: 'all'\n    shell: 'touch all'\n")
+        handler = signal.getsignal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    scheduler = handler.__self__
+
+    def interrupted():
+        with scheduler._lock:
+            handler(signal.SIGTERM, None)
+
+    thread = threading.Thread(target=interrupted, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+    wait_until(lambda: scheduler._user_kill == "graceful", PATIENCE_S)

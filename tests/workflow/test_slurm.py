@@ -90,6 +90,13 @@ class Run:
                     nodes.add(process.environ()["SLURMD_NODENAME"])
         return nodes
 
+    def command_lines(self):
+        lines = []
+        for process in self.cluster.processes():
+            with contextlib.suppress(psutil.Error):
+                lines.append(f"{process.pid} {' '.join(process.cmdline())}")
+        return "\n".join(lines)
+
     def output(self):
         """Wait for the run to fail; return what it printed."""
         output, _ = self.process.communicate(timeout=LIMIT_S)
@@ -97,7 +104,7 @@ class Run:
         return output.splitlines()
 
     def assert_nothing_left(self):
-        wait_until(lambda: not self.cluster.processes(), LIMIT_S)
+        wait_until(lambda: not self.cluster.processes(), LIMIT_S, self.command_lines)
 
     def end(self):
         if self.process.poll() is None:
