@@ -14,7 +14,7 @@ SPLIT_AXIS = "size"
 IMPLS = ("torch_eager", "torch_compiled", "torch_selective", "ours", "ours_fully_shard")
 OURS = ("ours", "ours_fully_shard")
 # Each turn has its own processes, one turn after the other: ours runs between two turns of its peer.
-TURNS = ("torch_compiled", "ours", "torch_compiled", "ours_fully_shard", "torch_eager")
+TURNS = ("torch_compiled", "ours", "torch_compiled", "ours_fully_shard", "torch_eager", "torch_selective")
 MEASURES = ("time", "budget", "fusion", "check", "descent")
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 # In the order in which they are added; the first has none, the last is ours as it is timed.
