@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pipeline.model import optimizers
-from pipeline.model.optimizers import Bf16MomentsAdamW, Several, muon
+from pipeline.model.optimizers import Bf16MomentsAdamW, CombinedOptimizer, muon
 from pipeline.model.transformer import TransformerLM
 
 STEPS = 12
@@ -38,7 +38,7 @@ def test_bf16_moments_update_weights_like_fp32_ones_up_to_rounding(monkeypatch, 
 def test_muon_takes_the_matrices_of_blocks_and_adamw_everything_else():
     model = TransformerLM(50, 8, d_model=16, num_layers=2, num_heads=2, d_ff=32)
     optimizer = muon(model, fused=False)
-    assert isinstance(optimizer, Several)
+    assert isinstance(optimizer, CombinedOptimizer)
     of_muon, others = ([p for group in each.param_groups for p in group["params"]] for each in optimizer.optimizers)
     assert len(of_muon) == 2 * 7
     norms = [norm for layer in model.layers for norm in (layer.attention_norm, layer.feed_forward_norm)]
@@ -48,7 +48,7 @@ def test_muon_takes_the_matrices_of_blocks_and_adamw_everything_else():
 
 def test_several_optimizers_step_as_one():
     first, second = (torch.ones(3, requires_grad=True) for _ in range(2))
-    both = Several(torch.optim.SGD([first], lr=1.0), torch.optim.SGD([second], lr=1.0))
+    both = CombinedOptimizer(torch.optim.SGD([first], lr=1.0), torch.optim.SGD([second], lr=1.0))
     for group in both.param_groups:
         group["lr"] = 0.5
     (first.sum() + 2 * second.sum()).backward()

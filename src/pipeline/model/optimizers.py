@@ -13,7 +13,7 @@ from pipeline.model.transformer import TransformerLM
 Moments = tuple[Tensor, Tensor]
 
 
-class Several:
+class CombinedOptimizer:
     """Several optimizers of disjoint parameters, used as one."""
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
@@ -52,7 +52,7 @@ def muon(model: nn.Module, fused: bool) -> torch.optim.Optimizer:
     matrices = [parameter for parameter in layers.parameters() if parameter.dim() == 2]
     of_muon = set(map(id, matrices))
     others = [parameter for parameter in model.parameters() if id(parameter) not in of_muon]
-    found = Several(
+    found = CombinedOptimizer(
         torch.optim.Muon(matrices, adjust_lr_fn="match_rms_adamw"),
         torch.optim.AdamW(others, fused=True if fused else None),
     )

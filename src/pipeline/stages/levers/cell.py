@@ -81,8 +81,8 @@ class Cell:
     def __post_init__(self) -> None:
         """Raise UserError, one line, for levers that are unknown, out of order, given twice or cannot be combined."""
         for levers in self._asked:
-            why = _why_no_combination(levers, self.precision)
-            if why is not None or self._asked.count(levers) > 1:
+            why = _why_not_together(levers, self.precision)
+            if why or not _is_in_order(levers) or self._asked.count(levers) > 1:
                 raise UserError(
                     f"combinations must be {ALL} or, joined by : and each once, levers joined by + in this order: "
                     f"{', '.join(LEVERS)}{f'; {why}' if why else ''}, got '{levers}'"
@@ -109,11 +109,15 @@ def _of_fewer_bits(levers: str, precision: str) -> list[str]:
     return [name for name in names(levers) if precision == "fp32" and name in OF_FEWER_BITS]
 
 
-def _why_no_combination(levers: str, precision: str) -> str | None:
-    """Say why levers cannot be combined, empty if they are unknown or out of order; None if they can."""
+def _is_in_order(levers: str) -> bool:
+    """Tell whether a combination consists of known levers, each once, in their order."""
     found = levers.split("+")
-    if found != [name for name in LEVERS if name in found]:
-        return ""
+    return found == [name for name in LEVERS if name in found]
+
+
+def _why_not_together(levers: str, precision: str) -> str | None:
+    """Say why known levers cannot be combined in this precision; None if they can."""
+    found = levers.split("+")
     for pair, why in EXCLUSIVE.items():
         if {*pair} <= {*found}:
             return f"{' and '.join(pair)} exclude each other ({why})"

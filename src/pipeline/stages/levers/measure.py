@@ -47,7 +47,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     computes the same. Without either, nothing can be checked. Any other error of these two steps passes through.
     """
     with stopwatch.measuring():
-        found = _to_hold_to(cell, settings)
+        found = _references(cell, settings)
         *_, reference = found.values()
         if reference is not found[EAGER]:
             found[EAGER_AGAIN] = {"status": "skipped", "reason": "out of memory the first time"}
@@ -55,7 +55,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     return [{"levers": levers, **row} for levers, row in zip(cell.turns, rows, strict=True)]
 
 
-def _to_hold_to(cell: Cell, settings: Settings) -> dict[str, Row]:
+def _references(cell: Cell, settings: Settings) -> dict[str, Row]:
     """Return the row of the eager step; if it is out of memory, also that of the step with checkpoints, as the last."""
     found: dict[str, Row] = {}
     for levers in (EAGER, CHECKPOINTED):

@@ -33,7 +33,7 @@ CHECKED = ("ours", "bf16_eager")
 class Cell:
     """One model and context, a sequence a rank; the implementations are its rows.
 
-    impls: those that take turns, joined by +; one that stands there twice has two turns. repeat: the number of a cell
+    impls: those that take turns, joined by +; one that is named twice has two turns. repeat: the number of a cell
     that measures the same again.
     """
 

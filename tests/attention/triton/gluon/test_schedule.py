@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pipeline.attention.triton.gluon.schedule import ENOUGH, heads_together, imbalance, is_level_in_pairs
+from pipeline.attention.triton.gluon.schedule import MAX_IMBALANCE, heads_together, imbalance, is_balanced_in_pairs
 
 
 def causal_work(length, block, other_block):
@@ -19,8 +19,9 @@ def test_programs_are_balanced_at_model_shapes(matrices, length):
 
 def test_no_more_heads_go_together_than_balance_needs():
     work = causal_work(4096, 128, 64)
-    is_enough = [imbalance(64, work, 132, heads) <= ENOUGH for heads in range(1, heads_together(64, work, 132) + 1)]
-    assert is_enough == [False] * (len(is_enough) - 1) + [True]
+    together = heads_together(64, work, 132)
+    balanced = [imbalance(64, work, 132, heads) <= MAX_IMBALANCE for heads in range(1, together + 1)]
+    assert balanced == [False] * (together - 1) + [True]
     assert heads_together(64, np.full(32, 17), 132) == 1  # all tiles have equal work
 
 
@@ -51,4 +52,4 @@ def test_planning_many_heads_of_a_long_sequence_is_quick():
     ids=["long", "short", "fewer pairs than programs", "a tile that has no partner"],
 )
 def test_tiles_go_in_pairs_if_that_is_balanced(matrices, tiles, level):
-    assert is_level_in_pairs(matrices, np.arange(tiles, 0, -1), programs=132) is level
+    assert is_balanced_in_pairs(matrices, np.arange(tiles, 0, -1), programs=132) is level

@@ -35,11 +35,11 @@ LOADING_REGISTERS = gl.constexpr(24)  # per thread: the minimum
 
 
 @gluon.jit
-def blocks_of(last_query, n_keys, CAUSAL: gl.constexpr, BLOCK_KEYS: gl.constexpr):
-    """Return how many blocks of keys the queries before `last_query` attend to."""
+def blocks_of(query_end, n_keys, CAUSAL: gl.constexpr, BLOCK_KEYS: gl.constexpr):
+    """Return how many blocks of keys the queries before `query_end` attend to."""
     blocks = gl.cdiv(n_keys, BLOCK_KEYS)
     if CAUSAL:
-        blocks = gl.minimum(blocks, gl.cdiv(last_query, BLOCK_KEYS))
+        blocks = gl.minimum(blocks, gl.cdiv(query_end, BLOCK_KEYS))
     return blocks
 
 

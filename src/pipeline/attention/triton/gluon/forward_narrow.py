@@ -45,8 +45,8 @@ def _tile_of(item, sizes, HEADS_PER_KV: gl.constexpr, CAUSAL: gl.constexpr, BLOC
     matrix, rank = matrix_and_tile(gl.where(exists, item, 0), n_tiles, n_matrices, heads_together)
     first_query = tile_after(rank, n_tiles, CAUSAL) * ROWS
     # Without a mask all tiles have equally many blocks. If LLVM knew, it would keep more in registers and be slower.
-    last_query = first_query + ROWS if CAUSAL else first_query + ROWS + n_keys
-    blocks = blocks_of(last_query, n_keys, True, BLOCK_KEYS)
+    query_end = first_query + ROWS if CAUSAL else first_query + ROWS + n_keys
+    blocks = blocks_of(query_end, n_keys, True, BLOCK_KEYS)
     kv_heads, kv_matrix = heads // HEADS_PER_KV, matrix // HEADS_PER_KV
     keys_at = (kv_matrix // kv_heads, kv_matrix % kv_heads, blocks * BLOCK_KEYS)
     return (matrix, first_query), keys_at, gl.where(exists, blocks, 0)

@@ -19,7 +19,7 @@ from pipeline.attention.triton.gluon.forward import hopper_forward_kernel
 from pipeline.attention.triton.gluon.forward_narrow import hopper_narrow_forward_kernel
 from pipeline.attention.triton.gluon.key_value_wide import hopper_wide_key_value_kernel
 from pipeline.attention.triton.gluon.query_wide import hopper_wide_query_kernel
-from pipeline.attention.triton.gluon.schedule import heads_together, is_level_in_pairs
+from pipeline.attention.triton.gluon.schedule import heads_together, is_balanced_in_pairs
 from pipeline.attention.triton.gluon.tiles import (
     BackwardTiles,
     ForwardTiles,
@@ -34,7 +34,7 @@ from pipeline.attention.triton.tiles import tile_width
 
 OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels add more
 # Cost of beginning and ending a tile, in blocks.
-WORK_OF_ENDS = 1
+TILE_OVERHEAD = 1
 
 
 class Blocks(Protocol):
@@ -80,7 +80,7 @@ def backward_launch(
     work = work_by_keys(q, k, is_causal, tiles)
     programs, matrices = gpu_of(q.device).multiprocessors, math.prod(k.shape[:-2])
     n_programs, sizes = programs_and_sizes(q, k, matrices, work, programs)
-    in_pairs = is_causal and heads_per_kv(q, k) > 1 and is_level_in_pairs(matrices, work, programs)
+    in_pairs = is_causal and heads_per_kv(q, k) > 1 and is_balanced_in_pairs(matrices, work, programs)
     return compile_launch(
         backward_kernel(tiles),
         n_programs,
@@ -109,21 +109,21 @@ def query_launch(problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, 
 
 
 def work_by_keys(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.ndarray:
-    """Return the work of each tile of keys, most first: the blocks of queries it goes through plus WORK_OF_ENDS."""
+    """Return the work of each tile of keys, most first: the blocks of queries it goes through plus TILE_OVERHEAD."""
     first_keys = np.arange(0, k.shape[-2], tiles.block_keys)
     queries_seen = np.full(len(first_keys), q.shape[-2])
     if is_causal:
         queries_seen = np.maximum(queries_seen - first_keys, 0)
-    return -(-queries_seen // tiles.block_queries) * heads_per_kv(q, k) + WORK_OF_ENDS
+    return -(-queries_seen // tiles.block_queries) * heads_per_kv(q, k) + TILE_OVERHEAD
 
 
 def work_by_queries(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.ndarray:
-    """Return the work of each tile of queries, most first: the blocks of keys it goes through plus WORK_OF_ENDS."""
+    """Return the work of each tile of queries, most first: the blocks of keys it goes through plus TILE_OVERHEAD."""
     first_queries = np.arange(0, q.shape[-2], tiles.block_queries)
     keys_seen = np.full(len(first_queries), k.shape[-2])
     if is_causal:
         keys_seen = np.minimum(keys_seen, first_queries[::-1] + tiles.block_queries)
-    return -(-keys_seen // tiles.block_keys) + WORK_OF_ENDS
+    return -(-keys_seen // tiles.block_keys) + TILE_OVERHEAD
 
 
 def programs_and_sizes(

@@ -7,11 +7,11 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from pipeline.attention.triton.gluon.pieces import (
     FIRST_NAMED_BARRIER,
     arrive,
+    arrive_and_wait,
     dense_matrices_at,
     item_of,
     load,
     matrices_at,
-    meet,
     next_slot,
 )
 from pipeline.attention.triton.kernels.delta import PARTS_ROW, row_length
@@ -126,7 +126,7 @@ def load_queries(
             for block in range(first, gl.cdiv(n_queries, BLOCK_QUERIES)):
                 if NAMED:
                     if loaded >= STAGES:
-                        meet(NAMED + slot, FREE_THREADS)
+                        arrive_and_wait(NAMED + slot, FREE_THREADS)
                     loaded += 1
                 else:
                     mbarrier.wait(free.index(slot), phase)
@@ -146,7 +146,7 @@ def load_queries(
         exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
     if NAMED:  # every arrival at a named barrier must be met before the program ends
         for earlier in range(gl.maximum(loaded - STAGES, 0), loaded):
-            meet(NAMED + earlier % STAGES, FREE_THREADS)
+            arrive_and_wait(NAMED + earlier % STAGES, FREE_THREADS)
 
 
 @gluon.jit
@@ -172,9 +172,9 @@ def add_dq(
                 row = (of_queries * blocks + block) * (ROWS + TAIL_ROWS)
                 arrive(DQ_FREE, DQ_THREADS)
                 arrive(DQ_FREE + 1, DQ_THREADS)
-                meet(DQ_FULL, DQ_THREADS)
+                arrive_and_wait(DQ_FULL, DQ_THREADS)
                 tma_reduce_add(dq, [row, 0], dq_tiles[0])
-                meet(DQ_FULL + 1, DQ_THREADS)
+                arrive_and_wait(DQ_FULL + 1, DQ_THREADS)
                 tma_reduce_add(dq_tail, [row + ROWS, 0], dq_tiles[1])
                 tma.store_wait(0)  # until both have been read
         i += 1

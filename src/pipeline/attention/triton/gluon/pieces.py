@@ -17,8 +17,8 @@ SIZES = (
 
 
 # Named barriers: the hardware has 16. Triton uses the first ones, one for all threads and one per warpgroup; kernels
-# with named barriers of their own have two warpgroups. Single warps need none. Only threads that `meet` wait at a named
-# barrier, whereas every arrival at an mbarrier first synchronizes all threads of its warpgroup.
+# with named barriers of their own have two warpgroups. Single warps need none. Only threads that `arrive_and_wait`
+# wait at a named barrier, whereas every arrival at an mbarrier first synchronizes all threads of its warpgroup.
 FIRST_NAMED_BARRIER = gl.constexpr(3)
 
 
@@ -28,7 +28,7 @@ def _barrier_code(operation, threads):
 
 
 @gluon.jit
-def meet(barrier, THREADS: gl.constexpr):
+def arrive_and_wait(barrier, THREADS: gl.constexpr):
     """Wait at a named barrier until THREADS threads have arrived, including these."""
     code: gl.constexpr = _barrier_code("sync", THREADS)
     gl.inline_asm_elementwise(code, "=r,r", [barrier], gl.int32, is_pure=False, pack=1)

@@ -8,8 +8,8 @@ tried out here, without a GPU.
 
 import numpy as np
 
-ENOUGH = 1.02  # largest load over mean; better balance is not worth more heads
-ENOUGH_IN_PAIRS = 1.05  # the same; better balance is not worth losing the L2 cache
+MAX_IMBALANCE = 1.02  # largest load over mean; better balance is not worth more heads
+MAX_IMBALANCE_IN_PAIRS = 1.05  # the same; better balance is not worth losing the L2 cache
 MOST_ITEMS_TRIED = 1_000_000  # over all candidates: some ten milliseconds
 
 
@@ -23,7 +23,7 @@ def heads_together(n_matrices: int, work: np.ndarray, programs: int) -> int:
     imbalances = {}
     for heads in range(1, min(n_matrices, max(1, MOST_ITEMS_TRIED // (n_matrices * len(work)))) + 1):
         imbalances[heads] = imbalance(n_matrices, work, programs, heads)
-        if imbalances[heads] <= ENOUGH:
+        if imbalances[heads] <= MAX_IMBALANCE:
             break
     return min(imbalances, key=imbalances.__getitem__)
 
@@ -39,10 +39,10 @@ def imbalance(n_matrices: int, work: np.ndarray, programs: int, heads: int) -> f
     return loads.max() / loads.mean()
 
 
-def is_level_in_pairs(n_matrices: int, work: np.ndarray, programs: int) -> bool:
+def is_balanced_in_pairs(n_matrices: int, work: np.ndarray, programs: int) -> bool:
     """Return whether programs are balanced if they take a head's tiles in pairs, most with least work.
 
     Heads then come one after the other, so that data that is read repeatedly is in the L2 cache.
     """
     pairs = n_matrices * len(work) // 2
-    return len(work) % 2 == 0 and -(-pairs // programs) * programs <= ENOUGH_IN_PAIRS * pairs
+    return len(work) % 2 == 0 and -(-pairs // programs) * programs <= MAX_IMBALANCE_IN_PAIRS * pairs

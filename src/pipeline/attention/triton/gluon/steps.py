@@ -28,7 +28,7 @@ from pipeline.attention.triton.gluon.moving import (
     Q_FREE,
     by_thread,
 )
-from pipeline.attention.triton.gluon.pieces import arrive, meet, opaque
+from pipeline.attention.triton.gluon.pieces import arrive, arrive_and_wait, opaque
 from pipeline.attention.triton.kernels.delta import PARTS
 
 STAGES = gl.constexpr(2)  # blocks of queries in flight, each with two named barriers
@@ -73,7 +73,7 @@ def _weights(
 @gluon.jit
 def _leave_dq(dq_part, tile, GROUP: gl.constexpr):
     """Store a part of dq in shared memory once the warp that adds has read the one before; see `hand_over_dq`."""
-    meet(DQ_FREE + GROUP, DQ_THREADS)
+    arrive_and_wait(DQ_FREE + GROUP, DQ_THREADS)
     tile.store(by_thread(dq_part))
 
 
@@ -142,11 +142,11 @@ def step_of_one(
     if DRIFT:
         arrive(DS_FULL + (1 - GROUP) * 2 + buffer, ALL_THREADS)
     else:
-        meet(DS_FULL, ALL_THREADS)
+        arrive_and_wait(DS_FULL, ALL_THREADS)
     dq_coming = gl.zeros([KEYS, DQ_WIDTH], gl.float32, DQ_LAYOUT)
     for turn in gl.static_range(GROUPS):
         if DRIFT and turn == 1:
-            meet(DS_FULL + GROUP * 2 + buffer, ALL_THREADS)
+            arrive_and_wait(DS_FULL + GROUP * 2 + buffer, ALL_THREADS)
         ds_of = ds_tiles.index(buffer * GROUPS + (GROUP * DRIFT + turn) % GROUPS).permute((1, 0))
         if not TAIL:
             k_of = k_tiles.index((GROUP * DRIFT + turn) % GROUPS).slice(GROUP * DQ_WIDTH, DQ_WIDTH, 1)
@@ -229,7 +229,7 @@ def step_of_halves(
     dk = warpgroup_mma(operand1, q1, dk, is_async=True)
     ds_tiles.index((buffer * GROUPS + GROUP) * 2 + 1).store(ds1)
     fence_async_shared()
-    meet(DS_FULL + GROUP, ALL_THREADS)
+    arrive_and_wait(DS_FULL + GROUP, ALL_THREADS)
     if GROUP == 0:  # only now: the other must not arrive a second time before all have met
         arrive(DS_FULL + 1, ALL_THREADS)
     dq_coming = gl.zeros([KEYS, WIDTH], gl.float32, G_LAYOUT)
