@@ -23,8 +23,8 @@ def doubted():
     return [row for name, medians_ms in DOUBTED.items() for row in repeated(name, medians_ms)]
 
 
-def order(steps, preferred_ways=()):
-    return [of_case["case"].iloc[0] for of_case in ways.by_trust(steps, preferred_ways)]
+def order(steps, compared=()):
+    return [of_case["case"].iloc[0] for of_case in ways.by_trust(steps, compared)]
 
 
 def test_a_way_is_compared_only_with_the_base_of_its_own_cell():
@@ -60,11 +60,12 @@ def test_the_table_shows_the_time_of_each_repeat_and_the_number_of_gpu_sets():
 
 
 @pytest.mark.parametrize(
-    ("limits", "is_column"), [(("gpu", "host"), True), (("gpu", "gpu"), False), ((None, None), False)]
+    ("limits", "is_column"),
+    [(("gpu", "host"), True), (("gpu", None), True), (("gpu", "gpu"), False), ((None, None), False)],
 )
-def test_limited_by_is_a_column_only_if_it_differs_and_empty_columns_are_left_out(limits, is_column):
-    base, other = timed(BASE, 90.0, limited_by=limits[0]), failed("fully_shard", limited_by=limits[1])
-    table = ways.table("ways", steps(base, other), BASE, "peak_bytes")
+def test_limited_by_is_a_column_unless_it_is_the_same_for_all_and_empty_columns_are_left_out(limits, is_column):
+    timed_steps = [timed(way, 90.0, limited_by=limit) for way, limit in zip((BASE, "ZeRO"), limits, strict=True)]
+    table = ways.table("ways", steps(*timed_steps, failed("fully_shard", limited_by=None)), BASE, "peak_bytes")
     names = [column for _, column, _ in table.columns]
     assert (("limited_by" in names), "peak_bytes" in names) == (is_column, False)
     assert ("limited by: gpu" in table.caption) == (limits == ("gpu", "gpu"))

@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.cells import fields
+from pipeline.cells.library_environment import LOADER
 from pipeline.cells.record import read_record
 from pipeline.cells.rows import STATUSES, WITH_VALUES, RowTypes
 from pipeline.cells.stage import SETTING, Stage, Stages
@@ -123,6 +125,7 @@ def cell_line(record: Mapping[str, Any], row_types: RowTypes) -> dict[str, Any]:
         "memory_bytes": machine["memory_bytes"],
         "gpu_memory_bytes": (machine["gpus"] or [{}])[0].get("memory_bytes"),
         "gpus": " ".join(sorted(machine.get("gpus_taken", []))) or None,
+        "variables": shlex.join(_variables(record)) or None,
         **{name: record["code"].get(name) for name in ("digest", "commit")},
         "command": record["command"],
         "log": record.get("log"),
@@ -153,6 +156,12 @@ def _peers(record: Mapping[str, Any]) -> list[str]:
     """List the installed peers that a cell's stage measures, with their versions."""
     found = record["code"].get("peers", {})
     return [f"{package} {found[name]}" for name, package in PEERS.items() if found.get(name, "absent") != "absent"]
+
+
+def _variables(record: Mapping[str, Any]) -> list[str]:
+    """List the environment variables that libraries read, as assignments; the loader's are known as digests only."""
+    found = record["code"].get("libraries", {})
+    return [f"{name}={value}" for name, value in found.items() if not name.startswith(LOADER)]
 
 
 def _cell(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """Describe a run: machines, software, outcomes by stage, spread between repeats."""
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -32,6 +33,7 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
     share = 100 * seconds["measuring_s"] / (seconds.sum() or 1.0)  # all may have failed
     software = {name: _listed(cells[name][~cells[name].isin(ABSENT)]) for name in (*SOFTWARE, *LIBRARIES)}
     peers = dict.fromkeys(", ".join(cells["peers"].dropna()).split(", "))
+    variables = {each for words in cells["variables"].dropna().unique() for each in shlex.split(words)}
     uuids = gpus(cells)
     described = {
         "machine": _listed(cells["machine"]),
@@ -42,6 +44,7 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
         "software": ", ".join(
             [*(f"{name} {versions}" for name, versions in software.items() if versions), *filter(None, peers)]
         ),
+        "variables": shlex.join(sorted(variables)),
         "measured": f"{started.min():%Y-%m-%d %H:%M} to {started.max():%Y-%m-%d %H:%M} UTC",
         "cells took": f"{seconds.sum() / 60:,.0f} minutes without waits, {share:.0f}% of it measuring",
     }

@@ -44,16 +44,17 @@ def whole_steps(rows: pd.DataFrame, order: Sequence[str], base: str) -> pd.DataF
     return against_base(steps, ["case"], steps["way"] == base)
 
 
-def by_trust(steps: pd.DataFrame, preferred_ways: Sequence[str] = ()) -> list[pd.DataFrame]:
-    """Return the steps of each case that has values: first cases that the host does not limit, then by most repeats.
+def by_trust(steps: pd.DataFrame, compared: Sequence[str] = ()) -> list[pd.DataFrame]:
+    """Return the steps of each case that has values, the most trustworthy first.
 
-    preferred_ways: the ways whose outcomes break ties; all ways if it is empty.
+    First those that the host does not limit, then those with the most stable times among the ways `compared` (all if
+    it is empty), then those with the most repeats.
     """
 
     def doubt(steps: pd.DataFrame) -> tuple[bool, float, float]:
         is_by_host = steps["limited_by"].eq("host").mean() >= 0.5
-        outcomes = steps["status"][steps["way"].isin(preferred_ways or steps["way"])]
-        return is_by_host, -steps["repeats"].max(), -outcomes.eq("ok").sum() / max(1, len(outcomes))
+        outcomes = steps["status"][steps["way"].isin(compared or steps["way"])]
+        return is_by_host, -outcomes.eq("ok").sum() / max(1, len(outcomes)), -steps["repeats"].max()
 
     cases = (of_case for _, of_case in steps.groupby("case", sort=False))
     return sorted((of_case for of_case in cases if len(with_values(of_case))), key=doubt)
@@ -64,15 +65,16 @@ def table(name: str, steps: pd.DataFrame, base: str, names: str, which: str = ""
 
     which: words for the caption that say which steps are shown.
     """
-    limits = steps["limited_by"].dropna().unique()
+    limits = with_values(steps)["limited_by"].unique()
+    is_one_limit = len(limits) == 1 and pd.notna(limits[0])
     values = {
         "base": base,
         "repeats": steps["repeats"].max(),
         "groups": steps["cards"].str.split(", ").explode().nunique(),
-        "limit": f"; {WORDS.say('limit', limit=limits[0])}" if len(limits) == 1 else "",
+        "limit": f"; {WORDS.say('limit', limit=limits[0])}" if is_one_limit else "",
         "which": which and f"; {which}",
     }
-    steps = steps if len(limits) > 1 else steps.drop(columns="limited_by")
+    steps = steps.drop(columns="limited_by") if is_one_limit else steps
     names = f"way median_ms each_repeat gain verdict limited_by exposed_communication_ms {names}"
     return replace(WORDS.table("ways", steps, names, only_filled=True, **values), name=name)
 

@@ -80,5 +80,5 @@ def test_fsdp_on_this_machine_uses_measured_products_and_all_gathers(rows):
     calls += [("nccl", "all_reduce", 2, 140.0, "ok"), ("gloo", "all_gather", 8, 1.0, "ok")]
     other_stages = {"ceilings": ceilings, "collectives": pd.DataFrame(calls, columns=names).assign(impl="torch")}
     here = shown(build(rows, other_stages))["here"].rows.set_index("world_size")
-    assert here["tokens"].to_dict() == {2: 5000.0, 8: 2000.0}
+    assert here["tokens"].to_dict() == {2: 2500.0, 8: 1750.0}
     assert here["collective"].to_dict() == {2: "all-reduce", 8: "all-gather"}

@@ -55,7 +55,7 @@ def test_the_fastest_way_is_compared_with_one_process_and_each_way_with_its_form
     sent_ms = 4 * 2 * 16384 * 2560 / (84e6 / 0.3)
     assert row["in_turn_ms_by_formula"] == pytest.approx(compute_ms + sent_ms)
     assert row["over_prediction"] == pytest.approx(row["median_ms"] / (compute_ms + sent_ms))
-    assert row["overlapped_ms_by_formula"] == pytest.approx(compute_ms)
+    assert row["overlapped_ms"] == pytest.approx(compute_ms)
     assert row["sent_bytes"] == 336e6
     assert row["predicted_bytes"] == 4 * 2 * 16384 * 2560
     drawn = shown(section_of(Cell()))["by_kind"].rows

@@ -90,7 +90,8 @@ def _on_this_machine(ceilings: pd.DataFrame, collectives: pd.DataFrame) -> Table
     """Tabulate how many tokens make FSDP compute bound on this machine, from its measured C and W; bf16 weights."""
     sent = ways.gathering_rates(collectives[collectives["backend"] == "nccl"])
     tflops_per_s = ceilings.loc[ceilings["dtype"] == "bf16", "tflops_per_s"].max()
-    tokens = (1e3 * tflops_per_s / sent["busbw_gb_per_s"] * BF16_BYTES / 2).round()
+    sent_share = 1 - 1 / sent["world_size"]  # of the weights that a rank gathers, by the definition of bus bandwidth
+    tokens = (sent_share * 1e3 * tflops_per_s / sent["busbw_gb_per_s"] * BF16_BYTES / 2).round()
     found = sent.assign(C=tflops_per_s, tokens=tokens, collective=sent["collective"].str.replace("_", "-"))
     return WORDS.table("here", having(found, "tokens"), "world_size C busbw_gb_per_s collective tokens")
 

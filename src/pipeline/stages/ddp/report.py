@@ -44,7 +44,7 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     """Return the section of the ddp stage; other_stages: rows of collectives, to predict the overhead from."""
     rows = ways.of_cases(rows, [label(*pair) for pair in zip(rows["impl"], rows["bucket_size_mb"], strict=True)])
     steps = _steps(rows, TORCH)
-    cases = ways.by_trust(steps)
+    cases = ways.by_trust(steps, [NONE, TORCH])
     if not cases:
         return Section(ways.WORDS.say("no_time"))
     lead, of_case = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]

@@ -25,7 +25,7 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     rows = ways.of_cases(rows, rows["impl"].map(NAMES))
     steps = ways.with_bytes(ways.whole_steps(rows, list(NAMES.values()), DDP), rows)
     steps["loss"] = steps["loss"].map(lambda loss: significant(loss, 4), na_action="ignore")
-    cases = ways.by_trust(steps, [DDP, OURS])
+    cases = ways.by_trust(steps, [DDP, OURS, TORCHS])
     if not cases:
         return Section(ways.WORDS.say("no_time"))
     lead, of_case = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]

@@ -24,7 +24,7 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     held = rows[(rows["moment"] == "after_step") | (rows["kind"] == "peak") | rows["sent_bytes"].notna()]
     steps = ways.with_bytes(ways.whole_steps(rows, list(NAMES.values()), PLAIN), held)
     steps = steps.assign(weights_agree=ways.agreement(steps, ["rank_difference", "weight_difference"]))
-    cases = ways.by_trust(steps, [PLAIN, OURS])
+    cases = ways.by_trust(steps, [PLAIN, OURS, TORCHS])
     if not cases:
         return Section(ways.WORDS.say("no_time"))
     lead, of_case = cases[0], rows[rows["case"] == cases[0]["case"].iloc[0]]

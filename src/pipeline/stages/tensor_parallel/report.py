@@ -40,10 +40,11 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     blocks = steps[steps["what"] == "block"]
     contexts = blocks["context_length"]
     is_long = (contexts == contexts.max()) & (contexts.nunique() > 1)
-    tables = [_table("long", blocks[is_long]), _table("blocks", blocks[~is_long])]
-    whole = _table("steps", steps[steps["what"] == "step"])
-    shown, *others = sorted(tables, key=lambda table: table.is_empty)
-    return Section(_answer(cases[0]), [shown, whole, _by_kind(rows, steps)], for_course=others)
+    parts = {"blocks": blocks[~is_long], "long": blocks[is_long], "steps": steps[steps["what"] == "step"]}
+    # The first has the case of the answer.
+    names = sorted(parts, key=lambda name: cases[0].index[0] not in parts[name].index)
+    first, *others = [_table(name, parts[name]) for name in names]
+    return Section(_answer(cases[0]), [first, *others[1:], _by_kind(rows, steps)], for_course=others[:1])
 
 
 def _answer(steps: pd.DataFrame) -> str:
@@ -58,10 +59,9 @@ def _answer(steps: pd.DataFrame) -> str:
 def _table(name: str, steps: pd.DataFrame) -> Table:
     # The rates behind a prediction are stable even where the step is not.
     steps = without_skipped(steps, "way").assign(status_by_formula="ok")
-    steps = steps.rename(columns={name: f"{name}_by_formula" for name in ("in_turn_ms", "overlapped_ms")})
-    names = "of way median_ms in_turn_ms_by_formula over_prediction:times overlapped_ms_by_formula"
-    names = f"{names} exposed_communication_ms sent_bytes:gb"
-    names = f"{names} predicted_bytes:gb peak_bytes:gb"
+    steps = steps.rename(columns={"in_turn_ms": "in_turn_ms_by_formula"})
+    times = "median_ms in_turn_ms_by_formula over_prediction:times exposed_communication_ms gpu_idle_pct"
+    names = f"of way {times} sent_bytes:gb predicted_bytes:gb peak_bytes:gb"
     return WORDS.table(name, steps, names, all_rows=False, only_filled=True, repeats=steps["repeats"].max())
 
 
