@@ -9,7 +9,7 @@ from pipeline.formulas.flops import causal_train_step_flops
 from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.sampling.step_timing import Sampling, Timings
 from pipeline.registry import stage
-from pipeline.stages.step8b.cell import IMPLS, WHOLE_STEP, Cell, Settings
+from pipeline.stages.step8b.cell import COMPILED, IMPLS, WHOLE_STEP, Cell, Settings
 from pipeline.stages.step8b.correctness import check_rows
 from pipeline.stages.step8b.measure import measure, rows_of
 from pipeline.stages.step8b.turn import Turn, descent_row
@@ -32,7 +32,7 @@ def whole(rows, impl):
 
 def test_every_implementation_has_a_time_for_every_phase_and_the_peer_two_turns(rows):
     timed = {(row["impl"], row["phase"]) for row in rows if row["measures"] == "time" and row["median_ms"] > 0}
-    assert timed == {(impl, name) for impl in {*IMPLS} - {"torch_compiled"} for name in (*PHASES, "train_step")}
+    assert timed == {(impl, name) for impl in {*IMPLS} - {*COMPILED} for name in (*PHASES, "train_step")}
     peer, ours = whole(rows, "torch_eager"), whole(rows, "ours")
     assert (peer["turns"], peer["n"], ours["turns"], ours["n"]) == (2, 4, 1, 2)
     assert ours["layers_that_keep"] == SIZES["tiny"].num_layers
@@ -48,7 +48,7 @@ def test_rates_follow_from_the_median_step_and_losses_fall_alike(rows):
     losses = {row["impl"]: row["losses"] for row in rows if row["measures"] == "descent"}
     assert losses["ours"][-1] < losses["ours"][0]
     alike = pytest.approx(losses["torch_eager"], rel=2e-3)
-    assert losses == dict.fromkeys({*IMPLS} - {"torch_compiled"}, alike)
+    assert losses == dict.fromkeys({*IMPLS} - {*COMPILED}, alike)
 
 
 def test_wrong_gradients_have_no_times_and_a_loss_that_does_not_fall_is_wrong():

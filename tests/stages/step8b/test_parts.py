@@ -1,12 +1,17 @@
 import math
+import shutil
 from dataclasses import replace
+from unittest import mock
 
 import pandas as pd
 import pytest
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
 from pipeline.errors import Skipped
+from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.profilers.budget import budget
+from pipeline.model import checkpointing
 from pipeline.model.fused.operations import in_torch, in_triton
 from pipeline.stages.step8b import correctness, keeping
 from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
@@ -35,6 +40,25 @@ def test_tied_embeddings_stay_tied_where_torch_shards_them(context, impl):
     training = build(impl, cell, SMALL_SETTINGS, CPU, 0, ["gate_up"] * 2)
     training.run()
     assert [weight.shape for weight in training.model.parameters()].count((500, 64)) == 1
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler")
+@on_ranks(1)
+def test_compiled_blocks_keep_attention_and_compute_the_same(context):
+    kept, decide = [], checkpointing._policy
+
+    def recorded(context, operator, *args, **kwargs):
+        decision = decide(context, operator, *args, **kwargs)
+        if decision is CheckpointPolicy.MUST_SAVE and not context.is_recompute:
+            kept.append(str(operator))
+        return decision
+
+    whole = build("torch_compiled", SMALL, SMALL_SETTINGS, CPU, 0, [])
+    selective = build("torch_compiled_selective", SMALL, SMALL_SETTINGS, CPU, 0, [])
+    with mock.patch.object(checkpointing, "_policy", recorded):
+        losses = [[float(training.run()) for _ in range(2)] for training in (whole, selective)]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3)
+    assert len(kept) == 2 * SIZES["tiny"].num_layers  # two steps
 
 
 def without_the_silu_s_slope(dh, gate, up, in_place=False):

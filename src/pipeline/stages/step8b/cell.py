@@ -9,10 +9,12 @@ from pipeline.ways.cell import TRAIN_STEP
 
 SPLIT_AXIS = "size"
 
-# torch_eager, torch_compiled: torch's own parts; torch_selective: eager, with checkpoints that keep attention's output;
+# torch_eager, torch_compiled: torch's own parts; selective: with checkpoints that keep attention's output;
 # ours: the fused model under our FSDP; ours_fully_shard: the same under torch's.
-IMPLS = ("torch_eager", "torch_compiled", "torch_selective", "ours", "ours_fully_shard")
+SELECTIVE = ("torch_selective", "torch_compiled_selective")
+COMPILED = ("torch_compiled", "torch_compiled_selective")
 OURS = ("ours", "ours_fully_shard")
+IMPLS = ("torch_eager", "torch_compiled", *SELECTIVE, *OURS)
 # Each turn has its own processes, one turn after the other: ours runs between two turns of its peer.
 TURNS = ("torch_compiled", "ours", "torch_compiled", "ours_fully_shard", "torch_eager", "torch_selective")
 MEASURES = ("time", "budget", "fusion", "check", "descent")

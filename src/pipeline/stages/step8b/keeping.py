@@ -12,11 +12,10 @@ from pipeline.formulas.fused_step import LEVELS, FusedStep
 from pipeline.formulas.sizes import SIZES
 from pipeline.formulas.units import BF16_BYTES
 from pipeline.instruments.sampling.rank_timing import max_over_ranks
-from pipeline.stages.step8b.cell import KEEPING_COLUMNS, OURS, Cell, Settings
+from pipeline.stages.step8b.cell import KEEPING_COLUMNS, OURS, SELECTIVE, Cell, Settings
 
 # Torch's operations hold each logit several times, in bf16 and fp32: 16 bytes at the peak. Ours hold it once, in bf16.
 TORCH_LOGIT_BYTES = 16
-KEPT_BY_TORCH = {"torch_eager": "input", "torch_compiled": "input", "torch_selective": "attention"}
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def choose(impl: str, cell: Cell, settings: Settings, device: torch.device) -> K
     # Torch's FSDP gathers a unit into one buffer and copies it into another.
     gathered_twice = fused.plan.gathered_bytes if impl == "ours_fully_shard" else 0
     has = available_bytes(device, settings.free_share)
-    step, least = (fused, LEVELS[0]) if impl in OURS else (with_torch, KEPT_BY_TORCH[impl])
+    step, least = fused if impl in OURS else with_torch, "attention" if impl in SELECTIVE else LEVELS[0]
     levels = [least] * step.size.num_layers
     if impl in OURS:
         levels = step.levels_within(has - gathered_twice) or levels

@@ -9,7 +9,7 @@ from pipeline.formulas.sizes import SIZES
 from pipeline.instruments.machine.toolchain import require_compiler
 from pipeline.instruments.sampling.stopwatch import Stopwatch
 from pipeline.instruments.sampling.variants import step_rows
-from pipeline.stages.step8b.cell import WHOLE_STEP, Cell, Settings
+from pipeline.stages.step8b.cell import COMPILED, WHOLE_STEP, Cell, Settings
 from pipeline.stages.step8b.turn import Turn, measure_turn
 from pipeline.ways.ranks import ENDS, Row, outcome, run_on_ranks
 
@@ -24,7 +24,7 @@ def measure(cell: Cell, settings: Settings, stopwatch: Stopwatch) -> list[Row]:
     with stopwatch.measuring(), _growing_segments():
         for impl in cell.turns:
             try:
-                if impl == "torch_compiled":
+                if impl in COMPILED:
                     require_compiler()
                 turn = run_on_ranks(measure_turn, cell, settings, impl, impl not in turns)
                 turns.setdefault(impl, []).append(turn)

@@ -17,7 +17,7 @@ from pipeline.model.fused.language_model import FusedBlock, FusedLM, LossHead
 from pipeline.model.fused.operations import best_operations
 from pipeline.model.transformer import TransformerLM
 from pipeline.parallel import FSDP
-from pipeline.stages.step8b.cell import OURS, Cell, Settings
+from pipeline.stages.step8b.cell import COMPILED, OURS, SELECTIVE, Cell, Settings
 
 COMPUTE_DTYPE = torch.bfloat16
 UNITS = (nn.Embedding, FusedBlock, LossHead)
@@ -117,10 +117,10 @@ def _sharded(fused: FusedLM, impl: str) -> nn.Module:
 
 
 def _torch_parts(plain: TransformerLM, impl: str, loss_chunk: int) -> nn.Module:
-    if impl == "torch_compiled":
+    if impl in COMPILED:
         for layer in plain.layers:
             layer.compile()
-    return _sharded_by_torch(TorchParts(plain, loss_chunk, impl == "torch_selective"), plain.layers)
+    return _sharded_by_torch(TorchParts(plain, loss_chunk, impl in SELECTIVE), plain.layers)
 
 
 def _sharded_by_torch(model: nn.Module, units: Iterable[nn.Module]) -> nn.Module:

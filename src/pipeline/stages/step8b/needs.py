@@ -3,7 +3,7 @@
 from pipeline.formulas.flops import causal_train_step_flops
 from pipeline.formulas.peak_memory import cpu_step_bytes
 from pipeline.formulas.sizes import SIZES
-from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
+from pipeline.stages.step8b.cell import COMPILED, FUSIONS, Cell, Settings
 from pipeline.ways.needs import START_S
 
 # Approximate FLOP/s of a rank in such a step.
@@ -18,7 +18,7 @@ def expected_s(cell: Cell, settings: Settings, on_gpu: bool) -> float:
     steps = (2 + settings.steps) * len(cell.turns)
     if "ours" in cell.turns:
         steps += (1 + settings.fusion_steps) * len(FUSIONS)
-    compiling_s = COMPILING_S if "torch_compiled" in cell.turns else 0.0
+    compiling_s = COMPILING_S * len({*COMPILED} & {*cell.turns})
     return compiling_s + len(cell.turns) * START_S + steps * step_s
 
 

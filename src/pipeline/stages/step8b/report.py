@@ -11,7 +11,7 @@ from pipeline.report.frame import having, in_order, matching, with_values
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
-from pipeline.stages.step8b.cell import FUSIONS, WHOLE_STEP
+from pipeline.stages.step8b.cell import FUSIONS, IMPLS, OURS, WHOLE_STEP
 
 WORDS = Words(__file__)
 CELL = ["size", "context_length", "world_size", "impls"]
@@ -20,11 +20,12 @@ NAMES = {
     "torch_eager": "torch's parts",
     "torch_compiled": "torch's parts, compiled",
     "torch_selective": "torch's parts, attention kept",
+    "torch_compiled_selective": "torch's parts, compiled, attention kept",
     "ours": "ours",
     "ours_fully_shard": "ours under torch's FSDP",
     "bf16_eager": "plain model in bf16",
 }
-PEERS, OURS = ("torch_eager", "torch_compiled", "torch_selective"), ("ours", "ours_fully_shard")
+PEERS = [impl for impl in IMPLS if impl not in OURS]
 
 
 def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:

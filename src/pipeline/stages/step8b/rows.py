@@ -18,7 +18,7 @@ class MeasuredRow(Row):
 
     measures: str = column("what the row measures", allowed=MEASURES)
     impl: str = column(
-        "torch_eager, torch_compiled: torch's own parts; torch_selective: eager, and its checkpoints keep attention's"
+        "torch_eager, torch_compiled: torch's own parts; *_selective: whose checkpoints keep attention's"
         " output; ours: the fused model under our FSDP; ours_fully_shard: under"
         " torch's; bf16_eager: the plain model in bf16, for comparison",
         allowed=tuple(dict.fromkeys((*IMPLS, *CHECKED))),

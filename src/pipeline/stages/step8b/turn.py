@@ -17,7 +17,7 @@ from pipeline.instruments.sampling.rank_timing import STEP, time_steps_over_rank
 from pipeline.instruments.sampling.step_timing import Sampling, time_call_ms
 from pipeline.model.fused.operations import Operations, in_torch, in_triton
 from pipeline.parallel.processes.starting import RankContext
-from pipeline.stages.step8b.cell import FUSIONS, Cell, Settings
+from pipeline.stages.step8b.cell import COMPILED, FUSIONS, Cell, Settings
 from pipeline.stages.step8b.correctness import check, check_rows
 from pipeline.stages.step8b.keeping import choose
 from pipeline.stages.step8b.models import Training, build, random_batch
@@ -55,8 +55,8 @@ def measure_turn(context: RankContext, cell: Cell, settings: Settings, impl: str
     make_room(device)
     keeping = choose(impl, cell, settings, device)
     training = build(impl, cell, settings, device, context.rank, keeping.levels)
-    # Not the compiled peer: the second context would make it compile again, for any length.
-    if is_first and impl != "torch_compiled":
+    # Not a compiled peer: the second context would make it compile again, for any length.
+    if is_first and impl not in COMPILED:
         once.append(_descent_row(training, cell, settings, context))
     reset_peak(device)
     first_step_ms = time_call_ms(training.run, device)
