@@ -37,7 +37,7 @@ def machine(cells: pd.DataFrame) -> dict[str, str]:
     uuids = gpus(cells)
     described = {
         "machine": _listed(cells["machine"]),
-        "GPU memory": _sizes(having(cells, "gpu_memory_bytes").get("gpu_memory_bytes", pd.Series(dtype=float))),
+        "GPU memory": _sizes(having(cells, "gpu_memory_bytes").get("gpu_memory_bytes", pd.Series(dtype=float)), True),
         # A long list is hard to read.
         "GPUs used": " / ".join(uuids) if len(uuids) <= MOST_GPUS_NAMED else f"{len(uuids)}, listed in cells.csv",
         "host": f"{_listed(cells['cpu'])}; {_sizes(cells['memory_bytes'])}",
@@ -75,8 +75,10 @@ def _listed(values: pd.Series) -> str:
     return " / ".join(sorted({str(value) for value in values.dropna()}))
 
 
-def _sizes(bytes_: pd.Series) -> str:
-    return " / ".join(f"{size / 2**30:,.0f} GiB" for size in sorted(set(bytes_.dropna().round(-8))))
+def _sizes(bytes_: pd.Series, in_gb_too: bool = False) -> str:
+    form = "{gb:,.0f} GB ({gib:,.0f} GiB)" if in_gb_too else "{gib:,.0f} GiB"
+    sizes = sorted(set(bytes_.dropna().round(-8)))
+    return " / ".join(form.format(gb=size / 1e9, gib=size / 2**30) for size in sizes)
 
 
 def stage_summaries(cells: pd.DataFrame, frames: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
