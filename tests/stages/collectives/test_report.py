@@ -69,6 +69,10 @@ def test_every_collective_and_dtype_has_a_row_and_each_collective_a_chart_line(r
     assert set(chart.rows["dtype"]) == {"fp32"}
     fewer = node[(node["dtype"] == "bf16") | (node["collective"] == "all_reduce")].reset_index(drop=True)
     assert set(parts(build(fewer, {}))["busbw"].rows["dtype"]) == {"bf16"}
+    two = fewer.assign(world_size=2)  # in both types alike
+    listed = groups(pd.concat([fewer, two, two.assign(dtype="fp32")], ignore_index=True)).rows
+    assert listed["dtype"].tolist() == sorted(listed["dtype"])  # bf16, which all ranks have, before fp32
+    assert listed["world_size"].tolist()[: 2 * len(COLLECTIVES)] == [4] * len(COLLECTIVES) + [2] * len(COLLECTIVES)
 
 
 def test_a_size_that_does_not_fit_shows_oom_and_skipped_cells_are_left_out(rows):

@@ -94,11 +94,18 @@ def _answer(groups: pd.DataFrame) -> str:
     return WORDS.say("answer", best=best)
 
 
+def _by_dtype(groups: pd.DataFrame) -> pd.DataFrame:
+    """Put each backend's data type with the most timed cells first: its rows can be compared across ranks."""
+    timed = having(groups, BEST).groupby(["backend", "dtype"]).size().rename("timed")
+    fewest_last = -groups.join(timed, on=["backend", "dtype"])["timed"].fillna(0)
+    return in_order(groups.assign(fewest_last=fewest_last), ["backend", "fewest_last"], ORDERS)
+
+
 def _table(groups: pd.DataFrame, least_bytes: float | None, link: float) -> Table:
     of_link_pct = (100 * groups["busbw_gb_per_s_best"] / link).where(groups["backend"] == "nccl")
     names = "what backend of dtype median_ms_graph median_ms_burst median_ms_single busbw_gb_per_s_best:number"
     # Skipped cells are listed with the cells without results.
-    shown = groups.assign(of_link_pct=of_link_pct)[groups["status"] != "skipped"]
+    shown = _by_dtype(groups.assign(of_link_pct=of_link_pct)[groups["status"] != "skipped"])
     least = _size(least_bytes) if least_bytes is not None else WORDS.say("smallest")
     return WORDS.table("groups", shown, f"{names} size_best of_link_pct", all_rows=False, only_filled=True, least=least)
 
