@@ -67,6 +67,13 @@ def test_prices_give_a_cost_per_token_and_the_cheapest_of_the_priced_runs(both, 
         record["rows"] = [row | {"status": "unstable"} for row in record["rows"]]
     unsure = cells(models([both[0], noisy], {"h200": 3.6, "noisy": 1.2}))
     assert unsure["medium", "tuned", "cheapest"] == "undecided"
+    full = make_run("full", SLOW)
+    for record in full.records:
+        record["rows"] = [
+            {"levers": row["levers"], "status": "oom"} if row["levers"] == "eager" else row for row in record["rows"]
+        ]
+    found = cells(models([both[0], full], {"h200": 3.6, "full": 1.2}))
+    assert [found["medium", "as written", name] for name in ("cheapest", "full")] == ["h200", "OOM"]
     without = models(both, {})
     assert not [head for head, _, _ in without.columns if "USD" in head or head == "cheapest"]
 

@@ -60,10 +60,14 @@ def models(runs: Sequence[Run], prices: Mapping[str, float]) -> Table:
     sizes = list(dict.fromkeys(frame["model"]))
     frame = frame.sort_values("model", key=lambda names: names.map(sizes.index), kind="stable", ignore_index=True)
     priced = frame.dropna(subset="usd").groupby(keys)
-    best = frame.loc[priced["usd"].idxmin()[priced.size() > 1], [*keys, "run"]].set_index(keys)["run"].astype(str)
+    # A step that is out of memory elsewhere is cheapest where it fits.
+    is_oom = frame["status"].eq("oom") & frame["run"].isin([*prices])
+    tried = frame[frame["usd"].notna() | is_oom].groupby(keys).size()
+    cheapest = priced["usd"].idxmin()[tried > 1]
+    best = frame.loc[cheapest, [*keys, "run"]].set_index(keys)["run"].astype(str)
     is_unstable = priced["status"].agg(lambda statuses: statuses.eq("unstable").any()).reindex(best.index)
-    cheapest = best.mask(is_unstable.astype(bool), "undecided")
-    frame = frame.join(cheapest.rename("cheapest"), on=keys)
+    best = best.mask(is_unstable.astype(bool), "undecided")
+    frame = frame.join(best.rename("cheapest"), on=keys)
     names = "model way precision shape cheapest run tokens_per_s:count mfu_pct peak_bytes:gb usd:number"
     table = WORDS.table("models", frame, names, across="run", only_filled=True)
     rates = " / ".join(head for head, name, _ in table.columns if name not in (*keys, "cheapest", "run"))
