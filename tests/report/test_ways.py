@@ -39,7 +39,7 @@ def test_a_host_limited_cell_comes_last_however_often_it_was_repeated():
     assert order(steps(*limited, timed(BASE, 100.0), failed(BASE, case="failed"))) == ["a cell", "on the host"]
 
 
-def test_only_outcomes_of_the_given_ways_break_a_tie_between_cells():
+def test_stable_times_of_the_compared_ways_count_more_than_repeats():
     def case(name, unstable=None):
         return [
             timed(way, ms, case=name, status="unstable" if way == unstable else "ok")
@@ -49,6 +49,8 @@ def test_only_outcomes_of_the_given_ways_break_a_tie_between_cells():
     found = steps(*case("doubted", unstable="b"), *case("sound", unstable="by matrix"))
     assert order(found, [BASE, "b"]) == ["sound", "doubted"]
     assert order(found) == ["doubted", "sound"]  # a tie keeps the order
+    repeated_often = [row | {"case": "often", "status": "unstable"} for row in doubted()]
+    assert order(steps(*repeated_often, *case("once")), [BASE]) == ["once", "often"]
     without = steps(timed("by matrix", 9.0, case="without them"), *case("doubted"))
     assert order(without, [BASE]) == ["doubted", "without them"]
 
