@@ -66,7 +66,9 @@ def test_the_fastest_way_is_compared_with_one_process_and_each_way_with_its_form
 
 def test_blocks_steps_and_the_longest_context_have_their_own_tables():
     cells = [Cell(), Cell(precision="fp32"), Cell(what="step"), Cell(size="8B", batch_size=2, context_length=32768)]
-    tables = shown(section_of(*cells))
+    section = section_of(*cells)
+    assert [section.answer.count(f"{what} of 2.7B, bf16") for what in ("One block", "A training step")] == [1, 1]
+    tables = shown(section)
     assert {*tables["blocks"].rows["precision"]} == {"bf16", "fp32"}
     assert {*tables["blocks"].rows["context_length"]} == {2048}
     assert list(tables["long"].rows["context_length"].unique()) == [32768]

@@ -1,6 +1,6 @@
 """The tensor_parallel section: ways to divide a block or a step over ranks, each compared with its formula."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
@@ -10,6 +10,7 @@ from pipeline.report import ways
 from pipeline.report.chart import Chart
 from pipeline.report.formats import written
 from pipeline.report.frame import in_order, with_values, without_skipped
+from pipeline.report.markup import Markdown
 from pipeline.report.section import Section
 from pipeline.report.table import Table
 from pipeline.report.words import Words
@@ -44,7 +45,15 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     # The first has the case of the answer.
     names = sorted(parts, key=lambda name: cases[0].index[0] not in parts[name].index)
     first, *others = [_table(name, parts[name]) for name in names]
-    return Section(_answer(cases[0]), [first, *others[1:], _by_kind(rows, steps)], for_course=others[:1])
+    return Section(_answers(cases), [first, *others[1:], _by_kind(rows, steps)], for_course=others[:1])
+
+
+def _answers(cases: Sequence[pd.DataFrame]) -> str:
+    """Answer for the first case of a block and for that of a whole step, whose shares are smaller."""
+    firsts: dict[str, pd.DataFrame] = {}
+    for steps in cases:
+        firsts.setdefault(steps["what"].iloc[0], steps)
+    return Markdown(" ").join(map(_answer, firsts.values()))
 
 
 def _answer(steps: pd.DataFrame) -> str:
