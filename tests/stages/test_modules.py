@@ -66,8 +66,7 @@ def test_a_record_lists_the_measured_code_and_its_instruments_and_nothing_else(p
     # Several threads would wait for those of other tests that run at the same time.
     one_thread = replace(asked.settings, threads=1) if hasattr(asked.settings, "threads") else asked.settings
     settings = [f"--set={word}" for word in fields.words(one_thread)]
-    cell = replace(asked.cells[0], impls="torch_eager+ours") if stage == "step8b" else asked.cells[0]
-    words = [stage, *fields.words(cell), *settings, "--out", str(tmp_path / "cell.json")]
+    words = [stage, *fields.words(asked.cells[0]), *settings, "--out", str(tmp_path / "cell.json")]
     done = subprocess.run([sys.executable, "-m", "pipeline", "measure", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     code = json.loads((tmp_path / "cell.json").read_text())["code"]["modules"]

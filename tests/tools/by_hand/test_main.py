@@ -19,12 +19,12 @@ def test_a_change_that_fails_and_one_that_needs_a_gpu_do_not_stop_the_others(mon
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(main.subprocess, "run", fail_one)
     out = tmp_path / "found.json"
-    asked = ["--changes", "sdpa", "flash", "fused", "--out", str(out)]
+    asked = ["--changes", "fused", "sdpa", "flash", "eager", "--out", str(out)]
     main.main([*SMALL, *asked])
     found = json.loads(out.read_text())["turns"]
-    assert [row["change"] for row in found] == ["sdpa", "flash", "fused"]
-    assert [row["status"] for row in found] == ["failed", "skipped", "ok"]
-    assert len(found[-1]["samples_ms"]) == TIMED_STEPS
+    assert [row["change"] for row in found] == ["eager", "fused", "sdpa", "flash", "eager"]
+    assert [row["status"] for row in found] == ["ok", "ok", "failed", "skipped", "ok"]
+    assert [len(row["samples_ms"]) for row in found if row["status"] == "ok"] == [TIMED_STEPS] * 3
     printed = capsys.readouterr().out
     assert "sdpa @16: failed: its process ended with exit code 3 and no record" in printed
     assert "flash @16: skipped: flash: needs a CUDA GPU" in printed
