@@ -13,7 +13,7 @@ from torch import Tensor
 from pipeline.attention.triton.backward_plan import backward_plan
 from pipeline.attention.triton.forward_plan import forward_plan
 from pipeline.attention.triton.problem import problem_of
-from pipeline.attention.triton.running import run_chunked, run_forward
+from pipeline.attention.triton.running import run_chunked, run_forward, working_memory
 from pipeline.attention.triton.tiles import PLAIN, TileConfig
 from tools.tuning.candidates import KERNELS, Candidate, promising
 from tools.tuning.command_line import DTYPES, parsed
@@ -74,9 +74,8 @@ def _prepare_backward(
     }[kernel]
     choices = dataclasses.replace(PLAIN, backward_tiles=config, longest_short_sequence=0)
     plan: Any = backward_plan(problem, *(tensor.stride() for tensor in (q, k, v, do)), choices=choices)
-    delta, lse_log2 = torch.empty((2, *plan.delta_shape), device=q.device).unbind()
-    dq, (dk, dv) = torch.empty_like(q), torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
-    dq_sum = torch.empty(q.shape, device=q.device) if config.query is None else None
+    dq, (dk, dv) = torch.empty_like(q), torch.empty_like(plan.like_dk_dv)
+    delta, lse_log2, dq_sum = working_memory(plan, dq)
     plan.delta(o, do, lse, delta, lse_log2, dq_sum)
 
     def run() -> list[Tensor]:

@@ -24,7 +24,9 @@ from pipeline.attention import flash_attention
 from pipeline.attention.triton import backward_plan
 from pipeline.attention.triton.gluon import backward, launches, steps
 from pipeline.attention.triton.gluon.tiles import BackwardTiles, backward_tiles
+from pipeline.attention.triton.kernel_sets import kernels_of
 from pipeline.attention.triton.problem import problem_of
+from pipeline.attention.triton.running import working_memory
 from pipeline.instruments.sampling.interleaving import Work, interleave
 from pipeline.instruments.sampling.kernel_timing import kernel_sampler
 from pipeline.instruments.sampling.step_timing import StopRule
@@ -95,11 +97,11 @@ def _run_of(kernel: Any, inputs: list[Tensor], is_causal: bool) -> Callable[[], 
     with patch.object(launches, "hopper_backward_kernel", kernel):
         backward_plan.backward_plan.cache_clear()
         plan = backward_plan.backward_plan(problem, *(each.stride() for each in inputs))
-    if not isinstance(plan, backward_plan.BackwardPlan) or plan.delta_dtype != torch.bfloat16:
+    if not isinstance(plan, backward_plan.BackwardPlan) or kernels_of(q, k, v, is_causal).backward.name != "gluon":
         raise SystemExit(f"{','.join(map(str, q.shape))} is too little work for this kernel: the plain one serves it")
     o, lse = flash_attention(q, k, v, is_causal, return_lse=True)
-    delta, lse_read = torch.empty((2, *plan.delta_shape), dtype=plan.delta_dtype, device=q.device).unbind()
-    dq_sum = torch.empty(plan.dq_sum_shape, dtype=torch.float32, device=q.device)
+    delta, lse_read, dq_sum = working_memory(plan, torch.empty_like(q))
+    assert dq_sum is not None
     dk, dv = torch.full((2, *k.shape), float("nan"), dtype=k.dtype, device=q.device)
     plan.delta(o, do, lse, delta, lse_read, dq_sum)
 

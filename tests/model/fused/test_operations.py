@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional
 
+from pipeline.attention.triton.gpu import INTERPRETER
 from pipeline.model.fused.triton import cross_entropy as triton_loss
 from pipeline.model.fused.triton import rms_norm as triton_norm
 from pipeline.model.fused.triton.rms_norm import rms_norm
@@ -35,9 +38,9 @@ def test_a_norm_and_its_gradients_are_exact_with_and_without_addends(kernels, ad
 
 
 def test_a_weights_gradient_sums_the_rows_of_all_programs(kernels, monkeypatch):
-    # More rows than 8 programs with the minimum each: every program takes six, the last one five.
-    monkeypatch.setattr(triton_norm, "MOST_PROGRAMS", 8)
-    x, dy = (normal(47, 3, seed=seed) for seed in (0, 1))
+    # 80 programs, whose sums are added in two blocks: most take five rows, some four.
+    monkeypatch.setattr(triton_norm, "gpu_of", lambda _device: replace(INTERPRETER, multiprocessors=40))
+    x, dy = (normal(397, 3, seed=seed) for seed in (0, 1))
     weight = normal(3, seed=2)
     _, (_, dweight) = gradients(exact_norm, (x, weight), dy)
     assert error(kernels.rms_norm_backward(dy, x, weight, EPS)[1], dweight) < 1e-5
@@ -68,17 +71,21 @@ def test_swiglu_and_its_gradients_are_exact(kernels, in_place, shape, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("side_by_side", [True, False])
-@pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (3, 10), (4, 32)])
-def test_rotation_matches_the_models_and_rotating_back_undoes_it(kernels, heads, head_dim, side_by_side, dtype):
+@pytest.mark.parametrize(("heads", "key_heads", "head_dim"), [(1, 1, 2), (3, 3, 10), (4, 2, 32)])
+def test_rotation_matches_the_models_and_rotating_back_undoes_it(
+    kernels, heads, key_heads, head_dim, side_by_side, dtype
+):
     rope = RotaryEmbedding(head_dim, context_length=9).to(DEVICE)
-    given = normal(2, 7, heads, head_dim, dtype=dtype)
+    given = [normal(2, 7, count, head_dim, dtype=dtype, seed=count) for count in (heads, key_heads)]
     if not side_by_side:  # as attention leaves its gradients
-        given = given.transpose(1, 2).contiguous().transpose(1, 2)
-    exact = rope.double()(given.double().transpose(1, 2)).transpose(1, 2)
+        given = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in given]
+    exact = [rope.double()(each.double().transpose(1, 2)).transpose(1, 2) for each in given]
     cos, sin = rope.cos.float(), rope.sin.float()
-    rotated = kernels.rotate(given, cos, sin)
-    assert error(rotated, exact) < ALLOWED[dtype]
-    assert error(kernels.rotate(rotated, cos, sin, back=True), given.double()) < 2 * ALLOWED[dtype]
+    rotated = kernels.rotate(*given, cos, sin)
+    back = kernels.rotate(*rotated, cos, sin, back=True)
+    for each in range(2):
+        assert error(rotated[each], exact[each]) < ALLOWED[dtype]
+        assert error(back[each], given[each].double()) < 2 * ALLOWED[dtype]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -72,7 +72,7 @@ def without_the_silu_s_slope(dh, gate, up, in_place=False):
     [
         {"swiglu_backward": without_the_silu_s_slope},
         {"swiglu": lambda gate, up: gate * up},
-        {"rotate": lambda x, _cos, _sin, back=False: x},
+        {"rotate": lambda q, k, _cos, _sin, back=False: (q, k)},
         {"rms_norm": lambda x, weight, eps, addend=None: (math.nan * x, x)},
     ],
 )

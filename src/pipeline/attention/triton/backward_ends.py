@@ -18,9 +18,9 @@ from pipeline.attention.triton.kernels.scaled import (
 from pipeline.attention.triton.problem import Problem
 
 
-def delta_shape(q: Traits) -> tuple[int, ...]:
-    """Return the shape of δ and of the log-sum-exp in fp32, with rows padded for alignment."""
-    return (*q.shape[:-2], triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value)
+def padded_rows(q: Traits) -> int:
+    """Count the numbers of δ or of the log-sum-exp in fp32, with each head's row padded for alignment."""
+    return math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value
 
 
 def delta_launch(

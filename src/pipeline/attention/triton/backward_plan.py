@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton.backward_ends import delta_launch, delta_shape, scaled_launch, unpacked_launch
+from pipeline.attention.triton.backward_ends import delta_launch, padded_rows, scaled_launch, unpacked_launch
 from pipeline.attention.triton.direct_launch import (
     ELEMENTWISE,
     Launch,
@@ -42,6 +42,8 @@ from pipeline.attention.triton.tile_tables import tables_for
 from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig, tile_width
 from pipeline.compat.triton_private import is_interpreted
 
+ALIGNED_NUMBERS = 32  # 128 bytes, more than any copy needs
+
 
 @dataclass(frozen=True)
 class ChunkedLaunch:
@@ -56,19 +58,20 @@ class ChunkedLaunch:
 class BackwardPlan:
     """A backward pass: dq has its own kernel, or the kernel of dk and dv sums it and another scales it.
 
-    copies: which of q, k, v and the output's gradient are read from copies, None if none is; delta_shape, delta_dtype:
-    of δ and of the log-sum-exp as the kernels read them; dq_sum_shape: of the sums, which are in dq's order if they
-    have its shape; in_parts: splits q, k, v and the output's gradient into bf16 parts, None if they are not split.
+    copies: which of q, k, v and the output's gradient are read from copies, None if none is; working_sizes: fp32
+    numbers of δ, of the log-sum-exp as the kernels read it and of dq's sums, unless they are dq itself or there are
+    none; like_working, like_dk_dv: templates to allocate that memory, and dk and dv, from (`like`); in_parts: splits
+    q, k, v and the output's gradient into bf16 parts, None if they are not split.
     """
 
     copies: tuple[bool, ...] | None
-    delta_shape: tuple[int, ...]
-    delta_dtype: torch.dtype
-    dq_sum_shape: tuple[int, ...]
+    working_sizes: tuple[int, ...]
     delta: Launch
     key_value: ChunkedLaunch
     query: ChunkedLaunch | None
     scaled: Launch | None
+    like_working: Tensor = field(compare=False)
+    like_dk_dv: Tensor = field(compare=False)
     in_parts: InParts | None = None
 
 
@@ -143,15 +146,14 @@ def backward_plan(
     if choices.is_short(q.dtype, q.shape[-2], k.shape[-2], common.short_programs_per_sm(config.short)):
         like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
         return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
+    sums_apart = config.query is None and q.dtype != torch.float32
     return BackwardPlan(
         copies_of(layouts_now),
-        delta_shape=delta_shape(q),
-        delta_dtype=torch.float32,
-        dq_sum_shape=q.shape,
         delta=delta_launch(problem, q, do, dq_rows=q.shape[-2], dq_width=0 if config.query else q.shape[-1]),
         key_value=_key_value(config, common),
         query=None if config.query is None else _query(config.query, common),
         scaled=scaled_launch(q, problem.scale) if config.query is None else None,
+        **_memory(q, k, padded_rows(q), math.prod(q.shape) if sums_apart else 0),
     )
 
 
@@ -167,17 +169,16 @@ def _in_gluon(
     if isinstance(tiles, BackwardTiles):
         rows = triton.cdiv(q.shape[-2], tiles.block_queries) * tiles.block_queries
         width = tiles.width + tiles.tail
+        numbers = math.prod(q.shape[:-1]) * PARTS_ROW.value * torch.bfloat16.itemsize // torch.float32.itemsize
         return BackwardPlan(
             copies,
-            delta_shape=(*q.shape[:-1], PARTS_ROW.value),
-            delta_dtype=torch.bfloat16,
-            dq_sum_shape=(*q.shape[:-2], rows, width),
             delta=delta_launch(problem, q, do, dq_rows=rows, dq_width=width, numbers_in_parts=True),
             key_value=ChunkedLaunch(key_value, 1, None),
             query=None,
             scaled=unpacked_launch(q, rows, width, problem.scale),
+            **_memory(q, k, numbers, math.prod(q.shape[:-2]) * rows * width),
         )
-    return _with_dq_apart(copies, problem, q, do, key_value, query_launch(problem, q, k, v, do, tiles.query))
+    return _with_dq_apart(copies, problem, q, k, do, key_value, query_launch(problem, q, k, v, do, tiles.query))
 
 
 def _from_parts(
@@ -188,13 +189,14 @@ def _from_parts(
 
     tiles = parts_tiles.BACKWARD[tile_width(q.shape[-1])]
     key_value, query = launches.key_value_launch(problem, tiles), launches.query_launch(problem, tiles.query)
-    return _with_dq_apart(copies, problem, q, do, key_value, query, in_parts_of(q, k, v, do))
+    return _with_dq_apart(copies, problem, q, k, do, key_value, query, in_parts_of(q, k, v, do))
 
 
 def _with_dq_apart(
     copies: tuple[bool, ...] | None,
     problem: Problem,
     q: Traits,
+    k: Traits,
     do: Traits,
     key_value: Launch,
     query: Launch,
@@ -203,15 +205,26 @@ def _with_dq_apart(
     """Plan the backward pass with one kernel for dk and dv and one for dq, neither in chunks."""
     return BackwardPlan(
         copies,
-        delta_shape=delta_shape(q),
-        delta_dtype=torch.float32,
-        dq_sum_shape=q.shape,
         delta=delta_launch(problem, q, do, dq_rows=q.shape[-2], dq_width=0),
         key_value=ChunkedLaunch(key_value, 1, None),
         query=ChunkedLaunch(query, 1, None),
         scaled=None,
         in_parts=in_parts,
+        **_memory(q, k, padded_rows(q), 0),
     )
+
+
+def _memory(q: Traits, k: Traits, numbers: int, dq_sum: int) -> dict[str, Any]:
+    """Return what a plan says of memory; numbers: of δ and of the log-sum-exp, in fp32; dq_sum: of dq's sums, or 0.
+
+    One allocation for all three takes a third of the host's time for three.
+    """
+    sizes = tuple(triton.cdiv(size, ALIGNED_NUMBERS) * ALIGNED_NUMBERS for size in (numbers, numbers, dq_sum) if size)
+    return {
+        "working_sizes": sizes,
+        "like_working": like((sum(sizes),), torch.float32, q.device),
+        "like_dk_dv": like((2, *k.shape), k.dtype, k.device),
+    }
 
 
 def _short(tiles: TileConfig, common: _Common) -> Launch:

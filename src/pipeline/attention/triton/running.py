@@ -60,14 +60,10 @@ def run_backward(
         dq, dk, dv = torch.empty_like(plan.like_q), torch.empty_like(plan.like_k), torch.empty_like(plan.like_k)
         plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
         return dq, dk, dv
-    delta, lse_read = torch.empty((2, *plan.delta_shape), dtype=plan.delta_dtype, device=q.device).unbind()
     dq = torch.empty_like(q, memory_format=torch.contiguous_format)
-    dq_sum = None
-    if plan.query is None:
-        is_sum = dq.dtype == torch.float32
-        dq_sum = dq if is_sum else torch.empty(plan.dq_sum_shape, dtype=torch.float32, device=q.device)
+    delta, lse_read, dq_sum = working_memory(plan, dq)
     plan.delta(o, do, lse, delta, lse_read, dq_sum)
-    dk, dv = torch.empty((2, *k.shape), dtype=k.dtype, device=k.device)
+    dk, dv = torch.empty_like(plan.like_dk_dv).unbind()
     if plan.in_parts:
         q, k, v, do = plan.in_parts(q, k, v, do)
     run_chunked(plan.key_value, (q, k, v, do, lse_read, delta, dq_sum), dk, dv)
@@ -76,6 +72,14 @@ def run_backward(
     else:
         run_chunked(plan.query, (q, k, v, do, lse_read, delta), dq)
     return dq, dk, dv
+
+
+def working_memory(plan: BackwardPlan, dq: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return memory for δ, for the log-sum-exp as the kernels read it, and for dq's sums, None if there are none."""
+    delta, lse_read, *sums = torch.empty_like(plan.like_working).split_with_sizes(plan.working_sizes)
+    if plan.query is not None:
+        return delta, lse_read, None
+    return delta, lse_read, sums[0] if sums else dq
 
 
 def run_chunked(launch: ChunkedLaunch, inputs: tuple[Tensor | None, ...], *gradients: Tensor) -> None:

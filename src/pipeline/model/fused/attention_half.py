@@ -36,7 +36,7 @@ class AttentionInputs(torch.autograd.Function):
         ctx.eps, ctx.operations = eps, operations
         _, y = operations.rms_norm(x.flatten(0, 1), norm_weight, eps)
         q, k, v = ((y @ weight.T).view(*x.shape[:2], -1, head_dim) for weight in (q_weight, k_weight, v_weight))
-        q, k = (operations.rotate(heads_of_tokens, cos, sin) for heads_of_tokens in (q, k))
+        q, k = operations.rotate(q, k, cos, sin)
         return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), x
 
     @staticmethod
@@ -46,8 +46,9 @@ class AttentionInputs(torch.autograd.Function):
         x, norm_weight, *weights, cos, sin = ctx.saved_tensors
         rows = x.flatten(0, 1)
         _, y = ctx.operations.rms_norm(rows, norm_weight, ctx.eps)
-        gradients = [ctx.operations.rotate(gradient.transpose(1, 2), cos, sin, back=True) for gradient in (dq, dk)]
-        gradients = [gradient.reshape(len(rows), -1) for gradient in (*gradients, dv.transpose(1, 2))]
+        dq, dk, dv = (gradient.transpose(1, 2) for gradient in (dq, dk, dv))
+        dq, dk = ctx.operations.rotate(dq, dk, cos, sin, back=True)
+        gradients = [gradient.reshape(len(rows), -1) for gradient in (dq, dk, dv)]
         dweights = [gradient.T @ y for gradient in gradients]
         dy = y  # reuse its memory: y is no longer needed
         torch.mm(gradients[0], weights[0], out=dy)

@@ -45,16 +45,16 @@ class Rotary(torch.autograd.Function):
         """Rotate; keep the tables."""
         ctx.save_for_backward(cos, sin)
         ctx.operations = operations
-        q, k = (operations.rotate(x.transpose(1, 2), cos, sin).transpose(1, 2) for x in (q, k))
-        return q, k
+        q, k = operations.rotate(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        return q.transpose(1, 2), k.transpose(1, 2)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple[Tensor | None, ...]:
         """Rotate back."""
         cos, sin = ctx.saved_tensors
-        back = (ctx.operations.rotate(x.transpose(1, 2), cos, sin, back=True).transpose(1, 2) for x in (dq, dk))
-        return *back, None, None, None
+        dq, dk = ctx.operations.rotate(dq.transpose(1, 2), dk.transpose(1, 2), cos, sin, back=True)
+        return dq.transpose(1, 2), dk.transpose(1, 2), None, None, None
 
 
 class SwiGLUProduct(torch.autograd.Function):

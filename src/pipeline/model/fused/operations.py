@@ -14,7 +14,7 @@ class Operations:
 
     rms_norm: Callable[..., tuple[Tensor, Tensor]]
     rms_norm_backward: Callable[..., tuple[Tensor, Tensor]]
-    rotate: Callable[..., Tensor]
+    rotate: Callable[..., tuple[Tensor, Tensor]]
     swiglu: Callable[[Tensor, Tensor], Tensor]
     swiglu_backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     cross_entropy: Callable[..., None]

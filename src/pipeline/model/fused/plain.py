@@ -22,12 +22,14 @@ def rms_norm_backward(
     return dx if addend is None else dx + addend, dweight
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor:
-    """Rotate pairs of x, of shape (batch, seq_len, heads, head_dim), by their position's angle, or back by it."""
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
+    """Rotate pairs of q and k, of shape (batch, seq_len, heads, head_dim), by their position's angle, or back by it."""
+    cos, sin = cos[: q.shape[1], None], (-sin if back else sin)[: q.shape[1], None]
+    return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
-    cos, sin = cos[: x.shape[1], None], sin[: x.shape[1], None]
-    if back:
-        sin = -sin
     return torch.cat((first * cos - second * sin, first * sin + second * cos), dim=-1).to(x.dtype)
 
 

@@ -9,11 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pipeline.attention.triton.gpu import KIB, Gpu, gpu_of
+
 # Rows, at least, over which a backward program sums dw: fewer programs leave fewer partial sums to add up.
-LEAST_ROWS, MOST_PROGRAMS = 4, 512
-# Rows that the backward pass loads ahead into shared memory, if a row is small enough for it.
-STAGES, MOST_ROW_BYTES = 3, 16_384
-BLOCK_PARTS, BLOCK_COLUMNS = 64, 32
+LEAST_ROWS = 4
+# The backward pass loads rows ahead into shared memory, so that this much is under way on a multiprocessor: more gained
+# nothing on an H200. A program has a multiprocessor to itself if its rows are large.
+BYTES_UNDER_WAY, MOST_ROWS_AHEAD, LARGE_ROW_BYTES = 72 * KIB, 5, 8 * KIB
+BLOCK_PARTS, BLOCK_COLUMNS = 64, 16
 MAX_WIDTH = 65_536  # a row is one block
 
 
@@ -47,14 +50,14 @@ def rms_norm_forward_kernel(
 
 @triton.jit
 def rms_norm_backward_kernel(
-    dy_ptr, x_ptr, weight_ptr, addend_ptr, dx_ptr, dw_parts_ptr, rows, rows_each, width, eps, BLOCK: tl.constexpr,
+    dy_ptr, x_ptr, weight_ptr, addend_ptr, dx_ptr, dw_parts_ptr, rows, width, eps, BLOCK: tl.constexpr,
     ADD: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Compute dx of some rows, plus an addend, and the sum of dw over them."""
-    program = tl.program_id(0).to(tl.int64)
+    """Compute dx of every n-th row, of n programs, plus an addend, and the sum of dw over these rows."""
+    program, programs = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     weight = _load(weight_ptr, width, BLOCK)
     dw = tl.zeros((BLOCK,), tl.float32)
-    for row in tl.range(program * rows_each, tl.minimum(rows, (program + 1) * rows_each), num_stages=STAGES):
+    for row in tl.range(program, rows, programs, num_stages=STAGES):
         start = row * width
         x, dy = _load(x_ptr + start, width, BLOCK), _load(dy_ptr + start, width, BLOCK)
         reciprocal_rms = 1 / tl.sqrt(tl.sum(x * x, 0) / width + eps)
@@ -100,15 +103,12 @@ def rms_norm_backward(
     Shapes as in `rms_norm`. Sums are kept in fp32 and rounded once.
     """
     rows, width = _shape(x)
-    rows_each = max(LEAST_ROWS, triton.cdiv(rows, MOST_PROGRAMS))
-    programs = triton.cdiv(rows, rows_each)
+    programs, rows_ahead = _backward_grid(rows, width, x.element_size(), 2 if addend is None else 3, gpu_of(x.device))
     dx, dweight = torch.empty_like(x), torch.empty_like(weight)
     dw_parts = torch.empty((programs, width), dtype=torch.float32, device=x.device)
-    block = triton.next_power_of_2(width)
-    stages = STAGES if block * x.element_size() <= MOST_ROW_BYTES else 1
-    constants = {"BLOCK": block, "ADD": addend is not None, "STAGES": stages}
+    constants = {"BLOCK": triton.next_power_of_2(width), "ADD": addend is not None, "STAGES": 1 + rows_ahead}
     rms_norm_backward_kernel[(programs,)](
-        dy, x, weight, addend, dx, dw_parts, rows, rows_each, width, eps, num_warps=_warps(width), **constants
+        dy, x, weight, addend, dx, dw_parts, rows, width, eps, num_warps=_warps(width), **constants
     )
     sum_of_parts_kernel[(triton.cdiv(width, BLOCK_COLUMNS),)](
         dw_parts, dweight, programs, width, BLOCK_PARTS=BLOCK_PARTS, BLOCK_COLUMNS=BLOCK_COLUMNS
@@ -121,6 +121,16 @@ def _shape(x: Tensor) -> tuple[int, int]:
     if width > MAX_WIDTH:
         raise ValueError(f"width must be at most {MAX_WIDTH}, got {width}")
     return rows, width
+
+
+def _backward_grid(rows: int, width: int, element_bytes: int, tensors: int, gpu: Gpu) -> tuple[int, int]:
+    """Return how many programs a backward pass has, and for how many rows of these tensors each has memory."""
+    row_bytes, block_bytes = width * element_bytes, triton.next_power_of_2(width) * element_bytes
+    programs_per_sm = 1 if block_bytes >= LARGE_ROW_BYTES else 2
+    together = tensors * programs_per_sm
+    wanted, that_fit = triton.cdiv(BYTES_UNDER_WAY, together * row_bytes), gpu.shared_bytes // (together * block_bytes)
+    programs = min(triton.cdiv(rows, LEAST_ROWS), programs_per_sm * gpu.multiprocessors)
+    return programs, min(wanted, that_fit, MOST_ROWS_AHEAD)
 
 
 def _warps(width: int) -> int:
