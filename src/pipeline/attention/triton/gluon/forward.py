@@ -87,6 +87,40 @@ def _load(
         item = work_item(i)
 
 
+@gluon.constexpr_function
+def _part_sizes(head_dim):
+    """Return powers of two that add up to the columns to multiply: head_dim, rounded up to the K of a wgmma."""
+    columns = (int(head_dim) + 15) // 16 * 16
+    return [size for size in (256, 128, 64, 32, 16) if columns & size]
+
+
+@gluon.constexpr_function
+def _parts(head_dim):
+    return len(_part_sizes(head_dim))
+
+
+@gluon.constexpr_function
+def _size(head_dim, part):
+    return _part_sizes(head_dim)[int(part)]
+
+
+@gluon.constexpr_function
+def _first(head_dim, part):
+    return sum(_part_sizes(head_dim)[: int(part)])
+
+
+@gluon.jit
+def _scores(q, k, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr):
+    """Start computing q · kᵀ, (64, keys), but for the columns past head_dim, which are 0."""
+    KEYS: gl.constexpr = k.shape[0]
+    s = gl.zeros([ROWS, KEYS], gl.float32, LAYOUT)
+    for part in gl.static_range(_parts(HEAD_DIM)):
+        q_part = q.slice(_first(HEAD_DIM, part), _size(HEAD_DIM, part), 1)
+        k_part = k.slice(_first(HEAD_DIM, part), _size(HEAD_DIM, part), 1)
+        s = warpgroup_mma(q_part, k_part.permute((1, 0)), s, use_acc=part > 0, is_async=True)
+    return s
+
+
 @gluon.jit
 def _attend(
     o_ptr, lse_ptr, sizes, scale_log2, tiles, o_tiles, ring, CAUSAL: gl.constexpr, HEAD_DIM: gl.constexpr,
@@ -105,7 +139,6 @@ def _attend(
     q_full, q_free, k_full, k_free, v_full, v_free = ring
     o_matrices = dense_matrices_at(o_ptr, n_matrices, n_queries, HEAD_DIM, ROWS, WIDTH)
     q, o_tile = q_tiles.index(GROUP), o_tiles.index(GROUP)
-    no_scores = gl.zeros([ROWS, BLOCK_KEYS], gl.float32, S_LAYOUT)
     slot, phase = 0, 0
     i = 0
     item = work_item(i)
@@ -129,8 +162,7 @@ def _attend(
         else:
             # The last block first: only it needs a mask, and every query sees its first key, so no row is all -∞.
             mbarrier.wait(k_full.index(slot), phase)
-            s = warpgroup_mma(q, k_tiles.index(slot).permute((1, 0)), no_scores, use_acc=False, is_async=True)
-            s = warpgroup_mma_wait(0, deps=[s])
+            s = warpgroup_mma_wait(0, deps=[_scores(q, k_tiles.index(slot), HEAD_DIM, S_LAYOUT)])
             mbarrier.arrive(k_free.index(slot), count=1)
             keys = (blocks - 1) * BLOCK_KEYS + gl.arange(0, BLOCK_KEYS, gl.SliceLayout(0, S_LAYOUT))[None, :]
             visible = keys < n_keys
@@ -143,9 +175,7 @@ def _attend(
             for _ in range(blocks - 1):
                 slot_after, phase_after = next_slot(slot, phase, STAGES)
                 mbarrier.wait(k_full.index(slot_after), phase_after)
-                s_coming = warpgroup_mma(
-                    q, k_tiles.index(slot_after).permute((1, 0)), no_scores, use_acc=False, is_async=True
-                )
+                s_coming = _scores(q, k_tiles.index(slot_after), HEAD_DIM, S_LAYOUT)
                 mbarrier.wait(v_full.index(slot), phase)
                 o_coming = warpgroup_mma(weights, v_tiles.index(slot), o, is_async=True)
                 s = warpgroup_mma_wait(1, deps=[s_coming])
