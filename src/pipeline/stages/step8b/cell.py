@@ -15,8 +15,9 @@ SELECTIVE = ("torch_selective", "torch_compiled_selective")
 COMPILED = ("torch_compiled", "torch_compiled_selective")
 OURS = ("ours", "ours_fully_shard")
 IMPLS = ("torch_eager", "torch_compiled", *SELECTIVE, *OURS)
-# Each turn has its own processes, one turn after the other: ours runs between two turns of its peer.
-TURNS = ("torch_compiled", "ours", "torch_compiled", "ours_fully_shard", "torch_eager", "torch_selective")
+# Each turn has its own processes, one turn after the other: ours runs between two turns of its strongest peer.
+STRONGEST = "torch_compiled_selective"
+TURNS = (STRONGEST, "ours", STRONGEST, "ours_fully_shard", "torch_compiled", "torch_eager")
 MEASURES = ("time", "budget", "fusion", "check", "descent")
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 # In the order in which they are added; the first has none, the last is ours as it is timed.
