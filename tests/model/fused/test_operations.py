@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton
 from torch.nn import functional
 
 from pipeline.attention.triton.gpu import INTERPRETER
@@ -44,6 +45,18 @@ def test_a_weights_gradient_sums_the_rows_of_all_programs(kernels, monkeypatch):
     weight = normal(3, seed=2)
     _, (_, dweight) = gradients(exact_norm, (x, weight), dy)
     assert error(kernels.rms_norm_backward(dy, x, weight, EPS)[1], dweight) < 1e-5
+
+
+@pytest.mark.parametrize("shared_bytes", [64 * 1024, 99 * 1024, 227 * 1024])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [768, 2560, 4096, 8192, 65_536])
+def test_rows_that_a_multiprocessor_loads_ahead_fit_into_its_memory(width, dtype, shared_bytes):
+    gpu = replace(INTERPRETER, multiprocessors=10, shared_bytes=shared_bytes)
+    programs, rows_ahead = triton_norm._backward_grid(10_000, width, dtype.itemsize, 3, gpu)
+    bytes_of_row = 3 * triton.next_power_of_2(width) * dtype.itemsize
+    assert programs * rows_ahead * bytes_of_row <= 10 * shared_bytes
+    if 2 * bytes_of_row <= shared_bytes:
+        assert rows_ahead >= 1
 
 
 def test_a_row_wider_than_a_block_is_refused():
