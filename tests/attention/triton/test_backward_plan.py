@@ -30,7 +30,7 @@ def planned(monkeypatch):
         monkeypatch.setattr(module, "compile_launch", launch)
     for module in (backward_plan, backward_ends, in_parts):
         monkeypatch.setattr(module, "prepare_launch", launch)
-    monkeypatch.setattr(backward_plan, "like", lambda *_: None)
+    monkeypatch.setattr(backward_plan, "like", lambda shape, *_: shape)
     monkeypatch.setattr(kernel_sets, "is_plain_asked", lambda: False)
 
     def plan(head_dim, repeatable=False, dtype=torch.bfloat16, shape=(4, 16, 4096)):
@@ -41,6 +41,26 @@ def planned(monkeypatch):
         return backward_plan.backward_plan.__wrapped__(problem, *[q.stride] * 4, repeatable=repeatable), {*names}
 
     return plan
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "shape", "repeatable", "sizes"),
+    [
+        # δ and LSE in parts take 16 bytes a query, dq's sums whole blocks of 128 queries.
+        (64, torch.bfloat16, (4, 16, 1001), False, (64 * 1001 * 4, 64 * 1001 * 4, 64 * 1024 * 64)),
+        (80, torch.bfloat16, (4, 16, 1001), False, (64 * 1001 * 4, 64 * 1001 * 4, 64 * 1024 * 80)),
+        # In fp32, each head's row is padded to four; without sums if dq has its own kernel or is their place.
+        (64, torch.bfloat16, (4, 16, 4001), True, (64 * 4004, 64 * 4004)),
+        (256, torch.bfloat16, (4, 16, 1001), False, (64 * 1004, 64 * 1004)),
+        (64, torch.float32, (1, 1, 1505), False, (1536, 1536)),
+        (32, torch.bfloat16, (1, 1, 1505), False, (1536, 1536, 1505 * 32)),
+    ],
+)
+def test_working_memory_holds_delta_the_lse_and_sums_of_dq(planned, head_dim, dtype, shape, repeatable, sizes):
+    plan, _ = planned(head_dim, repeatable, dtype, shape)
+    assert plan.working_sizes == sizes
+    assert plan.like_working == (sum(sizes),)
+    assert plan.like_dk_dv == (2, *shape, head_dim)
 
 
 SUMMED, APART = {"hopper_backward_kernel", "unpacked_kernel"}, {"key_value_kernel", "query_kernel"}

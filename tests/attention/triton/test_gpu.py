@@ -66,5 +66,5 @@ def test_amd_gpus_are_recognised(a10, monkeypatch):
 
 def test_a_cpu_is_refused_outside_the_interpreter(monkeypatch):
     monkeypatch.setattr(gpu, "is_interpreted", lambda: False)
-    with pytest.raises(ValueError, match="q is on cpu: Triton's kernels need a GPU"):
+    with pytest.raises(ValueError, match="inputs are on cpu: Triton's kernels need a GPU"):
         gpu._gpu_of.__wrapped__(torch.device("cpu"))

@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-import triton
 from torch.nn import functional
 
 from pipeline.attention.triton.gpu import INTERPRETER
@@ -47,16 +46,13 @@ def test_a_weights_gradient_sums_the_rows_of_all_programs(kernels, monkeypatch):
     assert error(kernels.rms_norm_backward(dy, x, weight, EPS)[1], dweight) < 1e-5
 
 
-@pytest.mark.parametrize("shared_bytes", [64 * 1024, 99 * 1024, 227 * 1024])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [768, 2560, 4096, 8192, 65_536])
-def test_rows_that_a_multiprocessor_loads_ahead_fit_into_its_memory(width, dtype, shared_bytes):
-    gpu = replace(INTERPRETER, multiprocessors=10, shared_bytes=shared_bytes)
-    programs, rows_ahead = triton_norm._backward_grid(10_000, width, dtype.itemsize, 3, gpu)
-    bytes_of_row = 3 * triton.next_power_of_2(width) * dtype.itemsize
-    assert programs * rows_ahead * bytes_of_row <= 10 * shared_bytes
-    if 2 * bytes_of_row <= shared_bytes:
-        assert rows_ahead >= 1
+@pytest.mark.parametrize(
+    ("rows", "width", "tensors", "grid"),
+    [(16_384, 4096, 3, (132, 3)), (4096, 2560, 3, (132, 5)), (4096, 1024, 3, (264, 5)), (100, 4096, 3, (25, 3))],
+)
+def test_an_h200_has_as_much_under_way_as_was_fastest(rows, width, tensors, grid):
+    h200 = replace(INTERPRETER, multiprocessors=132, shared_bytes=227 * 1024)
+    assert triton_norm._backward_grid(rows, width, 2, tensors, h200) == grid
 
 
 def test_a_row_wider_than_a_block_is_refused():
@@ -82,16 +78,24 @@ def test_swiglu_and_its_gradients_are_exact(kernels, in_place, shape, dtype):
         assert error(tensor, exact) < 2 * ALLOWED[dtype]
 
 
+# Ways to lay out (batch, tokens, heads, head_dim) in memory; attention leaves its gradients in the second.
+LAYOUTS = {
+    "tokens": lambda x: x,
+    "heads": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "columns apart": lambda x: torch.stack((x, x), -1)[..., 0],
+    "one for all": lambda x: x[:1].expand_as(x),
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("side_by_side", [True, False])
-@pytest.mark.parametrize(("heads", "key_heads", "head_dim"), [(1, 1, 2), (3, 3, 10), (4, 2, 32)])
-def test_rotation_matches_the_models_and_rotating_back_undoes_it(
-    kernels, heads, key_heads, head_dim, side_by_side, dtype
-):
+@pytest.mark.parametrize(
+    "layouts", [("tokens", "tokens"), ("heads", "heads"), ("tokens", "heads"), ("columns apart", "one for all")]
+)
+@pytest.mark.parametrize(("heads", "key_heads", "head_dim"), [(1, 1, 2), (3, 3, 10), (4, 2, 32), (32, 8, 128)])
+def test_rotation_matches_the_models_and_rotating_back_undoes_it(kernels, heads, key_heads, head_dim, layouts, dtype):
     rope = RotaryEmbedding(head_dim, context_length=9).to(DEVICE)
     given = [normal(2, 7, count, head_dim, dtype=dtype, seed=count) for count in (heads, key_heads)]
-    if not side_by_side:  # as attention leaves its gradients
-        given = [each.transpose(1, 2).contiguous().transpose(1, 2) for each in given]
+    given = [LAYOUTS[layout](each) for layout, each in zip(layouts, given, strict=True)]
     exact = [rope.double()(each.double().transpose(1, 2)).transpose(1, 2) for each in given]
     cos, sin = rope.cos.float(), rope.sin.float()
     rotated = kernels.rotate(*given, cos, sin)
@@ -99,6 +103,13 @@ def test_rotation_matches_the_models_and_rotating_back_undoes_it(
     for each in range(2):
         assert error(rotated[each], exact[each]) < ALLOWED[dtype]
         assert error(back[each], given[each].double()) < 2 * ALLOWED[dtype]
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 3, 8), (1, 4, 3, 8), (2, 4, 3, 6)])
+def test_queries_and_keys_of_other_tokens_or_head_dim_are_not_rotated_together(kernels, shape):
+    tables = torch.ones(9, 4, device=DEVICE)
+    with pytest.raises(ValueError, match=rf"differ in heads alone, got shapes \(2, 4, 3, 8\) and .*{shape[3]}\)"):
+        kernels.rotate(normal(2, 4, 3, 8), normal(*shape), tables, tables)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

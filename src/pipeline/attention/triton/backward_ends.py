@@ -18,7 +18,7 @@ from pipeline.attention.triton.kernels.scaled import (
 from pipeline.attention.triton.problem import Problem
 
 
-def padded_rows(q: Traits) -> int:
+def padded_numbers(q: Traits) -> int:
     """Count the numbers of δ or of the log-sum-exp in fp32, with each head's row padded for alignment."""
     return math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value
 

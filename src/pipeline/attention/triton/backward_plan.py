@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton.backward_ends import delta_launch, padded_rows, scaled_launch, unpacked_launch
+from pipeline.attention.triton.backward_ends import delta_launch, padded_numbers, scaled_launch, unpacked_launch
 from pipeline.attention.triton.direct_launch import (
     ELEMENTWISE,
     Launch,
@@ -58,10 +58,11 @@ class ChunkedLaunch:
 class BackwardPlan:
     """A backward pass: dq has its own kernel, or the kernel of dk and dv sums it and another scales it.
 
-    copies: which of q, k, v and the output's gradient are read from copies, None if none is; working_sizes: fp32
-    numbers of δ, of the log-sum-exp as the kernels read it and of dq's sums, unless they are dq itself or there are
-    none; like_working, like_dk_dv: templates to allocate that memory, and dk and dv, from (`like`); in_parts: splits
-    q, k, v and the output's gradient into bf16 parts, None if they are not split.
+    copies: which of q, k, v and the output's gradient are read from copies, None if none is; working_sizes: of δ,
+    of the log-sum-exp as the kernels read it and of dq's sums, unless they are dq itself or there are none; counted in
+    fp32 numbers, whatever they hold, and rounded up to ALIGNED_NUMBERS; like_working, like_dk_dv: templates to allocate
+    that memory, and dk and dv, from (`like`); in_parts: splits q, k, v and the output's gradient into bf16 parts, None
+    if they are not split.
     """
 
     copies: tuple[bool, ...] | None
@@ -153,7 +154,7 @@ def backward_plan(
         key_value=_key_value(config, common),
         query=None if config.query is None else _query(config.query, common),
         scaled=scaled_launch(q, problem.scale) if config.query is None else None,
-        **_memory(q, k, padded_rows(q), math.prod(q.shape) if sums_apart else 0),
+        **_memory(q, k, padded_numbers(q), math.prod(q.shape) if sums_apart else 0),
     )
 
 
@@ -210,7 +211,7 @@ def _with_dq_apart(
         query=ChunkedLaunch(query, 1, None),
         scaled=None,
         in_parts=in_parts,
-        **_memory(q, k, padded_rows(q), 0),
+        **_memory(q, k, padded_numbers(q), 0),
     )
 
 

@@ -67,7 +67,7 @@ def _gpu_of(device: torch.device) -> Gpu:
     if is_interpreted():
         return INTERPRETER
     if device.type != "cuda":
-        raise ValueError(f"q is on {device}: Triton's kernels need a GPU")
+        raise ValueError(f"inputs are on {device}: Triton's kernels need a GPU")
     properties = torch.cuda.get_device_properties(device)
     return Gpu(
         properties.name,

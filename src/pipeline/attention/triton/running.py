@@ -75,7 +75,10 @@ def run_backward(
 
 
 def working_memory(plan: BackwardPlan, dq: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return memory for δ, for the log-sum-exp as the kernels read it, and for dq's sums, None if there are none."""
+    """Return memory for δ, for the log-sum-exp as the kernels read it, and for dq's sums, None if there are none.
+
+    It is typed fp32, also where Gluon's kernels write and read δ and the log-sum-exp as bf16 parts.
+    """
     delta, lse_read, *sums = torch.empty_like(plan.like_working).split_with_sizes(plan.working_sizes)
     if plan.query is not None:
         return delta, lse_read, None

@@ -23,9 +23,19 @@ def rms_norm_backward(
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
-    """Rotate pairs of q and k, of shape (batch, seq_len, heads, head_dim), by their position's angle, or back by it."""
+    """Rotate pairs of q and k, of shape (batch, seq_len, heads, head_dim), by their position's angle, or back by it.
+
+    Raises ValueError if q and k differ in more than heads.
+    """
+    check_alike(q, k)
     cos, sin = cos[: q.shape[1], None], (-sin if back else sin)[: q.shape[1], None]
     return _rotated(q, cos, sin), _rotated(k, cos, sin)
+
+
+def check_alike(q: Tensor, k: Tensor) -> None:
+    """Check that q and k, of shape (batch, seq_len, heads, head_dim), differ in heads at most; raises ValueError."""
+    if q.shape[:2] != k.shape[:2] or q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k may differ in heads alone, got shapes {tuple(q.shape)} and {tuple(k.shape)}")
 
 
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -15,9 +15,10 @@ SELECTIVE = ("torch_selective", "torch_compiled_selective")
 COMPILED = ("torch_compiled", "torch_compiled_selective")
 OURS = ("ours", "ours_fully_shard")
 IMPLS = ("torch_eager", "torch_compiled", *SELECTIVE, *OURS)
-# Each turn has its own processes, one turn after the other: ours runs between two turns of its strongest peer.
-STRONGEST = "torch_compiled_selective"
-TURNS = (STRONGEST, "ours", STRONGEST, "ours_fully_shard", "torch_compiled", "torch_eager")
+# Each turn has its own processes, one turn after the other: ours runs between two turns of PEER, the fastest of torch's
+# on two H200s.
+PEER = "torch_compiled_selective"
+TURNS = (PEER, "ours", PEER, "ours_fully_shard", "torch_compiled", "torch_eager")
 MEASURES = ("time", "budget", "fusion", "check", "descent")
 WHOLE_STEP = {"measures": "time", "phase": TRAIN_STEP, "clock": "host"}
 # In the order in which they are added; the first has none, the last is ours as it is timed.

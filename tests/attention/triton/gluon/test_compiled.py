@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from pipeline.attention.triton.gluon.tiles import FORWARD_SHORT
+from pipeline.attention.triton.gluon.tiles import FORWARD, FORWARD_SHORT
 from pipeline.attention.triton.kernel_sets import has_gluon
 from tools.tuning.candidates import MOST_SPILLS, SHARED_BYTES_PER_PROGRAM
 
@@ -52,7 +52,7 @@ def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
 reports = [dataclasses.asdict(report(*words)) for words in json.loads(sys.argv[1])]
 print(json.dumps([FIRST_NAMED_BARRIER.value, reports]))
 """
-# Tile widths, and head_dims that get each: the largest, the smallest, and those that have code of their own.
+# Tile widths, and head_dims that get each: the largest, the smallest, and some whose columns are multiplied in parts.
 TABLES = {
     "forward": {64: (64, 40), 128: (128, 104, 96, 80, 72), 256: (256, 136)},
     "forward_short": {width: (width, width // 2 + 8) for width in FORWARD_SHORT},
@@ -70,6 +70,10 @@ EVERY = [
     for per_kv in (1, 4)
     for has_part_tile in ((True, False) if kernel == "backward" and width < 256 else (False,))
 ]
+
+
+def test_the_forward_kernel_is_compiled_at_every_width():
+    assert TABLES["forward"].keys() == FORWARD.keys()
 
 
 @pytest.mark.slow

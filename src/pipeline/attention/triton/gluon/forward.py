@@ -111,7 +111,7 @@ def _first(head_dim, part):
 
 @gluon.jit
 def _scores(q, k, HEAD_DIM: gl.constexpr, LAYOUT: gl.constexpr):
-    """Start computing q · kᵀ, (64, keys), but for the columns past head_dim, which are 0."""
+    """Start computing q · kᵀ, (64, keys), over head_dim columns, rounded up to 16; wider tiles hold zeros past them."""
     KEYS: gl.constexpr = k.shape[0]
     s = gl.zeros([ROWS, KEYS], gl.float32, LAYOUT)
     for part in gl.static_range(_parts(HEAD_DIM)):

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from pipeline.attention.triton.gpu import KIB, Gpu, gpu_of
 
-# Rows, at least, over which a backward program sums dw: fewer programs leave fewer partial sums to add up.
+# Rows, on average at least, over which a backward program sums dw: fewer programs leave fewer sums to add up.
 LEAST_ROWS = 4
-# The backward pass loads rows ahead into shared memory, so that this much is under way on a multiprocessor: more gained
-# nothing on an H200. A program has a multiprocessor to itself if its rows are large.
+# The backward pass loads rows ahead into shared memory, up to so many, until this much is under way on a
+# multiprocessor: more gained nothing on an H200 (1,024 to 4,096 columns, bf16). A program has a multiprocessor to
+# itself if its rows are large.
 BYTES_UNDER_WAY, MOST_ROWS_AHEAD, LARGE_ROW_BYTES = 72 * KIB, 5, 8 * KIB
+SCRATCH_BYTES = 16 * KIB  # of shared memory that a program keeps for Triton, which uses up to 8 KiB
 BLOCK_PARTS, BLOCK_COLUMNS = 64, 16
 MAX_WIDTH = 65_536  # a row is one block
 
@@ -100,7 +102,8 @@ def rms_norm_backward(
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of x, plus an addend, and that of the weight.
 
-    Shapes as in `rms_norm`. Sums are kept in fp32 and rounded once.
+    Shapes as in `rms_norm`. Sums are kept in fp32 and rounded once; the order of the weight's depends on the GPU's
+    number of multiprocessors.
     """
     rows, width = _shape(x)
     programs, rows_ahead = _backward_grid(rows, width, x.element_size(), 2 if addend is None else 3, gpu_of(x.device))
@@ -124,12 +127,13 @@ def _shape(x: Tensor) -> tuple[int, int]:
 
 
 def _backward_grid(rows: int, width: int, element_bytes: int, tensors: int, gpu: Gpu) -> tuple[int, int]:
-    """Return how many programs a backward pass has, and for how many rows of these tensors each has memory."""
+    """Return how many programs a backward pass has, and how many rows of these tensors each loads ahead."""
     row_bytes, block_bytes = width * element_bytes, triton.next_power_of_2(width) * element_bytes
     programs_per_sm = 1 if block_bytes >= LARGE_ROW_BYTES else 2
     together = tensors * programs_per_sm
-    wanted, that_fit = triton.cdiv(BYTES_UNDER_WAY, together * row_bytes), gpu.shared_bytes // (together * block_bytes)
-    programs = min(triton.cdiv(rows, LEAST_ROWS), programs_per_sm * gpu.multiprocessors)
+    wanted = triton.cdiv(BYTES_UNDER_WAY, together * row_bytes)
+    that_fit = (gpu.shared_bytes - programs_per_sm * SCRATCH_BYTES) // (together * block_bytes)
+    programs = min(max(1, rows // LEAST_ROWS), programs_per_sm * gpu.multiprocessors)
     return programs, min(wanted, that_fit, MOST_ROWS_AHEAD)
 
 

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from pipeline.model.fused.plain import check_alike
+
 NUMBERS_PER_WARP = 512  # of a token's queries
 
 
@@ -50,8 +52,10 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -
     """Rotate each pair (i, i + head_dim / 2) of q and k by its position's angle, or back by it.
 
     Shapes: q and k are (batch, seq_len, heads, head_dim), with any strides and heads of their own; the results have
-    their shapes, contiguous; cos and sin are (seq_len or more, head_dim / 2), contiguous, fp32.
+    their shapes, contiguous; cos and sin are (seq_len or more, head_dim / 2), contiguous, fp32. Raises ValueError if q
+    and k differ in more than heads.
     """
+    check_alike(q, k)
     batch, seq_len, q_heads, head_dim = q.shape
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     sizes = {"Q_HEADS": q_heads, "K_HEADS": k.shape[2], "HALF": head_dim // 2}
@@ -64,5 +68,5 @@ def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -
 
 
 def _warps(numbers: int) -> int:
-    """Return the largest power of two of warps, up to 8, that leaves each NUMBERS_PER_WARP of a token's queries."""
+    """Return the largest power of two, up to 8, of warps with at least NUMBERS_PER_WARP each; 1 if they are fewer."""
     return min(8, 1 << max(1, numbers // NUMBERS_PER_WARP).bit_length() - 1)
