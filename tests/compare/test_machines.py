@@ -91,6 +91,15 @@ def test_differences_list_only_facts_that_differ(both, make_run):
     assert differences([make_run("a", FAST), make_run("b", FAST)]).is_empty
 
 
+def test_versions_of_code_are_numbered_and_those_that_runs_share_have_one_number(make_run):
+    runs = [make_run(name, FAST) for name in ("a", "b", "c")]
+    for run, digest in zip(runs, ("f00d", "beef", "f00d"), strict=True):
+        for record in run.records:
+            record["code"] = {**record["code"], "digest": digest}
+    found = cells(differences(runs))
+    assert [found["levers", "code", run] for run in "abc"] == ["v1", "v2", "v1"]
+
+
 def test_text_and_page_have_models_and_times_in_well_formed_tables(both, make_run):
     pair = compare(*both, 0.05)
     parts = page.comparison(both, {}, pair, None)

@@ -99,11 +99,19 @@ def differences(runs: Sequence[Run]) -> Table:
         for (stage, what), value in _facts(record).items()
         if stage in (MACHINE, *shared)
     ]
-    values = pd.DataFrame(lines).groupby(["stage", "what", "run"], sort=False)["value"]
+    frame = pd.DataFrame(lines)
+    of_code = frame["what"].str.startswith("code")
+    frame["value"] = frame["value"].mask(of_code, frame.groupby(["stage", "what"])["value"].transform(_numbered))
+    values = frame.groupby(["stage", "what", "run"], sort=False)["value"]
     wide = values.agg(lambda each: ", ".join(sorted(set(each)))).unstack("run", sort=False)
     rows = wide[wide.nunique(axis=1, dropna=False) > 1].reset_index()
     columns = [(run.name, run.name, text) for run in runs]
     return Table("differences", "What differs:", rows, [*columns_of(rows, "stage what"), *columns], all_rows=True)
+
+
+def _numbered(digests: pd.Series) -> pd.Series:
+    """Number digests in the order in which they appear, because nobody can read them."""
+    return pd.Series([f"v{number + 1}" for number in pd.factorize(digests)[0]], digests.index)
 
 
 def _by_run(lines: list[dict[str, Any]], runs: Sequence[Run], columns: Sequence[str] = ("run",)) -> pd.DataFrame:
