@@ -5,6 +5,7 @@ import pytest
 from pipeline.instruments.machine import peaks
 
 from ..ranks import context, host, pytest_collection_finish, pytest_pyfunc_call, pytest_unconfigure  # noqa: F401
+from ..subjects.outside_files import outside_is_forgotten  # noqa: F401
 
 _peak_tflops = functools.cache(peaks.measured_peak_tflops)
 
