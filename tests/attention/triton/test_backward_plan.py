@@ -30,7 +30,8 @@ def planned(monkeypatch):
         monkeypatch.setattr(module, "compile_launch", launch)
     for module in (backward_plan, backward_ends, in_parts):
         monkeypatch.setattr(module, "prepare_launch", launch)
-    monkeypatch.setattr(backward_plan, "like", lambda shape, *_: shape)
+    for module in (backward_plan, backward_ends):
+        monkeypatch.setattr(module, "like", lambda shape, *_: shape)
     monkeypatch.setattr(kernel_sets, "is_plain_asked", lambda: False)
 
     def plan(head_dim, repeatable=False, dtype=torch.bfloat16, shape=(4, 16, 4096)):
@@ -58,8 +59,8 @@ def planned(monkeypatch):
 )
 def test_working_memory_holds_delta_the_lse_and_sums_of_dq(planned, head_dim, dtype, shape, repeatable, sizes):
     plan, _ = planned(head_dim, repeatable, dtype, shape)
-    assert plan.working_sizes == sizes
-    assert plan.like_working == (sum(sizes),)
+    assert plan.memory.sizes == sizes
+    assert plan.memory.like == (sum(sizes),)
     assert plan.like_dk_dv == (2, *shape, head_dim)
 
 

@@ -1,12 +1,14 @@
-"""Prepare the kernels that begin and end a backward pass: δ before it, dq from its sums after it."""
+"""Prepare what begins and ends a backward pass: δ before it, dq from its sums after it, and memory for both."""
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 import triton
+from torch import Tensor
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton.direct_launch import ELEMENTWISE, Launch, heads, prepare_launch, strides
+from pipeline.attention.triton.direct_launch import ELEMENTWISE, Launch, heads, like, prepare_launch, strides
 from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.triton.kernels.scaled import (
     COLUMNS_UNPACKED,
@@ -17,10 +19,30 @@ from pipeline.attention.triton.kernels.scaled import (
 )
 from pipeline.attention.triton.problem import Problem
 
+ALIGNED_NUMBERS = 32  # 128 bytes, more than any copy needs
+
+
+@dataclass(frozen=True)
+class WorkingMemory:
+    """Memory that a backward pass needs only while it runs, in one allocation: on small inputs, host time counts.
+
+    sizes: how many fp32 numbers δ takes, the log-sum-exp as the kernels read it, and dq's sums, each rounded up to
+    ALIGNED_NUMBERS. There are no sums if dq has its own kernel or is summed in place. like: template to allocate from.
+    """
+
+    sizes: tuple[int, ...]
+    like: Tensor = field(compare=False)
+
 
 def padded_numbers(q: Traits) -> int:
     """Count the numbers of δ or of the log-sum-exp in fp32, with each head's row padded for alignment."""
     return math.prod(q.shape[:-2]) * triton.cdiv(q.shape[-2], ROW_ALIGNMENT.value) * ROW_ALIGNMENT.value
+
+
+def working_memory_of(q: Traits, numbers: int, dq_sum: int = 0) -> WorkingMemory:
+    """Return the working memory; numbers: fp32 numbers of δ and of the log-sum-exp; dq_sum: of dq's sums."""
+    sizes = tuple(triton.cdiv(size, ALIGNED_NUMBERS) * ALIGNED_NUMBERS for size in (numbers, numbers, dq_sum) if size)
+    return WorkingMemory(sizes, like((sum(sizes),), torch.float32, q.device))
 
 
 def delta_launch(

@@ -10,7 +10,14 @@ import triton
 from torch import Tensor
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton.backward_ends import delta_launch, padded_numbers, scaled_launch, unpacked_launch
+from pipeline.attention.triton.backward_ends import (
+    WorkingMemory,
+    delta_launch,
+    padded_numbers,
+    scaled_launch,
+    unpacked_launch,
+    working_memory_of,
+)
 from pipeline.attention.triton.direct_launch import (
     ELEMENTWISE,
     Launch,
@@ -42,8 +49,6 @@ from pipeline.attention.triton.tile_tables import tables_for
 from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig, tile_width
 from pipeline.compat.triton_private import is_interpreted
 
-ALIGNED_NUMBERS = 32  # 128 bytes, more than any copy needs
-
 
 @dataclass(frozen=True)
 class ChunkedLaunch:
@@ -58,20 +63,17 @@ class ChunkedLaunch:
 class BackwardPlan:
     """A backward pass: dq has its own kernel, or the kernel of dk and dv sums it and another scales it.
 
-    copies: which of q, k, v and the output's gradient are read from copies, None if none is; working_sizes: of δ,
-    of the log-sum-exp as the kernels read it and of dq's sums, unless they are dq itself or there are none; counted in
-    fp32 numbers, whatever they hold, and rounded up to ALIGNED_NUMBERS; like_working, like_dk_dv: templates to allocate
-    that memory, and dk and dv, from (`like`); in_parts: splits q, k, v and the output's gradient into bf16 parts, None
-    if they are not split.
+    copies: which of q, k, v and the output's gradient are read from copies, None if none is; like_dk_dv: template to
+    allocate dk and dv from (`like`); in_parts: splits q, k, v and the output's gradient into bf16 parts, None if they
+    are not split.
     """
 
     copies: tuple[bool, ...] | None
-    working_sizes: tuple[int, ...]
+    memory: WorkingMemory
     delta: Launch
     key_value: ChunkedLaunch
     query: ChunkedLaunch | None
     scaled: Launch | None
-    like_working: Tensor = field(compare=False)
     like_dk_dv: Tensor = field(compare=False)
     in_parts: InParts | None = None
 
@@ -150,11 +152,12 @@ def backward_plan(
     sums_apart = config.query is None and q.dtype != torch.float32
     return BackwardPlan(
         copies_of(layouts_now),
+        memory=working_memory_of(q, padded_numbers(q), math.prod(q.shape) if sums_apart else 0),
         delta=delta_launch(problem, q, do, dq_rows=q.shape[-2], dq_width=0 if config.query else q.shape[-1]),
         key_value=_key_value(config, common),
         query=None if config.query is None else _query(config.query, common),
         scaled=scaled_launch(q, problem.scale) if config.query is None else None,
-        **_memory(q, k, padded_numbers(q), math.prod(q.shape) if sums_apart else 0),
+        like_dk_dv=_like_dk_dv(k),
     )
 
 
@@ -173,11 +176,12 @@ def _in_gluon(
         numbers = math.prod(q.shape[:-1]) * PARTS_ROW.value * torch.bfloat16.itemsize // torch.float32.itemsize
         return BackwardPlan(
             copies,
+            memory=working_memory_of(q, numbers, math.prod(q.shape[:-2]) * rows * width),
             delta=delta_launch(problem, q, do, dq_rows=rows, dq_width=width, numbers_in_parts=True),
             key_value=ChunkedLaunch(key_value, 1, None),
             query=None,
             scaled=unpacked_launch(q, rows, width, problem.scale),
-            **_memory(q, k, numbers, math.prod(q.shape[:-2]) * rows * width),
+            like_dk_dv=_like_dk_dv(k),
         )
     return _with_dq_apart(copies, problem, q, k, do, key_value, query_launch(problem, q, k, v, do, tiles.query))
 
@@ -206,26 +210,18 @@ def _with_dq_apart(
     """Plan the backward pass with one kernel for dk and dv and one for dq, neither in chunks."""
     return BackwardPlan(
         copies,
+        memory=working_memory_of(q, padded_numbers(q)),
         delta=delta_launch(problem, q, do, dq_rows=q.shape[-2], dq_width=0),
         key_value=ChunkedLaunch(key_value, 1, None),
         query=ChunkedLaunch(query, 1, None),
         scaled=None,
+        like_dk_dv=_like_dk_dv(k),
         in_parts=in_parts,
-        **_memory(q, k, padded_numbers(q), 0),
     )
 
 
-def _memory(q: Traits, k: Traits, numbers: int, dq_sum: int) -> dict[str, Any]:
-    """Return what a plan says of memory; numbers: of δ and of the log-sum-exp, in fp32; dq_sum: of dq's sums, or 0.
-
-    All three are one allocation, because on small inputs the host's time counts.
-    """
-    sizes = tuple(triton.cdiv(size, ALIGNED_NUMBERS) * ALIGNED_NUMBERS for size in (numbers, numbers, dq_sum) if size)
-    return {
-        "working_sizes": sizes,
-        "like_working": like((sum(sizes),), torch.float32, q.device),
-        "like_dk_dv": like((2, *k.shape), k.dtype, k.device),
-    }
+def _like_dk_dv(k: Traits) -> Tensor:
+    return like((2, *k.shape), k.dtype, k.device)
 
 
 def _short(tiles: TileConfig, common: _Common) -> Launch:

@@ -79,7 +79,7 @@ def working_memory(plan: BackwardPlan, dq: Tensor) -> tuple[Tensor, Tensor, Tens
 
     It is typed fp32, also where Gluon's kernels write and read δ and the log-sum-exp as bf16 parts.
     """
-    delta, lse_read, *sums = torch.empty_like(plan.like_working).split_with_sizes(plan.working_sizes)
+    delta, lse_read, *sums = torch.empty_like(plan.memory.like).split_with_sizes(plan.memory.sizes)
     if plan.query is not None:
         return delta, lse_read, None
     return delta, lse_read, sums[0] if sums else dq
