@@ -68,7 +68,6 @@ def constants(kernel: str, dtype: str, head_dim: int, tiles: TileConfig) -> dict
     }
     if kernel == "forward":
         return {**shared, "MAY_HIDE_ALL": False}
-    shared["OVERLAPPED"] = True
     if kernel == "query":
         return shared
     sums_dq = kernel == "key_value_dq"

@@ -25,7 +25,7 @@ from pipeline.attention.triton.gpu import KIB, Gpu
 from pipeline.attention.triton.mask import CAUSAL, FULL, Band
 from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import PLAIN, Choices, TileConfig
-from tools.tuning.machine_code import machine_code
+from tools.tuning.machine_code import machine_code, waits_first
 
 # By the compilers' names; the shared memory is the limit per program.
 GPUS = {
@@ -106,7 +106,7 @@ class Asked:
     def row(self) -> dict[str, Any]:
         """Compile the kernel; return its name, its tiles, and what it takes."""
         started = time.perf_counter()
-        options = direct_launch.launch_options(self.tiles, self.constants)
+        options = direct_launch.launch_options(self.tiles)
         compiled = self.kernel.warmup(*self.dtypes, *self.scalars, grid=(1, 1, 1), **self.constants, **options)
         code = machine_code(compiled)
         flags = [name for name, value in self.constants.items() if value is True]
@@ -120,6 +120,7 @@ class Asked:
             "registers": code.registers,
             "spills": code.spills,
             "spills_in_loops": code.spills_in_loops,
+            "waits_first": waits_first(compiled),
             "seconds": round(time.perf_counter() - started, 1),
         }
 

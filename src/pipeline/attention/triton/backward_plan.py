@@ -255,7 +255,6 @@ def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
             "MASK_KEYS": sums_dq and k.shape[-2] % tiles.block_keys != 0,
             "ADD_DQ": sums_dq,
             "TMA": common.choices.backward_gains_by_tma(q.shape[-1], q.shape[-2]) and tma_can_load(q, common.do),
-            "OVERLAPPED": gpu_of(q.device).is_hopper_or_later,
             "TMA_REDUCE": sums_dq and _can_reduce(q),
         },
         tiles,
@@ -285,7 +284,6 @@ def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
             "TMA": common.choices.backward_gains_by_tma(q.shape[-1], k.shape[-2]) and tma_can_load(k, common.v),
-            "OVERLAPPED": gpu_of(q.device).is_hopper_or_later,
         },
         tiles,
     )
@@ -309,7 +307,6 @@ def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_
             "HEAD_DIM": side.shape[-1],
             "BLOCK_TILE": block,
             "BLOCK_ROWS": ROWS_PUT_TOGETHER,
-            "OVERLAPPED": gpu_of(side.device).is_hopper_or_later,
         },
         ELEMENTWISE,
     )

@@ -15,6 +15,8 @@ from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import TileConfig
 from pipeline.compat.triton_private import is_interpreted, launcher
 
+# Programmatic dependent launch: each kernel is launched while the one before ends (`wait_for_kernel_before`).
+OVERLAPPED = {"launch_pdl": True}
 ELEMENTWISE = TileConfig(64, 64, num_warps=4, num_stages=1)  # for kernels that only stream rows
 
 # Call it with a kernel's tensors.
@@ -37,7 +39,7 @@ def prepare_launch(
         interpreted = kernel[(programs, 1, 1)]
         arguments = _arguments(kernel, scalars, constants)
         return lambda *tensors: interpreted(*tensors, *arguments)
-    return compile_launch(kernel, programs, dtypes, scalars, constants, launch_options(tiles, constants))
+    return compile_launch(kernel, programs, dtypes, scalars, constants, launch_options(tiles))
 
 
 def compile_launch(
@@ -73,13 +75,13 @@ def _number(dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.empty(1, dtype=dtype, device=device)
 
 
-def launch_options(tiles: TileConfig, constants: dict[str, Any]) -> dict[str, int]:
-    """Return Triton's options for a kernel with these tiles and compile-time arguments."""
+def launch_options(tiles: TileConfig) -> dict[str, int]:
+    """Return Triton's options for a kernel with these tiles on the current GPU."""
     options = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages}
     if tiles.max_registers is not None:
         options["maxnreg"] = tiles.max_registers
-    if constants.get("OVERLAPPED"):
-        options["launch_pdl"] = True  # programmatic dependent launch
+    if gpu_of(torch.device("cuda")).is_hopper_or_later:
+        options |= OVERLAPPED
     return options
 
 

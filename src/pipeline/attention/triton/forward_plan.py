@@ -107,7 +107,6 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
             **constants,
             "BLOCK_QUERIES": tiles.block_queries,
             "BLOCK_ROWS": ROWS_PUT_TOGETHER,
-            "OVERLAPPED": gpu.is_hopper_or_later,
         },
         ELEMENTWISE,
     )

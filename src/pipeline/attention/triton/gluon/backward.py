@@ -9,6 +9,7 @@ algorithm 2.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.moving import (
     BLOCK_KEYS,
@@ -147,6 +148,7 @@ def hopper_backward_kernel(
     if one is enough. MASK_KEYS: the last tile may extend past the last key. IN_PAIRS: see `item_of`. The order in which
     dq is summed is not fixed.
     """
+    gdc_wait()
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     ROWS: gl.constexpr = (WIDTH if TAIL else BLOCK_QUERIES * WIDTH // 128) * KEYS // DQ_COLUMNS
     TAIL_ROWS: gl.constexpr = TAIL * KEYS // DQ_COLUMNS if TAIL else ROWS

@@ -14,6 +14,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.pieces import (
     SIZES,
@@ -225,6 +226,7 @@ def hopper_forward_kernel(
     how many warpgroups attend, 2 or 3, with REGISTERS per thread. O_IN_Q: the output leaves through the shared memory
     of its queries instead of a buffer of its own.
     """
+    gdc_wait()
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     q_tiles = tiles_of(GROUPS, ROWS, WIDTH, DTYPE)
     k_tiles = tiles_of(STAGES, BLOCK_KEYS, WIDTH, DTYPE)

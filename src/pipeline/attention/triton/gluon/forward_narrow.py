@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.forward import LN_2, ROWS, blocks_of, tile_after
 from pipeline.attention.triton.gluon.pieces import (
@@ -100,6 +101,7 @@ def hopper_narrow_forward_kernel(
     BLOCK_KEYS: gl.constexpr,
 ):  # fmt: skip
     """Attend from every tile of 64 queries to its keys; shapes as for `hopper_forward_kernel`."""
+    gdc_wait()
     gl.static_assert(BLOCK_KEYS % ROWS == 0)  # else a query may see none of the last block's keys
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_KEYS, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])

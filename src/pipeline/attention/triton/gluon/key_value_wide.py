@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.moving import (
     GROUPS,
@@ -195,6 +196,7 @@ def hopper_wide_key_value_kernel(
 
     Shapes: as for `hopper_backward_kernel`, but lse_log2 and delta are in fp32, and dq_sum_ptr is None.
     """
+    gdc_wait()
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     q_tiles, do_tiles = tiles_of(STAGES, QUERIES, WIDTH, DTYPE), tiles_of(STAGES, QUERIES, WIDTH, DTYPE)
     k_tiles, v_tiles = tiles_of(1, KEYS, WIDTH, DTYPE), tiles_of(1, KEYS, WIDTH, DTYPE)

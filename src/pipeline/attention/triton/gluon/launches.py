@@ -8,6 +8,7 @@ import torch
 
 from pipeline.attention.inputs import Traits
 from pipeline.attention.triton.direct_launch import (
+    OVERLAPPED,
     Launch,
     compile_launch,
     heads,
@@ -32,7 +33,7 @@ from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import tile_width
 
-OPTIONS = {"num_warps": 4}  # of the first warpgroup; the kernels add more
+OPTIONS = {"num_warps": 4, **OVERLAPPED}  # warps of the first warpgroup: kernels add more
 # Cost of beginning and ending a tile, in blocks.
 TILE_OVERHEAD = 1
 

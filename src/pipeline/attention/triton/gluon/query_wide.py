@@ -13,6 +13,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.backward import GROUPS
 from pipeline.attention.triton.gluon.forward import LOADING_REGISTERS, ROWS, blocks_of, tile_after
@@ -181,6 +182,7 @@ def hopper_wide_query_kernel(
     writes them; dq is (n_matrices, n_queries, head_dim), where n_matrices = batch · heads; HEADS_PER_KV consecutive
     heads share keys and values.
     """
+    gdc_wait()
     DTYPE: gl.constexpr = q_ptr.dtype.element_ty
     q_tiles, do_tiles = tiles_of(GROUPS, ROWS, WIDTH, DTYPE), tiles_of(GROUPS, ROWS, WIDTH, DTYPE)
     k_tiles, v_tiles = tiles_of(K_STAGES, BLOCK_KEYS, WIDTH, DTYPE), tiles_of(1, BLOCK_KEYS, WIDTH, DTYPE)

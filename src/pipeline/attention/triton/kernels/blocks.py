@@ -15,12 +15,12 @@ INTERPRETED = tl.constexpr(is_interpreted())
 
 
 @triton.jit
-def wait_for_kernel_before(OVERLAPPED: tl.constexpr):
-    """Wait until the previous kernel has ended; OVERLAPPED: this one is launched while that one still runs.
+def wait_for_kernel_before():
+    """Wait until the previous kernel has ended: from Hopper on, a kernel is launched while that one still runs.
 
-    A kernel must do this first: even the memory for its tensor descriptors may still be in use by the previous one.
+    Every kernel does this first: even the memory for its tensor descriptors may still be in use by the previous one.
     """
-    if OVERLAPPED:
+    if not INTERPRETED and tl.target_info.cuda_capability_geq(9):
         gdc_wait()
 
 

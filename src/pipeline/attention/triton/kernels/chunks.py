@@ -33,14 +33,13 @@ def _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk, chunk_keys, rows, n_rows, end
 def combine_kernel(
     chunk_o_ptr, chunk_lse_ptr, o_ptr, lse_ptr, n_rows, n_queries, n_keys, band_end, chunk_keys, n_chunks,
     HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_ROWS: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Combine the chunks of keys: o = Σ exp(lse_c - lse) o_c, with exp(lse) = Σ exp(lse_c).
 
     Shapes: chunk_o is (n_chunks, rows, head_dim) and chunk_lse (n_chunks, rows) fp32, o (rows, head_dim), lse (rows),
     where rows = batch · heads · n_queries. BLOCK_QUERIES: the forward kernel's queries per tile.
     """
-    wait_for_kernel_before(OVERLAPPED)
+    wait_for_kernel_before()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     exists = rows < n_rows
     end = tl.zeros([BLOCK_ROWS], tl.int32) + n_keys
@@ -73,7 +72,7 @@ def combine_kernel(
 def sum_kernel(
     parts_ptr, sum_ptr, n_rows, part_rows, length, band_end, chunk_length, n_chunks,
     HAS_END: tl.constexpr, OF_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TILE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr, OVERLAPPED: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Sum gradients over chunks: of keys (OF_KEYS, from chunks of queries) or of queries (from chunks of keys).
 
@@ -81,7 +80,7 @@ def sum_kernel(
     tensors · part_rows and part_rows = matrices · length. BLOCK_TILE: keys or queries per tile; a chunk has written all
     of a tile or nothing.
     """
-    wait_for_kernel_before(OVERLAPPED)
+    wait_for_kernel_before()
     rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     exists = rows < n_rows
     total = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)

@@ -3,7 +3,14 @@
 import triton
 import triton.language as tl
 
-from pipeline.attention.triton.kernels.blocks import columns, load_row, load_rows, matrix_at, within
+from pipeline.attention.triton.kernels.blocks import (
+    columns,
+    load_row,
+    load_rows,
+    matrix_at,
+    wait_for_kernel_before,
+    within,
+)
 from pipeline.attention.triton.kernels.parts import PARTS
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -33,6 +40,7 @@ def delta_kernel(
     in fp32, with rows padded to a multiple of ROW_ALIGNMENT, or if IN_PARTS in bf16, with PARTS_ROW numbers per query;
     dq_sum is (batch · heads, dq_rows, DQ_WIDTH), with dq_rows at least n_queries and DQ_WIDTH 0 if there is no dq_sum.
     """
+    wait_for_kernel_before()
     n_tiles = tl.cdiv(dq_rows, BLOCK_QUERIES)
     batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
     first_query = tile * BLOCK_QUERIES

@@ -9,7 +9,15 @@ import triton
 import triton.language as tl
 
 from pipeline.attention.triton.kernels.band import is_seen, keys_seen
-from pipeline.attention.triton.kernels.blocks import columns, load_rows, matrix_at, product, rows_of, within
+from pipeline.attention.triton.kernels.blocks import (
+    columns,
+    load_rows,
+    matrix_at,
+    product,
+    rows_of,
+    wait_for_kernel_before,
+    within,
+)
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -75,6 +83,7 @@ def forward_kernel(
     query heads share keys and values. MAY_HIDE_ALL: a query may see nothing of a block that another of its tile sees;
     if it sees nothing at all, its output is 0 and its LSE -∞.
     """
+    wait_for_kernel_before()
     n_tiles = tl.cdiv(n_queries, BLOCK_QUERIES)
     chunk = 0
     program = tl.program_id(0)

@@ -157,7 +157,6 @@ def key_value_kernel(
     chunk_queries, n_chunks, HAS_START: tl.constexpr, HAS_END: tl.constexpr, MASK_KEYS: tl.constexpr,
     HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, CHUNKED: tl.constexpr,
     ADD_DQ: tl.constexpr, TMA: tl.constexpr, TMA_REDUCE: tl.constexpr, PRECISION: tl.constexpr,
-    OVERLAPPED: tl.constexpr,
 ):  # fmt: skip
     """Compute dk and dv of one tile of keys; if ADD_DQ, add its share of dq, not yet scaled, to dq_sum.
 
@@ -166,7 +165,7 @@ def key_value_kernel(
     if the chunk holds a query that attends to the tile.
     MASK_KEYS: the last tile of keys is not full, and its missing keys must not reach dq.
     """
-    wait_for_kernel_before(OVERLAPPED)
+    wait_for_kernel_before()
     program, begin, end, part_row = tl.program_id(0), 0, n_queries, 0
     if CHUNKED:
         begin = program % n_chunks * chunk_queries

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from pipeline.attention.triton.kernels.blocks import columns, load_rows, matrix_at, within
+from pipeline.attention.triton.kernels.blocks import columns, load_rows, matrix_at, wait_for_kernel_before, within
 
 PARTS = tl.constexpr(3)
 
@@ -14,6 +14,7 @@ def parts_kernel(
     HEAD_DIM: tl.constexpr, BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Write the parts of a strided (batch, heads, rows, head_dim) as (3, matrices, rows, head_dim)."""
+    wait_for_kernel_before()
     blocks = tl.cdiv(n_rows, BLOCK_ROWS)
     matrix, row = tl.program_id(0) // blocks, tl.program_id(0) % blocks * BLOCK_ROWS
     x_matrix = matrix_at(x_ptr, matrix, heads, stride_batch, stride_head)

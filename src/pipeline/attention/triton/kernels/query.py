@@ -111,14 +111,14 @@ def query_kernel(
     stride_dob, stride_doh, stride_do, heads, heads_per_kv, n_queries, n_keys, band_start, band_end, scale, scale_log2,
     chunk_keys, n_chunks, HAS_START: tl.constexpr, HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_QUERIES: tl.constexpr, BLOCK_KEYS: tl.constexpr, CHUNKED: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, OVERLAPPED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Compute dq, of shape (batch · heads, n_queries, head_dim), of one tile of queries.
 
     If CHUNKED, dq is computed from one chunk of keys, has a leading n_chunks, is fp32, and is only written if the chunk
     holds a key that the tile attends to.
     """
-    wait_for_kernel_before(OVERLAPPED)
+    wait_for_kernel_before()
     program, begin, end, part_row = tl.program_id(0), 0, n_keys, 0
     if CHUNKED:
         begin = program % n_chunks * chunk_keys

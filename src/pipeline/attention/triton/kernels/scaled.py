@@ -3,12 +3,15 @@
 import triton
 import triton.language as tl
 
+from pipeline.attention.triton.kernels.blocks import wait_for_kernel_before
+
 ELEMENTS_SCALED = 4096  # per program
 
 
 @triton.jit
 def scaled_kernel(sum_ptr, scaled_ptr, n_elements, scale, BLOCK: tl.constexpr):
     """Multiply numbers by a scale and round them to the output's dtype; input and output may be the same tensor."""
+    wait_for_kernel_before()
     index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     exists = index < n_elements
     found = tl.load(sum_ptr + index, mask=exists) * scale
@@ -25,6 +28,7 @@ def unpacked_kernel(sum_ptr, scaled_ptr, n_queries, dq_rows, scale, HEAD_DIM: tl
     Shapes: sum is (batch · heads, dq_rows / 64, DQ_WIDTH / 8, 512), every 64 rows and 8 columns laid out by
     `gluon.moving.by_thread`; scaled is (batch · heads, n_queries, head_dim).
     """
+    wait_for_kernel_before()
     parts: tl.constexpr = (HEAD_DIM + COLUMNS_UNPACKED - 1) // COLUMNS_UNPACKED
     part = tl.program_id(0) % parts
     block = tl.program_id(0) // parts  # of 64 rows, over all heads

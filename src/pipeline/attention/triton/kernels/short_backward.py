@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from pipeline.attention.triton.kernels.blocks import wait_for_kernel_before
 from pipeline.attention.triton.kernels.key_value import key_value_program
 from pipeline.attention.triton.kernels.query import query_program
 
@@ -20,6 +21,7 @@ def short_kernel(
     Each computes the δ that it needs. That is more work than computing it once, but on short sequences it costs less
     than another launch.
     """
+    wait_for_kernel_before()
     program = tl.program_id(0)
     if program < query_programs:
         query_program(

@@ -6,6 +6,7 @@ Six bf16 products per fp32 product take so long that one warpgroup's softmax hid
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.forward import LN_2, LOADING_REGISTERS, ROWS, blocks_of, tile_after
 from pipeline.attention.triton.gluon.parts.products import (
@@ -157,6 +158,7 @@ def hopper_parts_forward_kernel(
     head_dim) and lse (matrices, n_queries), both fp32, where matrices = batch · heads; HEADS_PER_KV consecutive heads
     share keys and values.
     """
+    gdc_wait()
     q_tiles = tiles_of(GROUPS * PARTS, ROWS, WIDTH, gl.bfloat16)
     k_tiles, v_tiles = tiles_of(PARTS, BLOCK_KEYS, WIDTH, gl.bfloat16), tiles_of(PARTS, BLOCK_KEYS, WIDTH, gl.bfloat16)
     q_full, q_free = barriers(GROUPS, 1), barriers(GROUPS, 1)

@@ -7,6 +7,7 @@ through shared memory in one direction, so the first warpgroup can run ahead.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.key_value_wide import P_TILES, hand_over_weights
 from pipeline.attention.triton.gluon.moving import (
@@ -193,6 +194,7 @@ def hopper_parts_key_value_kernel(
     `delta_kernel` does; dk and dv are (n_matrices, n_keys, head_dim), where n_matrices = batch · key heads, each seen
     by HEADS_PER_KV consecutive query heads. dq_sum_ptr is None.
     """
+    gdc_wait()
     q_tiles = tiles_of(STAGES * PARTS, BLOCK_QUERIES, WIDTH, gl.bfloat16)
     do_tiles = tiles_of(STAGES * PARTS, BLOCK_QUERIES, WIDTH, gl.bfloat16)
     k_tiles, v_tiles = tiles_of(PARTS, KEYS, WIDTH, gl.bfloat16), tiles_of(PARTS, KEYS, WIDTH, gl.bfloat16)

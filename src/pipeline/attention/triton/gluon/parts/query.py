@@ -7,6 +7,7 @@ order.
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
+from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.forward import LOADING_REGISTERS, ROWS, blocks_of, tile_after
 from pipeline.attention.triton.gluon.parts.forward import GROUPS, SIZES
@@ -169,6 +170,7 @@ def hopper_parts_query_kernel(
     `delta_kernel` does; dq is (n_matrices, n_queries, head_dim), where n_matrices = batch · heads; HEADS_PER_KV
     consecutive heads share keys and values.
     """
+    gdc_wait()
     q_tiles, do_tiles = tiles_of(PARTS, ROWS, WIDTH, gl.bfloat16), tiles_of(PARTS, ROWS, WIDTH, gl.bfloat16)
     k_tiles = tiles_of(GROUPS * PARTS, BLOCK_KEYS, WIDTH, gl.bfloat16)
     v_tiles = tiles_of(GROUPS * PARTS, BLOCK_KEYS, WIDTH, gl.bfloat16)
