@@ -13,7 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from pipeline.attention.triton.tiles import TileConfig
-from tools.tuning.machine_code import machine_code, waits_first
+from tools.tuning.machine_code import machine_code
 from tools.tuning.running_wgmma import touched_early
 
 HOPPER = GPUTarget("cuda", 90, 32)
@@ -30,8 +30,7 @@ class KernelReport:
     """A compiled kernel: what it takes of a multiprocessor, and counts of instructions that show how well it runs.
 
     touched_early: instructions that race with a wgmma, found by `running_wgmma`; barriers: the lowest number of a named
-    barrier that Triton leaves to the kernel; waits_first: see `machine_code`. A plain kernel waits only if this process
-    has a GPU, because it asks which one it is compiled for.
+    barrier that Triton leaves to the kernel.
     """
 
     registers: int
@@ -43,7 +42,6 @@ class KernelReport:
     programs_per_sm: int
     touched_early: int
     barriers: int
-    waits_first: bool
 
     @property
     def is_serialised(self) -> bool:
@@ -90,7 +88,6 @@ def _report(compiled: Any, num_warps: int) -> KernelReport:
         programs_per_sm=_programs_per_sm(code.registers, shared_bytes, num_warps),
         touched_early=len(touched_early(code.text)),
         barriers=1 + max((int(number, 16) for number in TRITONS_BARRIER.findall(code.text)), default=-1),
-        waits_first=waits_first(compiled),
     )
 
 

@@ -25,7 +25,7 @@ from pipeline.attention.triton.gpu import KIB, Gpu
 from pipeline.attention.triton.mask import CAUSAL, FULL, Band
 from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import PLAIN, Choices, TileConfig
-from tools.tuning.machine_code import machine_code, waits_first
+from tools.tuning.machine_code import machine_code
 
 # By the compilers' names; the shared memory is the limit per program.
 GPUS = {
@@ -120,7 +120,6 @@ class Asked:
             "registers": code.registers,
             "spills": code.spills,
             "spills_in_loops": code.spills_in_loops,
-            "waits_first": waits_first(compiled),
             "seconds": round(time.perf_counter() - started, 1),
         }
 

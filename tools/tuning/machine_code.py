@@ -15,10 +15,6 @@ import triton
 TOOLS = Path(triton.__file__).parent / "backends/nvidia/bin"
 LABEL = re.compile(r"^\s*(\.L\w+):")
 BRANCH = re.compile(r"\b(?:BRA|s_c?branch\w*)\b.*?(\.L\w+)")
-# In Triton's own code, which is in order of execution, unlike machine code. Other warps start with the last of these.
-MEMORY = re.compile(
-    r"\b(?:tt\.(?:load|store|atomic_|make_tensor_descriptor|descriptor_)|ttng\.\w*tma|ttg\.warp_specialize)"
-)
 SPILL = re.compile(r"\b(?:LDL|STL|scratch_(?:load|store)\w*)\b")
 
 
@@ -63,13 +59,6 @@ def machine_code(compiled: Any) -> MachineCode:
         file.flush()
         usage = _run("cuobjdump", "-res-usage", file.name)
         return MachineCode(_run("nvdisasm", file.name), int(re.findall(r"REG:(\d+)", usage)[0]))
-
-
-def waits_first(compiled: Any) -> bool:
-    """Tell whether a kernel waits for the kernel before it, as its first use of memory."""
-    text = compiled.asm["ttgir"]
-    first = MEMORY.search(text)
-    return 0 <= text.find("griddepcontrol.wait") < (first.start() if first else len(text))
 
 
 def _run(tool: str, *words: str) -> str:

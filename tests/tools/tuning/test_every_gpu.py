@@ -26,13 +26,9 @@ def compiled(name, folder, *words):
 
 
 def assert_fit(name, kernels):
-    """Assert that each kernel fits the GPU, waits for the kernel before if that may still run, and does not spill.
-
-    Only bf16 loops must not spill, and not those for sm_90, which were timed.
-    """
+    """Assert that each kernel fits the GPU and that bf16 loops do not spill, except on sm_90, where they were timed."""
     assert (kernels["shared_bytes"] <= GPUS[name].shared_bytes).all(), kernels.to_string()
     assert (kernels["tensor_memory_columns"] <= TENSOR_MEMORY_COLUMNS).all(), kernels.to_string()
-    assert (kernels["waits_first"] == GPUS[name].is_hopper_or_later).all(), kernels.to_string()
     bf16 = kernels[kernels["dtype"] == "bf16"] if name != "sm_90" else kernels[:0]
     # Window masks need more registers.
     most = bf16["flags"].str.contains("HAS_START").map({True: MOST_SPILLS, False: 0})

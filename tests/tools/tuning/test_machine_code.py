@@ -1,8 +1,6 @@
-from types import SimpleNamespace
-
 import pytest
 
-from tools.tuning.machine_code import MachineCode, waits_first
+from tools.tuning.machine_code import MachineCode
 
 NVIDIA = """
         STL [R1], R2 ;
@@ -40,22 +38,3 @@ def test_a_spill_in_nested_loops_counts_once_and_instructions_match_by_whole_nam
     inner = ".L_x_1:\nLDL R3, [R1] ;\n@P0 BRA `(.L_x_1) ;\n"
     assert MachineCode(f".L_x_0:\n{inner}@P1 BRA `(.L_x_0) ;\n", registers=1).spills_in_loops == 1
     assert [MachineCode(NVIDIA, registers=255).count(name) for name in ("HMMA", "MMA")] == [1, 0]
-
-
-WAIT = 'tt.elementwise_inline_asm "griddepcontrol.wait; // dummy $0"'
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        ([WAIT, "%0 = tt.load %q", "tt.store %o, %0"], True),
-        (["%0 = tt.addptr %q, %1", WAIT, "ttg.warp_specialize(%q)"], True),
-        ([WAIT], True),
-        (["%0 = tt.load %q", WAIT], False),
-        (["%0 = tt.make_tensor_descriptor %q", WAIT, "%1 = tt.load %k"], False),
-        (["ttng.async_tma_copy_global_to_local %q", WAIT], False),
-        (["%0 = tt.load %q"], False),
-    ],
-)
-def test_a_kernel_waits_first_if_nothing_uses_memory_before(lines, expected):
-    assert waits_first(SimpleNamespace(asm={"ttgir": "\n".join(lines)})) == expected

@@ -33,7 +33,10 @@ from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import Problem
 from pipeline.attention.triton.tiles import tile_width
 
-OPTIONS = {"num_warps": 4, **OVERLAPPED}  # warps of the first warpgroup: kernels add more
+OPTIONS = {
+    "num_warps": 4,  # of the first warpgroup; the kernels add more
+    **OVERLAPPED,
+}
 # Cost of beginning and ending a tile, in blocks.
 TILE_OVERHEAD = 1
 
