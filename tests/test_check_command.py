@@ -47,6 +47,19 @@ def test_attention_that_ignores_the_mask_fails_the_command_and_the_first_line_sa
     assert capsys.readouterr().out.splitlines()[1:] == [line, f"    {limit}"]
 
 
+def test_attention_that_ignores_the_mask_in_bf16_alone_does_not_fail_the_command(monkeypatch, capsys):
+    limit = f"bf16: wrong, output is off by 2; {IGNORES_MASK}"
+    found = {"mine": Verdict("ok"), "other": Verdict("ok", "in fp32 causal", limits=(limit,))}
+    assert checked(monkeypatch, [BOTH], **found) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["attention other: right in fp32 causal", f"    {limit}"]
+
+
+def test_a_right_implementation_with_a_note_is_right_but(monkeypatch, capsys):
+    found = {"mine": Verdict("ok", "nothing is sharded"), "other": Verdict("ok")}
+    assert checked(monkeypatch, [BOTH], **found) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "attention mine: right, but nothing is sharded"
+
+
 def test_for_an_adapter_file_it_lists_present_and_missing_functions(monkeypatch, capsys, tmp_path):
     file = tmp_path / "adapters.py"
     file.write_text("def get_rmsnorm_autograd_function_triton(): ...\ndef get_ddp_bucketed(module, mb): ...\n")

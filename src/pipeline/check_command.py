@@ -13,7 +13,7 @@ from pipeline.subjects.naming import read, told
 def check_subjects(arguments: argparse.Namespace) -> int:
     """Check the named implementations and print a verdict on each; return 0 if one is right and none is wrong, else 1.
 
-    Attention that ignores the causal mask is wrong.
+    Attention that ignores the causal mask in fp32 is wrong.
     Raises UserError, one line, for a bad argument or an implementation that cannot be found.
     """
     from pipeline.cells.yaml_files import yaml_value
@@ -31,15 +31,18 @@ def check_subjects(arguments: argparse.Namespace) -> int:
     print_lines(told(declared, subjects), sys.stdout)
 
     from pipeline.subjects.attention_check import IGNORES_MASK  # needs torch
-    from pipeline.subjects.verdicts import verdict_on
+    from pipeline.subjects.verdicts import PARTS, verdict_on
 
+    asked = tuple(part.words for part in PARTS if part.is_asked)
     outcomes = set()
     for subject in subjects:
         verdict = verdict_on(subject, arguments.timeout_s)
-        ignores_mask = any(IGNORES_MASK in limit for limit in verdict.limits)
+        ignores_mask = any(IGNORES_MASK in limit for limit in verdict.limits if limit.startswith(asked))
         outcomes.add("wrong" if ignores_mask else verdict.status)
-        word, comma = ("right", "") if verdict.status == "ok" else (verdict.status, ",")
+        word, joint = (
+            ("right", " " if verdict.limits else ", but ") if verdict.status == "ok" else (verdict.status, ", ")
+        )
         word = f"wrong with the causal mask; {word}" if ignores_mask else word
-        line = f"{subject.kind} {subject.name}: {word}{f'{comma} {verdict.reason}' if verdict.reason else ''}"
+        line = f"{subject.kind} {subject.name}: {word}{joint + verdict.reason if verdict.reason else ''}"
         print_lines([line, *(f"    {limit}" for limit in verdict.limits)], sys.stdout)
     return int("ok" not in outcomes or "wrong" in outcomes)

@@ -5,7 +5,7 @@ import torch
 
 from pipeline.subjects.checking import Processes, Verdict, verdict
 from pipeline.subjects.naming import Subject
-from pipeline.subjects.training_check import BUCKETS, CHECKS, NOT_SENT, NOT_SHARDED
+from pipeline.subjects.training_check import BUCKETS, CHECKS, NOT_SENT, NOT_SHARDED, STATE_NOT_SHARDED
 
 from .outside_files import training
 
@@ -32,6 +32,7 @@ def check(subject, *dtype):
         (training("ddp", "get_ddp_individual_parameters", "adapters.py", after_backward=AFTER), (), Verdict("ok")),
         (training("ddp", "get_ddp_bucketed", "adapters.py", before_batch=BEFORE), (), Verdict("ok", way=BUCKETS)),
         (Subject("optimizer", "mine", f"{OURS}:ShardedOptimizer"), (), Verdict("ok")),
+        (training("optimizer", "not_sharded"), (), Verdict("ok", STATE_NOT_SHARDED)),
         (Subject("fsdp", "ours", f"{OURS}:FSDP"), BF16, Verdict("ok")),
         (training("fsdp", "WholeFSDP", gather="gather"), (), Verdict("ok", NOT_SHARDED)),
         (training("fsdp", "by_torch", gather="gather_of_torch"), (), Verdict("ok", NOT_SENT)),

@@ -29,6 +29,7 @@ TOLERANCE = 1e-5
 BF16_TOLERANCE = 0.2
 NOT_SENT = "initial weights are not sent from rank 0: start all ranks from one seed"
 NOT_SHARDED = "each rank holds all parameters: nothing is sharded"
+STATE_NOT_SHARDED = "each rank holds all optimizer state: nothing is sharded"
 # One parameter per bucket, a few, and all in one bucket.
 BUCKET_SIZES_MB = (0.001, 0.03, 1000)
 BUCKETS = "buckets"
@@ -83,7 +84,11 @@ def check_fsdp(context: RankContext, subject: Subject, compute_dtype: torch.dtyp
 
 
 def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
-    """Check a sharded optimizer against unsharded AdamW: all ranks have the same gradients and keep equal weights."""
+    """Check a sharded optimizer against unsharded AdamW: all ranks have the same gradients and keep equal weights.
+
+    If it is right, the reason says if nothing is sharded.
+    """
+    notes = []
     for tied in (False, True):
         nets = [_net(tied, context, seed=0) for _ in range(2)]
         options: dict[str, Any] = {"lr": LEARNING_RATE / 10, "weight_decay": 0.1}
@@ -98,7 +103,10 @@ def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
                 optimizer.step()
                 optimizer.zero_grad()
             _compare(dict(nets[0].named_parameters()), nets[1], step, tied, "unsharded AdamW")
-    return Verdict("ok")
+        held, whole = (kinds_bytes(*each)["optimizer_state"] for each in zip(nets, optimizers, strict=True))
+        if _over_ranks(held >= whole, dist.ReduceOp.MIN, context):
+            notes.append(STATE_NOT_SHARDED)
+    return Verdict("ok", "; ".join(dict.fromkeys(notes)))
 
 
 # By the kind of subject.

@@ -134,6 +134,11 @@ class DropsAShard(Shards):
         super().step()
 
 
+def not_sharded(params, optimizer_cls, **kwargs):
+    """Right, but every rank holds all state."""
+    return optimizer_cls(params, **kwargs)
+
+
 class WholeFSDP(nn.Module):
     """Shards nothing, but trains as FSDP does."""
 
