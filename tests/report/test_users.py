@@ -58,7 +58,23 @@ def test_only_the_unstable_one_of_two_compared_times_is_marked():
     assert ["| ~10.0 |" in line, "| 20.0 |" in line] == [True, True]
 
 
-def test_the_first_screen_has_each_own_implementation_on_the_first_problem():
-    found = first_table([StageReport(FLASH, Section(""), (), "", measured())]).rows
-    assert [(row["impl"], row["seq_len"]) for _, row in found.iterrows()] == [("mine", 16384), ("broken", 16384)]
+def test_an_unstable_time_has_no_rank():
+    frame = rows(timed("triton", 10.0, seq_len=1024), timed("mine", 5.0, seq_len=1024, status="unstable"))
+    places = ranked(frame, FLASH).set_index("impl")["place"]
+    assert (places["triton"], pd.isna(places["mine"])) == (2, True)
+
+
+def first_rows(frame):
+    found = first_table([StageReport(FLASH, Section(""), (), "", frame)])
+    return [(row["impl"], row["seq_len"]) for _, row in found.rows.iterrows()]
+
+
+def test_the_first_screen_has_each_own_implementation_on_the_first_problem_or_where_it_is_wrong():
+    assert first_rows(measured()) == [("broken", 16384), ("mine", 16384)]
+    late = [
+        *timed_at(16384, triton=100.0, mine=90.0),
+        *timed_at(1024, triton=10.0),
+        failed("mine", "wrong", "dv", seq_len=1024),
+    ]
+    assert first_rows(rows(*late)) == [("mine", 1024)]
     assert first_table([StageReport(FLASH, Section(""), (), "", without_users(measured(), FLASH))]).is_empty

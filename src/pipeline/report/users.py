@@ -33,8 +33,8 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     """Return the rows that rank implementations, for the problems on which the user's own were measured.
 
     Added columns: `problem` (the axes and keys that differ, or all axes if there is one problem, as text), `is_users`
-    (whether it is the user's), `place` among the `of` rows with values, and `best`, `median_ms_best`, `ratio`,
-    `verdict` against the fastest other. The stage's first problem comes first.
+    (whether it is the user's), `place` among the `of` rows with values (none if its time is unstable), and `best`,
+    `median_ms_best`, `ratio`, `verdict` against the fastest other. The stage's first problem comes first.
     """
     subjects = stage.subjects
     if subjects is None or "impl" not in rows:
@@ -58,7 +58,8 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     )
     ranking = ranking[ranking["problem"].isin(ranking.loc[ranking["is_users"], "problem"])]
     timed = with_values(ranking).groupby("problem")["median_ms"]
-    ranking = _with_best_other(ranking.assign(place=timed.rank(method="min"), of=timed.transform("size")))
+    place = timed.rank(method="min").where(ranking["status"] != "unstable")
+    ranking = _with_best_other(ranking.assign(place=place, of=timed.transform("size")))
     return ranking.sort_values(["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable")
 
 
@@ -92,9 +93,18 @@ def parts(rows: pd.DataFrame, stage: Stage) -> list[Part]:
 
 
 def first_table(stage_reports: Sequence[StageReport]) -> Table:
-    """Return the first screen's table: each of the user's own implementations on its stage's first problem."""
+    """Return the first screen's table: each of the user's own implementations on one problem of its stage.
+
+    This is the first problem, or the first on which it is wrong.
+    """
     rankings = [ranked(each.rows, each.stage).assign(stage=each.stage.name) for each in stage_reports]
     users_rows = [rows[rows["is_users"]] for rows in rankings if len(rows)]
-    first_problems = [rows[rows["problem"] == rows["problem"].iloc[0]].drop_duplicates("impl") for rows in users_rows]
-    rows = pd.concat(first_problems, ignore_index=True) if first_problems else pd.DataFrame()
+    rows = pd.concat(map(_of_one_problem, users_rows), ignore_index=True) if users_rows else pd.DataFrame()
     return WORDS.table("first_users", rows, f"label:code stage {RANKED}", all_rows=False)
+
+
+def _of_one_problem(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep one row per implementation, those that are wrong first."""
+    wrong = rows["status"] == "wrong"
+    shown = rows[wrong | (rows["problem"] == rows["problem"].iloc[0])].assign(right=~wrong)
+    return shown.sort_values("right", kind="stable").drop_duplicates("impl")
