@@ -58,8 +58,8 @@ def _loaded(file: Path) -> ModuleType:
 
 def compiled(kernel: Any, head_dim: int, is_causal: bool) -> str:
     """Say what the compiler makes of a kernel: spills, and whether its products wait, or race with something."""
-    constants = launches.backward_constants(_tiles(head_dim), is_causal, 1, head_dim, False)
-    report = compile_gluon_for_hopper(kernel, constants, launches.OPTIONS, "bf16")
+    _, constants, options = launches.backward_kernel(_tiles(head_dim), is_causal, 1, head_dim, False)
+    report = compile_gluon_for_hopper(kernel, constants, options, "bf16")
     serialised = ", every one waits" if report.is_serialised else ""
     races = f", {report.touched_early} instructions race with one" if report.touched_early else ""
     return f"{report.spill_instructions} spills, {report.wgmma} wgmma{serialised}{races}"

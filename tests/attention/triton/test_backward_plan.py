@@ -15,7 +15,6 @@ pytestmark = pytest.mark.skipif(not has_gluon(), reason="Triton has no Gluon")
 def planned(monkeypatch):
     """Return a function that plans a backward pass and returns the plan and the names of its kernels."""
     from pipeline.attention.triton.gluon import launches
-    from pipeline.attention.triton.gluon.parts import launches as parts_launches
 
     names = []
 
@@ -23,11 +22,10 @@ def planned(monkeypatch):
         assert len([*dtypes, *scalars]) == len([name for name in kernel.arg_names if name not in constants])
         names.append(kernel.fn.__name__)
 
-    for module in (kernel_sets, direct_launch, backward_plan, launches, parts_launches):
+    for module in (kernel_sets, direct_launch, backward_plan, launches):
         monkeypatch.setattr(module, "gpu_of", lambda _device: GPUS["sm_90"])
     monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
-    for module in (launches, parts_launches):
-        monkeypatch.setattr(module, "compile_launch", launch)
+    monkeypatch.setattr(launches, "compile_launch", launch)
     for module in (backward_plan, backward_ends, in_parts):
         monkeypatch.setattr(module, "prepare_launch", launch)
     for module in (backward_plan, backward_ends):

@@ -27,7 +27,7 @@ def traits(shape=(4, 16, 4096, 128), dtype=torch.bfloat16, stride=None, device=G
 def chosen(q, k=None, do=None, repeatable=False, band=CAUSAL, one_tf32_product=False):
     k, do = k or q, do or q
     problem = Problem(q, k, k, None, band, q.shape[-1] ** -0.5, one_tf32_product, 0)
-    return forward_kernels(problem), backward_kernels(band, q, k, k, do, repeatable, one_tf32_product)
+    return forward_kernels(problem), backward_kernels(problem, do, repeatable)
 
 
 def names(*given, **more):

@@ -45,11 +45,9 @@ def working_memory_of(q: Traits, numbers: int, dq_sum: int = 0) -> WorkingMemory
     return WorkingMemory(sizes, like((sum(sizes),), torch.float32, q.device))
 
 
-def delta_launch(
-    problem: Problem, q: Traits, do: Traits, dq_rows: int, dq_width: int, numbers_in_parts: bool = False
-) -> Launch:
+def delta_launch(problem: Problem, do: Traits, dq_rows: int, dq_width: int, numbers_in_parts: bool = False) -> Launch:
     """Prepare the kernel of δ, the log-sum-exp and, if dq_width is not 0, zeros to add dq to; see `delta_kernel`."""
-    number = torch.bfloat16 if numbers_in_parts else torch.float32
+    q, number = problem.q, torch.bfloat16 if numbers_in_parts else torch.float32
     return prepare_launch(
         delta_kernel,
         math.prod(q.shape[:-2]) * triton.cdiv(dq_rows, ELEMENTWISE.block_queries),

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,7 @@ from pipeline.attention.triton.direct_launch import (
     precision,
     prepare_launch,
     strides,
+    tiles_of,
     tma_can_load,
 )
 from pipeline.attention.triton.gluon.parts import tiles as parts_tiles
@@ -43,7 +44,6 @@ from pipeline.attention.triton.kernels.key_value import key_value_kernel
 from pipeline.attention.triton.kernels.query import query_kernel
 from pipeline.attention.triton.kernels.short_backward import short_kernel
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES, Layout, copies_of, strides_read
-from pipeline.attention.triton.mask import Band
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
 from pipeline.attention.triton.tile_tables import tables_for
 from pipeline.attention.triton.tiles import IN_USE, BackwardConfig, Choices, TileConfig, tile_width
@@ -95,27 +95,15 @@ class ShortBackwardPlan:
 class _Common:
     """What all kernels of a backward pass share: inputs, scalar and compile-time arguments, and choices."""
 
-    q: Traits
-    k: Traits
-    v: Traits
+    problem: Problem
     do: Traits
-    band: Band
     scalars: list[float]
     constants: dict[str, Any]
     choices: Choices
 
-    def tiles_of(self, side: Traits, block: int) -> int:
-        """Count the tiles of queries or keys over all heads."""
-        return math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
-
-    def short_programs_per_sm(self, tiles: TileConfig) -> float:
-        """Return how many programs per multiprocessor there are if the backward pass is one kernel."""
-        programs = self.tiles_of(self.q, tiles.block_queries) + self.tiles_of(self.k, tiles.block_keys)
-        return programs / gpu_of(self.q.device).multiprocessors
-
     def chunk_of(self, side: Traits, block: int, tiles: int) -> int:
         """Return the chunk length of a side that `tiles` tiles of the other side go through, `block` rows at a time."""
-        if not self.band.shows_first_key:
+        if not self.problem.band.shows_first_key:
             return side.shape[-2]
         chunking = self.choices.backward_chunking(side.dtype)
         return self.choices.chunk_length(chunking, tiles, side.shape[-2], block, gpu_of(side.device).multiprocessors)
@@ -136,24 +124,23 @@ def backward_plan(
         given._replace(stride=strides_read(given.shape, layout))
         for given, layout in zip(tensors, layouts_now, strict=True)
     )
-    one_tf32_product = problem.one_tf32_product
-    if choices.gluon and backward_kernels(problem.band, q, k, v, do, repeatable, one_tf32_product).name == "gluon":
-        if q.dtype == torch.float32:
-            return _from_parts(copies_of(layouts_now), problem, q, k, v, do)
-        return _in_gluon(copies_of(layouts_now), problem, q, k, v, do)
+    problem, copies = replace(problem, q=q, k=k, v=v), copies_of(layouts_now)
+    if choices.gluon and backward_kernels(problem, do, repeatable).name == "gluon":
+        return (_from_parts if q.dtype == torch.float32 else _in_gluon)(copies, problem, do)
     lengths = [heads(q), heads_per_kv(q, k), q.shape[-2], k.shape[-2], *band_bounds(problem.band)]
     scalars = [*strides(q), *strides(k), *strides(v), *strides(do), *lengths, problem.scale, problem.scale_log2]
     constants = {**band_constants(problem.band), "HEAD_DIM": q.shape[-1], "PRECISION": precision(problem)}
-    common = _Common(q, k, v, do, problem.band, scalars, constants, choices)
+    common = _Common(problem, do, scalars, constants, choices)
     config = choices.backward(q.dtype, q.shape[-1], k.shape[-2], tables_for(gpu_of(q.device)))
-    if choices.is_short(q.dtype, q.shape[-2], k.shape[-2], common.short_programs_per_sm(config.short)):
+    short_programs = tiles_of(q, config.short.block_queries) + tiles_of(k, config.short.block_keys)
+    if choices.is_short(q.dtype, q.shape[-2], k.shape[-2], short_programs / gpu_of(q.device).multiprocessors):
         like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
-        return ShortBackwardPlan(copies_of(layouts_now), _short(config.short, common), like_q, like_k)
+        return ShortBackwardPlan(copies, _short(config.short, common), like_q, like_k)
     sums_apart = config.query is None and q.dtype != torch.float32
     return BackwardPlan(
-        copies_of(layouts_now),
+        copies,
         memory=working_memory_of(q, padded_numbers(q), math.prod(q.shape) if sums_apart else 0),
-        delta=delta_launch(problem, q, do, dq_rows=q.shape[-2], dq_width=0 if config.query else q.shape[-1]),
+        delta=delta_launch(problem, do, dq_rows=q.shape[-2], dq_width=0 if config.query else q.shape[-1]),
         key_value=_key_value(config, common),
         query=None if config.query is None else _query(config.query, common),
         scaled=scaled_launch(q, problem.scale) if config.query is None else None,
@@ -161,15 +148,13 @@ def backward_plan(
     )
 
 
-def _in_gluon(
-    copies: tuple[bool, ...] | None, problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits
-) -> BackwardPlan:
+def _in_gluon(copies: tuple[bool, ...] | None, problem: Problem, do: Traits) -> BackwardPlan:
     """Plan the backward pass with Gluon kernels: one that sums dq too, or two for wide heads."""
     from pipeline.attention.triton.gluon.launches import backward_launch, query_launch  # not in every Triton version
 
-    tiles = backward_tiles(q.shape[-1])
+    q, tiles = problem.q, backward_tiles(problem.q.shape[-1])
     assert tiles is not None
-    key_value = backward_launch(problem, q, k, v, do, tiles)
+    key_value = backward_launch(problem, do, tiles)
     if isinstance(tiles, BackwardTiles):
         rows = triton.cdiv(q.shape[-2], tiles.block_queries) * tiles.block_queries
         width = tiles.width + tiles.tail
@@ -177,31 +162,28 @@ def _in_gluon(
         return BackwardPlan(
             copies,
             memory=working_memory_of(q, numbers, math.prod(q.shape[:-2]) * rows * width),
-            delta=delta_launch(problem, q, do, dq_rows=rows, dq_width=width, numbers_in_parts=True),
+            delta=delta_launch(problem, do, dq_rows=rows, dq_width=width, numbers_in_parts=True),
             key_value=ChunkedLaunch(key_value, 1, None),
             query=None,
             scaled=unpacked_launch(q, rows, width, problem.scale),
-            like_dk_dv=_like_dk_dv(k),
+            like_dk_dv=_like_dk_dv(problem.k),
         )
-    return _with_dq_apart(copies, problem, q, k, do, key_value, query_launch(problem, q, k, v, do, tiles.query))
+    return _with_dq_apart(copies, problem, do, key_value, query_launch(problem, do, tiles.query))
 
 
-def _from_parts(
-    copies: tuple[bool, ...] | None, problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits
-) -> BackwardPlan:
+def _from_parts(copies: tuple[bool, ...] | None, problem: Problem, do: Traits) -> BackwardPlan:
     """Plan the backward pass with the Gluon kernels for fp32: one for dk and dv, one for dq."""
     from pipeline.attention.triton.gluon.parts import launches
 
-    tiles = parts_tiles.BACKWARD[tile_width(q.shape[-1])]
+    tiles = parts_tiles.BACKWARD[tile_width(problem.q.shape[-1])]
     key_value, query = launches.key_value_launch(problem, tiles), launches.query_launch(problem, tiles.query)
-    return _with_dq_apart(copies, problem, q, k, do, key_value, query, in_parts_of(q, k, v, do))
+    in_parts = in_parts_of(problem.q, problem.k, problem.v, do)
+    return _with_dq_apart(copies, problem, do, key_value, query, in_parts)
 
 
 def _with_dq_apart(
     copies: tuple[bool, ...] | None,
     problem: Problem,
-    q: Traits,
-    k: Traits,
     do: Traits,
     key_value: Launch,
     query: Launch,
@@ -210,12 +192,12 @@ def _with_dq_apart(
     """Plan the backward pass with one kernel for dk and dv and one for dq, neither in chunks."""
     return BackwardPlan(
         copies,
-        memory=working_memory_of(q, padded_numbers(q)),
-        delta=delta_launch(problem, q, do, dq_rows=q.shape[-2], dq_width=0),
+        memory=working_memory_of(problem.q, padded_numbers(problem.q)),
+        delta=delta_launch(problem, do, dq_rows=problem.q.shape[-2], dq_width=0),
         key_value=ChunkedLaunch(key_value, 1, None),
         query=ChunkedLaunch(query, 1, None),
         scaled=None,
-        like_dk_dv=_like_dk_dv(k),
+        like_dk_dv=_like_dk_dv(problem.k),
         in_parts=in_parts,
     )
 
@@ -225,11 +207,12 @@ def _like_dk_dv(k: Traits) -> Tensor:
 
 
 def _short(tiles: TileConfig, common: _Common) -> Launch:
-    query_programs = common.tiles_of(common.q, tiles.block_queries)
+    q, k = common.problem.q, common.problem.k
+    query_programs = tiles_of(q, tiles.block_queries)
     return prepare_launch(
         short_kernel,
-        query_programs + common.tiles_of(common.k, tiles.block_keys),
-        [*[common.q.dtype] * 5, torch.float32, *[common.q.dtype] * 3],
+        query_programs + tiles_of(k, tiles.block_keys),
+        [*[q.dtype] * 5, torch.float32, *[q.dtype] * 3],
         [*common.scalars, query_programs],
         {**common.constants, **block_sizes(tiles)},
         tiles,
@@ -238,8 +221,8 @@ def _short(tiles: TileConfig, common: _Common) -> Launch:
 
 def _key_value(config: BackwardConfig, common: _Common) -> ChunkedLaunch:
     """Plan dk and dv: a program takes a tile of keys and goes through all queries or a chunk of them."""
-    q, k, tiles, sums_dq = common.q, common.k, config.key_value, config.query is None
-    programs = common.tiles_of(k, tiles.block_keys)
+    q, k, tiles, sums_dq = common.problem.q, common.problem.k, config.key_value, config.query is None
+    programs = tiles_of(k, tiles.block_keys)
     chunk = common.chunk_of(q, tiles.block_queries, programs)
     chunks = triton.cdiv(q.shape[-2], chunk)
     gradient = torch.float32 if chunks > 1 else k.dtype
@@ -270,8 +253,8 @@ def _can_reduce(q: Traits) -> bool:
 
 def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
     """Plan dq: a program takes a tile of queries and goes through all keys or a chunk of them."""
-    q, k = common.q, common.k
-    programs = common.tiles_of(q, tiles.block_queries)
+    q, k, v = common.problem.q, common.problem.k, common.problem.v
+    programs = tiles_of(q, tiles.block_queries)
     chunk = common.chunk_of(k, tiles.block_keys, programs)
     chunks = triton.cdiv(k.shape[-2], chunk)
     compute = prepare_launch(
@@ -283,7 +266,7 @@ def _query(tiles: TileConfig, common: _Common) -> ChunkedLaunch:
             **common.constants,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
-            "TMA": common.choices.backward_gains_by_tma(q.shape[-1], k.shape[-2]) and tma_can_load(k, common.v),
+            "TMA": common.choices.backward_gains_by_tma(q.shape[-1], k.shape[-2]) and tma_can_load(k, v),
         },
         tiles,
     )
@@ -300,9 +283,9 @@ def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_
         sum_kernel,
         triton.cdiv(rows, ROWS_PUT_TOGETHER),
         [torch.float32, side.dtype],
-        [rows, part_rows, side.shape[-2], band_bounds(common.band)[1], chunk, chunks],
+        [rows, part_rows, side.shape[-2], band_bounds(common.problem.band)[1], chunk, chunks],
         {
-            "HAS_END": common.band.end is not None,
+            "HAS_END": common.problem.band.end is not None,
             "OF_KEYS": of_keys,
             "HEAD_DIM": side.shape[-1],
             "BLOCK_TILE": block,

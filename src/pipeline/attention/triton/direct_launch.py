@@ -1,10 +1,12 @@
 """Compile Triton kernels for their arguments, launch them without a look-up, and prepare what they take of tensors."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 
 from pipeline.attention.inputs import Traits
@@ -115,6 +117,11 @@ def heads(given: Traits) -> int:
 def heads_per_kv(q: Traits, k: Traits) -> int:
     """Return how many query heads share one head of keys and values."""
     return heads(q) // heads(k)
+
+
+def tiles_of(side: Traits, block: int) -> int:
+    """Count the tiles of queries or keys over all heads."""
+    return math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
 
 
 def strides(given: Traits) -> tuple[int, int, int]:

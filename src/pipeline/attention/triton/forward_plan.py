@@ -20,6 +20,7 @@ from pipeline.attention.triton.direct_launch import (
     precision,
     prepare_launch,
     strides,
+    tiles_of,
     tma_can_load,
 )
 from pipeline.attention.triton.gluon.parts import tiles as parts_tiles
@@ -62,10 +63,9 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     if choices.gluon and forward_kernels(problem).name == "gluon":
         return _in_gluon(problem)
     n_queries, head_dim, n_keys = q.shape[-2], q.shape[-1], k.shape[-2]
-    matrices = math.prod(q.shape[:-2])
     tables = tables_for(gpu)
     block_queries = choices.forward(q.dtype, head_dim, n_keys, tables).block_queries
-    programs = matrices * triton.cdiv(n_queries, block_queries)
+    programs = tiles_of(q, block_queries)
     chunking = choices.forward_chunking(q.dtype)
     chunk = n_keys
     if band.shows_first_key:  # else some queries might have no chunk that is written
@@ -97,7 +97,7 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
     if chunks == 1:
         return ForwardPlan(chunks, attend, None, like_o, like_lse)
-    rows = matrices * n_queries
+    rows = math.prod(q.shape[:-1])
     combine = prepare_launch(
         combine_kernel,
         triton.cdiv(rows, ROWS_PUT_TOGETHER),

@@ -6,7 +6,6 @@ they can run and were found to be faster.
 
 import functools
 import importlib.util
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,12 +16,12 @@ import triton
 from torch import Tensor
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton.direct_launch import strides, tma_can_load
+from pipeline.attention.triton.direct_launch import heads, strides, tiles_of, tma_can_load
 from pipeline.attention.triton.gluon import tiles as gluon_tiles
 from pipeline.attention.triton.gluon.parts import tiles as parts_tiles
 from pipeline.attention.triton.gpu import HOPPER, gpu_of
 from pipeline.attention.triton.layouts import ALIGNMENT_BYTES
-from pipeline.attention.triton.mask import CAUSAL, FULL, Band, Causal
+from pipeline.attention.triton.mask import CAUSAL, FULL, Causal
 from pipeline.attention.triton.problem import Problem, problem_of
 from pipeline.attention.triton.tiles import tile_width
 from pipeline.compat.triton_private import is_interpreted
@@ -68,7 +67,7 @@ def kernels_of(
     repeatable = torch.are_deterministic_algorithms_enabled()
     return KernelSets(
         forward_kernels(problem),
-        backward_kernels(problem.band, problem.q, problem.k, problem.v, do, repeatable, problem.one_tf32_product),
+        backward_kernels(problem, do, repeatable),
     )
 
 
@@ -76,22 +75,21 @@ def forward_kernels(problem: Problem) -> KernelSet:
     """Choose the kernels of a forward pass."""
     q, k, v = problem.q, problem.k, problem.v
     if q.dtype == torch.float32:
-        return _chosen(_why_not_in_parts(problem.band, q, k, problem.one_tf32_product))
+        return _chosen(_why_not_in_parts(problem))
     tiles = gluon_tiles.forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
-    why_not = _why_not(problem.band, q, k, tiles, gluon_tiles.SHORTEST) or _why_not_read(q, k, v)
+    why_not = _why_not(problem, tiles, gluon_tiles.SHORTEST) or _why_not_read(q, k, v)
     if why_not is None and tiles is not None:
         why_not = _why_too_few(q, tiles.block_queries)
     return _chosen(why_not)
 
 
-def backward_kernels(
-    band: Band, q: Traits, k: Traits, v: Traits, do: Traits, repeatable: bool, one_tf32_product: bool = False
-) -> KernelSet:
+def backward_kernels(problem: Problem, do: Traits, repeatable: bool) -> KernelSet:
     """Choose the kernels of a backward pass; repeatable: dq should be bitwise repeatable."""
+    q, k, v = problem.q, problem.k, problem.v
     if q.dtype == torch.float32:
-        return _chosen(_why_not_in_parts(band, q, k, one_tf32_product))
+        return _chosen(_why_not_in_parts(problem))
     tiles = gluon_tiles.backward_tiles(q.shape[-1])
-    why_not = _why_not(band, q, k, tiles, gluon_tiles.SHORTEST) or _why_not_read(q, k, v, do)
+    why_not = _why_not(problem, tiles, gluon_tiles.SHORTEST) or _why_not_read(q, k, v, do)
     if why_not is None and tiles is not None:
         if repeatable and not tiles.query:
             why_not = "torch.use_deterministic_algorithms is on, and Gluon's sums of dq are in no fixed order"
@@ -120,11 +118,12 @@ def why_not_on(device: torch.device) -> str | None:
     return None
 
 
-def _why_not(band: Band, q: Traits, k: Traits, tiles: object | None, shortest: Mapping[int, int]) -> str | None:
+def _why_not(problem: Problem, tiles: object | None, shortest: Mapping[int, int]) -> str | None:
     """Return why the device, mask or shapes rule out the Gluon kernels, or None; tiles: None if Gluon has none."""
+    q, k = problem.q, problem.k
     if why_not := why_not_on(q.device):
         return why_not
-    if band not in (FULL, CAUSAL):
+    if problem.band not in (FULL, CAUSAL):
         return "a mask that is neither full nor causal from the top left"
     if tiles is None or q.shape[-1] % ALIGNED_COLUMNS:
         return f"head_dim {q.shape[-1]}"
@@ -134,16 +133,17 @@ def _why_not(band: Band, q: Traits, k: Traits, tiles: object | None, shortest: M
     return None
 
 
-def _why_not_in_parts(band: Band, q: Traits, k: Traits, one_tf32_product: bool) -> str | None:
+def _why_not_in_parts(problem: Problem) -> str | None:
     """Return why the kernels that multiply fp32 in parts are ruled out, or None.
 
     The answer is the same for both passes, because the backward pass must recompute weights from the same scores:
     another kernel rounds scores differently, so that weights of large scores would not sum to 1.
     """
-    if one_tf32_product:
+    q, k = problem.q, problem.k
+    if problem.one_tf32_product:
         return "fp32 multiplied as one TF32 product"
     forward, backward = (table.get(tile_width(q.shape[-1])) for table in (parts_tiles.FORWARD, parts_tiles.BACKWARD))
-    why_not = _why_not(band, q, k, forward, parts_tiles.SHORTEST)
+    why_not = _why_not(problem, forward, parts_tiles.SHORTEST)
     if why_not is None and forward is not None and backward is not None:
         why_not = _why_too_few(q, forward.block_queries) or _why_too_few(k, backward.block_keys)
     return why_not
@@ -158,13 +158,13 @@ def _why_not_read(*read: Traits) -> str | None:
 
 def _has_apart(given: Traits) -> bool:
     """Tell whether the matrices are separate in memory, not one that is expanded."""
-    sizes = (given.shape[0], given.shape[1] if len(given.shape) == 4 else 1)
-    return all(stride > 0 or size == 1 for stride, size in zip(strides(given), sizes, strict=False))
+    batch, head, _row = strides(given)
+    return (batch > 0 or given.shape[0] == 1) and (head > 0 or heads(given) == 1)
 
 
 def _why_too_few(side: Traits, block: int) -> str | None:
     """Return why the tiles of queries or keys are too few for the GPU, or None."""
-    tiles = math.prod(side.shape[:-2]) * triton.cdiv(side.shape[-2], block)
+    tiles = tiles_of(side, block)
     sms = gpu_of(side.device).multiprocessors
     return f"{tiles} tiles for {sms} multiprocessors" if tiles < gluon_tiles.LEAST_TILES_PER_SM * sms else None
 

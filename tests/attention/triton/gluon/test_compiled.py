@@ -24,30 +24,25 @@ from pipeline.attention.triton.gluon.tiles import FORWARD, FORWARD_SHORT, backwa
 from tools.tuning.compiled import compile_gluon_for_hopper
 
 def report(kernel, width, head_dim, dtype, is_causal, per_kv, has_part_tile):
-    if dtype == "fp32":
-        tiles = {"forward": parts_tiles.FORWARD, "key_value": parts_tiles.BACKWARD, "query": parts_tiles.BACKWARD}
-        name = kernel.removeprefix("fp32_")
-        of = tiles[name][width].query if name == "query" else tiles[name][width]
-        if name == "key_value":
-            constants = parts.key_value_constants(of, is_causal, per_kv, head_dim)
-            constants["dq_sum_ptr"] = None
-        else:
-            constants = parts.constants_by_queries(of, is_causal, per_kv, head_dim)
-        kernel = getattr(parts, f"hopper_parts_{name}_kernel")
-        return compile_gluon_for_hopper(kernel, constants, launches.OPTIONS, dtype)
+    shared = (is_causal, per_kv, head_dim)
     backward = backward_tiles(head_dim)
     if kernel == "backward":
-        in_pairs = is_causal and per_kv > 1
-        constants = launches.backward_constants(backward, is_causal, per_kv, head_dim, has_part_tile, in_pairs)
-        if backward.query:
-            constants["dq_sum_ptr"] = None
-        return compile_gluon_for_hopper(launches.backward_kernel(backward), constants, launches.OPTIONS, dtype)
-    if kernel == "query":
-        constants = launches.query_constants(backward.query, is_causal, per_kv, head_dim)
-        return compile_gluon_for_hopper(launches.hopper_wide_query_kernel, constants, launches.OPTIONS, dtype)
-    tiles = {"forward": FORWARD, "forward_short": FORWARD_SHORT}[kernel][width]
-    constants = launches.forward_constants(tiles, is_causal, per_kv, head_dim)
-    return compile_gluon_for_hopper(launches.forward_kernel(tiles), constants, launches.forward_options(tiles), dtype)
+        specialization = launches.backward_kernel(backward, *shared, has_part_tile, is_causal and per_kv > 1)
+    elif kernel == "query":
+        specialization = launches.query_kernel(backward.query, *shared)
+    elif kernel == "fp32_forward":
+        specialization = parts.forward_kernel(parts_tiles.FORWARD[width], *shared)
+    elif kernel == "fp32_key_value":
+        specialization = parts.key_value_kernel(parts_tiles.BACKWARD[width], *shared)
+    elif kernel == "fp32_query":
+        specialization = parts.query_kernel(parts_tiles.BACKWARD[width].query, *shared)
+    else:
+        tiles = {"forward": FORWARD, "forward_short": FORWARD_SHORT}[kernel][width]
+        specialization = launches.forward_kernel(tiles, *shared)
+    compiled, constants, options = specialization
+    if kernel == "fp32_key_value" or (kernel == "backward" and backward.query):
+        constants["dq_sum_ptr"] = None
+    return compile_gluon_for_hopper(compiled, constants, options, dtype)
 
 reports = [dataclasses.asdict(report(*words)) for words in json.loads(sys.argv[1])]
 print(json.dumps([FIRST_NAMED_BARRIER.value, reports]))

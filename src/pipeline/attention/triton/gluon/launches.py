@@ -1,7 +1,8 @@
 """Prepare launches of the Gluon kernels, with their arguments; importing this module requires Gluon."""
 
 import math
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -41,6 +42,14 @@ OPTIONS = {
 TILE_OVERHEAD = 1
 
 
+class Specialization(NamedTuple):
+    """A kernel, its compile-time arguments and Triton's options."""
+
+    kernel: Any
+    constants: dict[str, int | bool]
+    options: dict[str, int] = OPTIONS
+
+
 class Blocks(Protocol):
     """Tiles of any kernel here."""
 
@@ -56,60 +65,76 @@ class Blocks(Protocol):
 def forward_launch(problem: Problem, tiles: ForwardTiles | NarrowForwardTiles) -> Launch:
     """Prepare the forward kernel of these tiles; its launch takes q, k, v, output and LSE."""
     q, k, v, is_causal = problem.q, problem.k, problem.v, problem.band == CAUSAL
-    work = work_by_queries(q, k, is_causal, tiles)
-    programs = gpu_of(q.device).multiprocessors
-    if isinstance(tiles, NarrowForwardTiles):
-        programs *= tiles.programs_per_sm
-    n_programs, sizes = programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, programs)
-    return compile_launch(
-        forward_kernel(tiles),
-        n_programs,
+    return launch_of(
+        forward_kernel(tiles, is_causal, heads_per_kv(q, k), q.shape[-1]),
+        problem,
+        q,
+        work_by_queries(q, k, is_causal, tiles),
         [*[q.dtype] * 4, torch.float32],
-        [*(stride for given in (q, k, v) for stride in _strides(given)), *sizes, problem.scale_log2],
-        forward_constants(tiles, is_causal, heads_per_kv(q, k), q.shape[-1]),
-        forward_options(tiles),
+        [problem.scale_log2],
+        strided=(q, k, v),
+        programs_per_sm=tiles.programs_per_sm,
     )
 
 
-def backward_launch(
-    problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: BackwardTiles | KeyValueTiles
-) -> Launch:
+def backward_launch(problem: Problem, do: Traits, tiles: BackwardTiles | KeyValueTiles) -> Launch:
     """Prepare the backward kernel; its launch takes q, k, v, do, LSE, delta, dq_sum, dk and dv.
 
-    The layout of q, k and v may differ from the problem's by now. If dq has its own kernel, dq_sum is None and LSE and
-    delta are in fp32, otherwise these are in bf16 parts.
+    If dq has its own kernel, dq_sum is None and LSE and delta are in fp32, otherwise these are in bf16 parts.
     """
-    is_causal = problem.band == CAUSAL
+    q, k, v, is_causal = problem.q, problem.k, problem.v, problem.band == CAUSAL
     number, dq_sum = (torch.float32, None) if tiles.query else (torch.bfloat16, torch.float32)
-    work = work_by_keys(q, k, is_causal, tiles)
-    programs, matrices = gpu_of(q.device).multiprocessors, math.prod(k.shape[:-2])
-    n_programs, sizes = programs_and_sizes(q, k, matrices, work, programs)
-    in_pairs = is_causal and heads_per_kv(q, k) > 1 and is_balanced_in_pairs(matrices, work, programs)
-    return compile_launch(
-        backward_kernel(tiles),
-        n_programs,
+    work, per_kv = work_by_keys(q, k, is_causal, tiles), heads_per_kv(q, k)
+    has_part_tile = k.shape[-2] % tiles.block_keys != 0
+    programs = gpu_of(k.device).multiprocessors
+    in_pairs = is_causal and per_kv > 1 and is_balanced_in_pairs(math.prod(k.shape[:-2]), work, programs)
+    return launch_of(
+        backward_kernel(tiles, is_causal, per_kv, q.shape[-1], has_part_tile, in_pairs),
+        problem,
+        k,
+        work,
         [*[q.dtype] * 4, number, number, dq_sum, q.dtype, q.dtype],
-        [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, problem.scale, problem.scale_log2],
-        backward_constants(
-            tiles, is_causal, heads_per_kv(q, k), q.shape[-1], k.shape[-2] % tiles.block_keys != 0, in_pairs
-        ),
-        OPTIONS,
+        [problem.scale, problem.scale_log2],
+        strided=(q, k, v, do),
     )
 
 
-def query_launch(problem: Problem, q: Traits, k: Traits, v: Traits, do: Traits, tiles: QueryTiles) -> Launch:
+def query_launch(problem: Problem, do: Traits, tiles: QueryTiles) -> Launch:
     """Prepare the kernel for dq alone; its launch takes q, k, v, do, lse_log2, delta and dq."""
-    is_causal = problem.band == CAUSAL
-    work = work_by_queries(q, k, is_causal, tiles)
-    n_programs, sizes = programs_and_sizes(q, k, math.prod(q.shape[:-2]), work, gpu_of(q.device).multiprocessors)
-    return compile_launch(
-        hopper_wide_query_kernel,
-        n_programs,
+    q, k, v, is_causal = problem.q, problem.k, problem.v, problem.band == CAUSAL
+    return launch_of(
+        query_kernel(tiles, is_causal, heads_per_kv(q, k), q.shape[-1]),
+        problem,
+        q,
+        work_by_queries(q, k, is_causal, tiles),
         [*[q.dtype] * 4, *[torch.float32] * 2, q.dtype],
-        [*(stride for given in (q, k, v, do) for stride in _strides(given)), *sizes, problem.scale, problem.scale_log2],
-        query_constants(tiles, is_causal, heads_per_kv(q, k), q.shape[-1]),
-        OPTIONS,
+        [problem.scale, problem.scale_log2],
+        strided=(q, k, v, do),
     )
+
+
+def launch_of(
+    specialization: Specialization,
+    problem: Problem,
+    cut: Traits,
+    work: np.ndarray,
+    dtypes: Sequence[torch.dtype | None],
+    scales: Sequence[float],
+    strided: Sequence[Traits] = (),
+    programs_per_sm: int = 1,
+) -> Launch:
+    """Prepare a kernel of persistent programs.
+
+    cut: q or k, whichever is cut into tiles; work: of each tile of one of its matrices, most first; strided: the
+    tensors whose strides the kernel takes, and with them the number of heads.
+    """
+    matrices = math.prod(cut.shape[:-2])
+    programs = min(programs_per_sm * gpu_of(cut.device).multiprocessors, matrices * len(work))
+    together = heads_together(matrices, work, programs)
+    sizes = (matrices, problem.q.shape[-2], problem.k.shape[-2], len(work), together)
+    layout = [*(stride for given in strided for stride in _strides(given)), heads(problem.q)] if strided else []
+    kernel, constants, options = specialization
+    return compile_launch(kernel, programs, dtypes, [*layout, *sizes, *scales], constants, options)
 
 
 def work_by_keys(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.ndarray:
@@ -130,98 +155,48 @@ def work_by_queries(q: Traits, k: Traits, is_causal: bool, tiles: Blocks) -> np.
     return -(-keys_seen // tiles.block_keys) + TILE_OVERHEAD
 
 
-def programs_and_sizes(
-    q: Traits, k: Traits, matrices: int, work: np.ndarray, programs: int
-) -> tuple[int, tuple[int, ...]]:
-    """Return the number of programs to launch and the kernels' size arguments.
-
-    matrices: how many are cut into tiles, of queries or of keys; work: per tile of a matrix; programs: how many fit on
-    the GPU at a time.
-    """
-    programs = min(programs, matrices * len(work))
-    together = heads_together(matrices, work, programs)
-    return programs, (heads(q), matrices, q.shape[-2], k.shape[-2], len(work), together)
-
-
-def forward_kernel(tiles: ForwardTiles | NarrowForwardTiles) -> Any:
-    """Return the forward kernel for these tiles."""
-    return hopper_narrow_forward_kernel if isinstance(tiles, NarrowForwardTiles) else hopper_forward_kernel
-
-
-def forward_options(tiles: ForwardTiles | NarrowForwardTiles) -> dict[str, int]:
-    """Return Triton's options for the forward kernel; those with several warpgroups limit registers themselves."""
-    return {**OPTIONS, "maxnreg": tiles.registers} if isinstance(tiles, NarrowForwardTiles) else OPTIONS
-
-
-def forward_constants(
+def forward_kernel(
     tiles: ForwardTiles | NarrowForwardTiles, is_causal: bool, per_kv: int, head_dim: int
-) -> dict[str, int | bool]:
-    """Return the compile-time arguments of the forward kernel for these tiles; per_kv: query heads per key head."""
-    shared = {
-        "CAUSAL": is_causal,
-        "HEADS_PER_KV": per_kv,
-        "HEAD_DIM": head_dim,
-        "WIDTH": tile_width(head_dim),
-        "BLOCK_KEYS": tiles.block_keys,
-    }
+) -> Specialization:
+    """Return the forward kernel of these tiles; per_kv: query heads per key head."""
+    shared = {**shared_constants(is_causal, per_kv, head_dim), "BLOCK_KEYS": tiles.block_keys}
     if isinstance(tiles, NarrowForwardTiles):
-        return shared
-    return {
-        **shared,
-        "STAGES": tiles.stages,
-        "GROUPS": tiles.groups,
-        "REGISTERS": tiles.registers,
-        "O_IN_Q": tiles.o_in_q,
-    }
+        return Specialization(hopper_narrow_forward_kernel, shared, {**OPTIONS, "maxnreg": tiles.registers})
+    of_groups = {"GROUPS": tiles.groups, "REGISTERS": tiles.registers, "O_IN_Q": tiles.o_in_q, "STAGES": tiles.stages}
+    return Specialization(hopper_forward_kernel, shared | of_groups)
 
 
-def backward_kernel(tiles: BackwardTiles | KeyValueTiles) -> Any:
-    """Return the backward kernel for these tiles."""
-    return hopper_wide_key_value_kernel if isinstance(tiles, KeyValueTiles) else hopper_backward_kernel
-
-
-def backward_constants(
+def backward_kernel(
     tiles: BackwardTiles | KeyValueTiles,
     is_causal: bool,
     per_kv: int,
     head_dim: int,
     has_part_tile: bool,
     in_pairs: bool = False,
-) -> dict[str, int | bool]:
-    """Return the backward kernel's compile-time arguments.
+) -> Specialization:
+    """Return the backward kernel of these tiles.
 
     has_part_tile: the last tile extends past the last key, which a kernel that sums dq must mask; in_pairs: see
     `pieces.item_of`.
     """
-    shared = {
-        "CAUSAL": is_causal,
-        "HEADS_PER_KV": per_kv,
-        "HEAD_DIM": head_dim,
-        "REGISTERS": tiles.registers,
-    }
+    shared = {**shared_constants(is_causal, per_kv, head_dim), "REGISTERS": tiles.registers}
     if isinstance(tiles, KeyValueTiles):
-        return {**shared, "WIDTH": tile_width(head_dim), "STAGES": tiles.stages}
+        return Specialization(hopper_wide_key_value_kernel, {**shared, "STAGES": tiles.stages})
     # Without the mask, ptxas makes every wgmma wait for the one before (Triton 3.6, head_dim 40 to 64).
     masks_keys = has_part_tile or (is_causal and tiles.width + tiles.tail == 64)
-    return {
-        **shared,
-        "MASK_KEYS": masks_keys,
-        "WIDTH": tiles.width,
-        "TAIL": tiles.tail,
-        "BLOCK_QUERIES": tiles.block_queries,
-        "IN_PAIRS": in_pairs,
-    }
+    of_tiles = {"WIDTH": tiles.width, "TAIL": tiles.tail, "BLOCK_QUERIES": tiles.block_queries}
+    return Specialization(hopper_backward_kernel, {**shared, **of_tiles, "MASK_KEYS": masks_keys, "IN_PAIRS": in_pairs})
 
 
-def query_constants(tiles: QueryTiles, is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
-    """Return the compile-time arguments of the kernel for dq."""
-    return {
-        "CAUSAL": is_causal,
-        "HEADS_PER_KV": per_kv,
-        "HEAD_DIM": head_dim,
-        "WIDTH": tile_width(head_dim),
-        "REGISTERS": tiles.registers,
-    }
+def query_kernel(tiles: QueryTiles, is_causal: bool, per_kv: int, head_dim: int) -> Specialization:
+    """Return the kernel for dq."""
+    shared = shared_constants(is_causal, per_kv, head_dim)
+    return Specialization(hopper_wide_query_kernel, {**shared, "REGISTERS": tiles.registers})
+
+
+def shared_constants(is_causal: bool, per_kv: int, head_dim: int) -> dict[str, int | bool]:
+    """Return the compile-time arguments of all kernels."""
+    return {"CAUSAL": is_causal, "HEADS_PER_KV": per_kv, "HEAD_DIM": head_dim, "WIDTH": tile_width(head_dim)}
 
 
 def _strides(given: Traits) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ class ForwardTiles:
     stages: int
     registers: int
     o_in_q: bool = False
+    programs_per_sm: ClassVar[int] = 1
 
     @property
     def block_queries(self) -> int:
