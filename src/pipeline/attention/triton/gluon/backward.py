@@ -8,7 +8,7 @@ algorithm 2.
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.moving import (
@@ -17,7 +17,6 @@ from pipeline.attention.triton.gluon.moving import (
     DQ_COLUMNS,
     GROUPS,
     KEYS,
-    LOADING_REGISTERS,
     PARTS_WIDTH,
     PLAIN_LAYOUT,
     Q_FREE,
@@ -27,11 +26,12 @@ from pipeline.attention.triton.gluon.moving import (
     load_queries,
 )
 from pipeline.attention.triton.gluon.pieces import (
+    LOADING_REGISTERS,
     SIZES,
-    as_block,
     barriers,
     dense_matrices_at,
     item_of,
+    store_block,
     tiles_of,
 )
 from pipeline.attention.triton.gluon.steps import STAGES, hand_over_dq, step_of_halves, step_of_one
@@ -55,15 +55,6 @@ def _step(
             MASKED, CAUSAL, MASK_KEYS, WIDTH, GROUP,
         )  # fmt: skip
     return dk, dv, dk_tail, dv_tail
-
-
-@gluon.jit
-def _leave(matrices, matrix, first_key, column, tile, gradient):
-    """Copy a gradient to memory through the buffer of this warpgroup's values, which are no longer needed."""
-    tile.store(gradient)
-    fence_async_shared()
-    tma.async_copy_shared_to_global(matrices, [0, matrix, first_key, column], as_block(tile))
-    tma.store_wait(0)
 
 
 @gluon.jit
@@ -118,11 +109,11 @@ def _differentiate(
                     ds_tiles, dq_tiles, q_full, do_full, False, CAUSAL, MASK_KEYS, WIDTH, TAIL, BLOCK_QUERIES, GROUP,
                 )  # fmt: skip
                 step += 1
-        _leave(dv_matrices, matrix, first_key, 0, tiles[2].index(GROUP), dv.to(DTYPE))
-        _leave(dk_matrices, matrix, first_key, 0, tiles[2].index(GROUP), (dk * scale).to(DTYPE))
+        store_block(dv_matrices, matrix, first_key, tiles[2].index(GROUP), dv.to(DTYPE))
+        store_block(dk_matrices, matrix, first_key, tiles[2].index(GROUP), (dk * scale).to(DTYPE))
         if TAIL:
-            _leave(dv_tails, matrix, first_key, WIDTH, tails[1].index(GROUP), dv_tail.to(DTYPE))
-            _leave(dk_tails, matrix, first_key, WIDTH, tails[1].index(GROUP), (dk_tail * scale).to(DTYPE))
+            store_block(dv_tails, matrix, first_key, tails[1].index(GROUP), dv_tail.to(DTYPE), WIDTH)
+            store_block(dk_tails, matrix, first_key, tails[1].index(GROUP), (dk_tail * scale).to(DTYPE), WIDTH)
         mbarrier.arrive(kv_free, count=1)
         i += 1
         exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)

@@ -17,37 +17,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.pieces import (
+    LN_2,
+    LOADING_REGISTERS,
+    ROWS,
     SIZES,
     as_block,
     barriers,
+    blocks_of,
     dense_matrices_at,
     load,
+    masked,
     matrices_at,
     matrix_and_tile,
     next_slot,
+    tile_after,
     tiles_of,
     work_item,
 )
 from pipeline.attention.triton.gluon.softmax import first_weights, more_weights, rescaled, sums_and_lse
-
-LN_2 = gl.constexpr(0.6931471805599453)
-ROWS = gl.constexpr(64)  # queries per warpgroup: the rows of one wgmma
-LOADING_REGISTERS = gl.constexpr(24)  # per thread: the minimum
-
-
-@gluon.jit
-def blocks_of(query_end, n_keys, CAUSAL: gl.constexpr, BLOCK_KEYS: gl.constexpr):
-    """Return how many blocks of keys the queries before `query_end` attend to."""
-    blocks = gl.cdiv(n_keys, BLOCK_KEYS)
-    if CAUSAL:
-        blocks = gl.minimum(blocks, gl.cdiv(query_end, BLOCK_KEYS))
-    return blocks
-
-
-@gluon.jit
-def tile_after(rank, n_tiles, CAUSAL: gl.constexpr):
-    """Return the tile of queries of a rank by descending work: with a causal mask, the last tile has the most."""
-    return n_tiles - 1 - rank if CAUSAL else rank
 
 
 @gluon.jit
@@ -165,11 +152,7 @@ def _attend(
             mbarrier.wait(k_full.index(slot), phase)
             s = warpgroup_mma_wait(0, deps=[_scores(q, k_tiles.index(slot), HEAD_DIM, S_LAYOUT)])
             mbarrier.arrive(k_free.index(slot), count=1)
-            keys = (blocks - 1) * BLOCK_KEYS + gl.arange(0, BLOCK_KEYS, gl.SliceLayout(0, S_LAYOUT))[None, :]
-            visible = keys < n_keys
-            if CAUSAL:
-                visible &= keys <= (first_query + gl.arange(0, ROWS, S_ROW))[:, None]
-            s = gl.where(visible, s, float("-inf"))
+            s = masked(s, float("-inf"), blocks - 1, first_query, n_keys, CAUSAL)
             weights, maximum, total = first_weights(s, scale_log2, DTYPE)
             weights = gl.convert_layout(weights, P_LAYOUT)
             o = gl.zeros([ROWS, WIDTH], gl.float32, O_LAYOUT)

@@ -15,15 +15,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
-from pipeline.attention.triton.gluon.forward import LN_2, ROWS, blocks_of, tile_after
 from pipeline.attention.triton.gluon.pieces import (
+    LN_2,
+    ROWS,
     SIZES,
     as_block,
     barriers,
+    blocks_of,
     dense_matrices_at,
+    masked,
     matrices_at,
     matrix_and_tile,
     next_slot,
+    tile_after,
     tiles_of,
     work_item,
 )
@@ -145,11 +149,7 @@ def hopper_narrow_forward_kernel(
             v_tiles.index(slot), BLOCK_KEYS,
         )  # fmt: skip
         # The last block first: only it needs a mask, and every query sees its first key, so no row is all -∞.
-        keys = (blocks - 1) * BLOCK_KEYS + gl.arange(0, BLOCK_KEYS, gl.SliceLayout(0, S_LAYOUT))[None, :]
-        visible = keys < n_keys
-        if CAUSAL:
-            visible &= keys <= (first_query + gl.arange(0, ROWS, S_ROW))[:, None]
-        s = gl.where(visible, s, float("-inf"))
+        s = masked(s, float("-inf"), blocks - 1, first_query, n_keys, CAUSAL)
         weights, maximum, total = first_weights(s, scale_log2, DTYPE)
         weights = gl.convert_layout(weights, P_LAYOUT)
         o = gl.zeros([ROWS, WIDTH], gl.float32, O_LAYOUT)

@@ -9,28 +9,20 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_wait
 
-from pipeline.attention.triton.gluon.moving import (
-    GROUPS,
-    KEYS,
-    LOADING_REGISTERS,
-    PLAIN_LAYOUT,
-    first_block_of,
-    load_keys,
-    load_queries,
-)
+from pipeline.attention.triton.gluon.moving import GROUPS, KEYS, PLAIN_LAYOUT, first_block_of, load_keys, load_queries
 from pipeline.attention.triton.gluon.pieces import (
+    LOADING_REGISTERS,
     SIZES,
-    as_block,
     barriers,
     dense_matrices_at,
     matrix_and_tile,
     next_slot,
+    store_block,
     tiles_of,
     work_item,
 )
@@ -38,16 +30,6 @@ from pipeline.attention.triton.gluon.pieces import (
 QUERIES = gl.constexpr(64)  # per block
 P_TILES = gl.constexpr(2)  # one is read while the next is written
 S_LAYOUT = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))  # of scores: 64 keys by 64 queries
-
-
-@gluon.jit
-def _leave(matrices, matrix, first_key, tile, gradient, kv_free):
-    """Copy a gradient to memory through the buffer of keys or values that this warpgroup no longer needs."""
-    tile.store(gradient)
-    fence_async_shared()
-    tma.async_copy_shared_to_global(matrices, [0, matrix, first_key, 0], as_block(tile))
-    tma.store_wait(0)
-    mbarrier.arrive(kv_free, count=1)
 
 
 @gluon.jit
@@ -131,7 +113,8 @@ def _differentiate_values(
             dv, weights = warpgroup_mma_wait(0, deps=[dv_coming, weights])
             mbarrier.arrive(do_free.index(slot), count=1)
             slot, phase = next_slot(slot, phase, STAGES)
-        _leave(dv_matrices, matrix, tile * KEYS, k_tile, dv.to(DTYPE), kv_free)
+        store_block(dv_matrices, matrix, tile * KEYS, k_tile, dv.to(DTYPE))
+        mbarrier.arrive(kv_free, count=1)
         i += 1
         item = work_item(i)
 
@@ -178,7 +161,8 @@ def _differentiate_keys(
                 mbarrier.arrive(do_free.index(slot), count=1)
                 mbarrier.arrive(q_free.index(slot), count=1)
                 slot, phase = next_slot(slot, phase, STAGES)
-        _leave(dk_matrices, matrix, tile * KEYS, v_tile, (dk * scale).to(DTYPE), kv_free)
+        store_block(dk_matrices, matrix, tile * KEYS, v_tile, (dk * scale).to(DTYPE))
+        mbarrier.arrive(kv_free, count=1)
         i += 1
         item = work_item(i)
 

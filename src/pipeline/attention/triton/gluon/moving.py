@@ -20,7 +20,6 @@ from pipeline.compat.gluon_private import tma_reduce_add
 KEYS = gl.constexpr(64)  # per warpgroup: the rows of one wgmma
 GROUPS = gl.constexpr(2)
 BLOCK_KEYS = gl.constexpr(128)
-LOADING_REGISTERS = gl.constexpr(24)  # per thread: the minimum
 PLAIN_LAYOUT = gl.constexpr(gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=2))
 # Named barriers of `hopper_backward_kernel`. DS_FULL: four on which its warpgroups wait for each other's dS, in one of
 # three ways (`steps`); DQ_FULL and DQ_FREE: one per warpgroup, for its part of dq; Q_FREE and DO_FREE: one per slot of

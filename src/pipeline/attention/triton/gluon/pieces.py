@@ -1,8 +1,8 @@
-"""Helpers shared by the Gluon kernels: order of work, tensor descriptors, barriers."""
+"""Helpers shared by the Gluon kernels: order of work, masks, tensor descriptors, barriers."""
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 
 # A kernel is compiled once for all values of these arguments.
 SIZES = (
@@ -15,6 +15,9 @@ SIZES = (
     "heads_together",
 )
 
+LN_2 = gl.constexpr(0.6931471805599453)
+ROWS = gl.constexpr(64)  # queries per warpgroup: the rows of one wgmma
+LOADING_REGISTERS = gl.constexpr(24)  # per thread: the minimum
 
 # Named barriers: the hardware has 16. Triton uses the first ones, one for all threads and one per warpgroup; kernels
 # with named barriers of their own have two warpgroups. Single warps need none. Only threads that `arrive_and_wait`
@@ -95,6 +98,32 @@ def item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS: gl.constexpr):
 
 
 @gluon.jit
+def blocks_of(query_end, n_keys, CAUSAL: gl.constexpr, BLOCK_KEYS: gl.constexpr):
+    """Return how many blocks of keys the queries before `query_end` attend to."""
+    blocks = gl.cdiv(n_keys, BLOCK_KEYS)
+    if CAUSAL:
+        blocks = gl.minimum(blocks, gl.cdiv(query_end, BLOCK_KEYS))
+    return blocks
+
+
+@gluon.jit
+def tile_after(rank, n_tiles, CAUSAL: gl.constexpr):
+    """Return the tile of queries of a rank by descending work: with a causal mask, the last tile has the most."""
+    return n_tiles - 1 - rank if CAUSAL else rank
+
+
+@gluon.jit
+def masked(x, other, block, first_query, n_keys, CAUSAL: gl.constexpr):
+    """Replace what belongs to a key past the end or, if CAUSAL, after its query, in numbers of (queries, keys)."""
+    LAYOUT: gl.constexpr = x.type.layout
+    keys = block * x.shape[1] + gl.arange(0, x.shape[1], gl.SliceLayout(0, LAYOUT))[None, :]
+    visible = keys < n_keys
+    if CAUSAL:
+        visible &= keys <= (first_query + gl.arange(0, x.shape[0], gl.SliceLayout(1, LAYOUT)))[:, None]
+    return gl.where(visible, x, other)
+
+
+@gluon.jit
 def matrices_at(
     pointer, n_matrices, heads, rows, strides, HEAD_DIM: gl.constexpr, BLOCK: gl.constexpr, WIDTH: gl.constexpr
 ):
@@ -126,6 +155,15 @@ def as_block(tile):
 def load(descriptor, matrix, heads, row, full, tile, column=0):
     """Start copying a block of rows into shared memory; it completes on `full`, which must expect its bytes."""
     tma.async_copy_global_to_shared(descriptor, [matrix // heads, matrix % heads, row, column], full, as_block(tile))
+
+
+@gluon.jit
+def store_block(matrices, matrix, row, tile, numbers, column=0):
+    """Store a block of rows in memory, through a tile of shared memory that is free for it; wait until it is read."""
+    tile.store(numbers)
+    fence_async_shared()
+    tma.async_copy_shared_to_global(matrices, [0, matrix, row, column], as_block(tile))
+    tma.store_wait(0)
 
 
 @gluon.jit

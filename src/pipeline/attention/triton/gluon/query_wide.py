@@ -9,23 +9,26 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
     fence_async_shared,
     mbarrier,
-    tma,
     warpgroup_mma,
     warpgroup_mma_wait,
 )
 from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.backward import GROUPS
-from pipeline.attention.triton.gluon.forward import LOADING_REGISTERS, ROWS, blocks_of, tile_after
 from pipeline.attention.triton.gluon.pieces import (
+    LOADING_REGISTERS,
+    ROWS,
     SIZES,
-    as_block,
     barriers,
+    blocks_of,
     dense_matrices_at,
     load,
+    masked,
     matrices_at,
     matrix_and_tile,
     next_slot,
+    store_block,
+    tile_after,
     tiles_of,
     work_item,
 )
@@ -94,11 +97,7 @@ def _step(
     s = warpgroup_mma_wait(1, deps=[s_coming])
     p = gl.exp2(s * scale_log2 - lse[:, None])
     if MASKED:
-        keys = block * BLOCK_KEYS + gl.arange(0, BLOCK_KEYS, gl.SliceLayout(0, S_LAYOUT))[None, :]
-        visible = keys < n_keys
-        if CAUSAL:
-            visible &= keys <= (first_query + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT)))[:, None]
-        p = gl.where(visible, p, 0.0)
+        p = masked(p, 0.0, block, first_query, n_keys, CAUSAL)
     dp = warpgroup_mma_wait(0, deps=[dp_coming])
     mbarrier.arrive(v_free, count=1)
     ds = gl.convert_layout((p * (dp - delta[:, None])).to(k.dtype), A_LAYOUT)
@@ -158,10 +157,7 @@ def _differentiate(
             slot, phase = next_slot(slot, phase, K_STAGES)
             v_phase ^= 1
         # dq leaves through the buffer of its queries, which are no longer needed.
-        q.store((dq * scale).to(q.dtype))
-        fence_async_shared()
-        tma.async_copy_shared_to_global(dq_matrices, [0, matrix, first_query, 0], as_block(q))
-        tma.store_wait(0)
+        store_block(dq_matrices, matrix, first_query, q, (dq * scale).to(q.dtype))
         mbarrier.arrive(q_free.index(GROUP), count=1)
         i += 1
         item = work_item(i)

@@ -8,18 +8,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
-from pipeline.attention.triton.gluon.forward import LN_2, LOADING_REGISTERS, ROWS, blocks_of, tile_after
-from pipeline.attention.triton.gluon.parts.products import (
-    in_parts,
-    load_parts,
-    start_product,
-    start_scores,
-    store_rows,
-)
+from pipeline.attention.triton.gluon.parts.products import in_parts, load_parts, start_product, start_scores, store_rows
 from pipeline.attention.triton.gluon.pieces import (
+    LN_2,
+    LOADING_REGISTERS,
+    ROWS,
+    SIZES,
     barriers,
+    blocks_of,
     dense_matrices_at,
+    masked,
     matrix_and_tile,
+    tile_after,
     tiles_of,
     work_item,
 )
@@ -27,7 +27,6 @@ from pipeline.attention.triton.gluon.softmax import first_weights, more_weights,
 from pipeline.attention.triton.kernels.parts import PARTS
 
 GROUPS = gl.constexpr(2)
-SIZES = ("n_matrices", "n_queries", "n_keys", "n_tiles", "heads_together")
 
 
 @gluon.jit
@@ -109,11 +108,7 @@ def _attend(
             s = start_scores(q_tiles, GROUP * PARTS, k_tiles, 0, no_scores, False)
             s = warpgroup_mma_wait(0, deps=[s])
             mbarrier.arrive(k_free, count=1)
-            keys = (blocks - 1) * BLOCK_KEYS + gl.arange(0, BLOCK_KEYS, gl.SliceLayout(0, S_LAYOUT))[None, :]
-            visible = keys < n_keys
-            if CAUSAL:
-                visible &= keys <= (first_query + gl.arange(0, ROWS, S_ROW))[:, None]
-            s = gl.where(visible, s, float("-inf"))
+            s = masked(s, float("-inf"), blocks - 1, first_query, n_keys, CAUSAL)
             weights, maximum, total = first_weights(s, scale_log2, gl.float32)
             parts = in_parts(weights, P_LAYOUT)
             mbarrier.wait(v_full, phase)

@@ -10,23 +10,11 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.language.extra.cuda import gdc_wait
 
 from pipeline.attention.triton.gluon.key_value_wide import P_TILES, hand_over_weights
-from pipeline.attention.triton.gluon.moving import (
-    GROUPS,
-    KEYS,
-    LOADING_REGISTERS,
-    PLAIN_LAYOUT,
-    first_block_of,
-    rows_at,
-)
-from pipeline.attention.triton.gluon.parts.forward import SIZES
-from pipeline.attention.triton.gluon.parts.products import (
-    in_parts,
-    load_parts,
-    start_product,
-    start_scores,
-    store_rows,
-)
+from pipeline.attention.triton.gluon.moving import GROUPS, KEYS, PLAIN_LAYOUT, first_block_of, rows_at
+from pipeline.attention.triton.gluon.parts.products import in_parts, load_parts, start_product, start_scores, store_rows
 from pipeline.attention.triton.gluon.pieces import (
+    LOADING_REGISTERS,
+    SIZES,
     barriers,
     dense_matrices_at,
     matrix_and_tile,

@@ -9,8 +9,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma_wait
 from triton.language.extra.cuda import gdc_wait
 
-from pipeline.attention.triton.gluon.forward import LOADING_REGISTERS, ROWS, blocks_of, tile_after
-from pipeline.attention.triton.gluon.parts.forward import GROUPS, SIZES
+from pipeline.attention.triton.gluon.parts.forward import GROUPS
 from pipeline.attention.triton.gluon.parts.products import (
     PRODUCTS,
     in_parts,
@@ -20,9 +19,15 @@ from pipeline.attention.triton.gluon.parts.products import (
     store_rows,
 )
 from pipeline.attention.triton.gluon.pieces import (
+    LOADING_REGISTERS,
+    ROWS,
+    SIZES,
     barriers,
+    blocks_of,
     dense_matrices_at,
+    masked,
     matrix_and_tile,
+    tile_after,
     tiles_of,
     work_item,
 )
@@ -80,7 +85,6 @@ def _step(
     MASKED: gl.constexpr, CAUSAL: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """Add the contribution of a block of keys to a warpgroup's dq."""
-    S_LAYOUT: gl.constexpr = no_scores.type.layout
     A_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, dq.type.layout, 2)
     q_tiles, k_tiles, v_tiles, do_tiles = tiles
     _q_full, _q_free, k_full, k_free, v_full, v_free = ring
@@ -91,11 +95,7 @@ def _step(
     s = warpgroup_mma_wait(PRODUCTS, deps=[s_coming])
     p = gl.exp2(s * scale_log2 - lse[:, None])
     if MASKED:
-        keys = block * no_scores.shape[1] + gl.arange(0, no_scores.shape[1], gl.SliceLayout(0, S_LAYOUT))[None, :]
-        visible = keys < n_keys
-        if CAUSAL:
-            visible &= keys <= (first_query + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT)))[:, None]
-        p = gl.where(visible, p, 0.0)
+        p = masked(p, 0.0, block, first_query, n_keys, CAUSAL)
     dp = warpgroup_mma_wait(0, deps=[dp_coming])
     mbarrier.arrive(v_free.index(GROUP), count=1)
     parts = in_parts(p * (dp - delta[:, None]), A_LAYOUT)
