@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton import backward_ends, backward_plan, direct_launch, in_parts, kernel_sets
+from pipeline.attention.triton import backward_ends, backward_plan, gpu, in_parts, kernel_sets
 from pipeline.attention.triton.kernel_sets import has_gluon
 from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import Problem
@@ -22,8 +22,7 @@ def planned(monkeypatch):
         assert len([*dtypes, *scalars]) == len([name for name in kernel.arg_names if name not in constants])
         names.append(kernel.fn.__name__)
 
-    for module in (kernel_sets, direct_launch, backward_plan, launches):
-        monkeypatch.setattr(module, "gpu_of", lambda _device: GPUS["sm_90"])
+    monkeypatch.setattr(gpu, "_gpu_of", lambda _device: GPUS["sm_90"])
     monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
     monkeypatch.setattr(launches, "compile_launch", launch)
     for module in (backward_plan, backward_ends, in_parts):

@@ -26,8 +26,7 @@ def test_gpus_before_8_0_are_refused_and_only_9_0_and_10_0_have_descriptors():
 
 def test_every_refusal_names_the_gpu_the_requirement_and_an_alternative(monkeypatch):
     q = torch.empty(1, 1, 8, 16)
-    for module in (forward_plan, kernel_sets, gpu):
-        monkeypatch.setattr(module, "gpu_of", lambda _device: V100)
+    monkeypatch.setattr(gpu, "_gpu_of", lambda _device: V100)
     for ask in (
         lambda: forward_plan.forward_plan.__wrapped__(problem_of(q, q, q)),
         lambda: kernel_sets.kernels_of(*[SimpleNamespace(is_cuda=True, device=torch.device("cuda", 0))] * 3),

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from pipeline.attention.inputs import Traits
-from pipeline.attention.triton import direct_launch, kernel_sets
+from pipeline.attention.triton import gpu, kernel_sets
 from pipeline.attention.triton.kernel_sets import VARIABLE, backward_kernels, forward_kernels, kernels_of
 from pipeline.attention.triton.mask import CAUSAL, FULL, Band
 from pipeline.attention.triton.problem import Problem
@@ -15,8 +15,7 @@ IS_PLAIN_ASKED = kernel_sets.is_plain_asked
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
     monkeypatch.setattr(kernel_sets, "is_interpreted", lambda: False)
-    for module in (kernel_sets, direct_launch):
-        monkeypatch.setattr(module, "gpu_of", lambda _device: GPUS["sm_90"])
+    monkeypatch.setattr(gpu, "_gpu_of", lambda _device: GPUS["sm_90"])
     monkeypatch.setattr(kernel_sets, "is_plain_asked", lambda: False)
 
 

@@ -32,7 +32,8 @@ def test_a_gpu_with_less_shared_memory_gets_smaller_tiles():
 def test_every_width_has_tiles_and_amd_tiles_do_not_limit_registers(tables):
     for table in (tables.forward, tables.forward_fp32, tables.backward, tables.backward_fp32):
         assert tuple(table) == (16, 32, 64, 128, 256)
-    assert "max_registers=1" not in repr(AMD_TILES)  # Triton refuses this option on AMD
+    text = repr(AMD_TILES)
+    assert text.count("max_registers=") == text.count("max_registers=None") > 0  # Triton refuses this option on AMD
 
 
 @pytest.mark.parametrize(

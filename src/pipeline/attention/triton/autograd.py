@@ -93,7 +93,7 @@ class FlashAttentionTriton(torch.autograd.Function):
     `torch.backends.cuda.matmul.fp32_precision`, or the older `torch.set_float32_matmul_precision`. With an infinite
     fp32 key or value all these products are NaN, where torch has an infinity or a number. AMD GPUs multiply fp32
     natively. Everything but dq is bitwise repeatable; dq is too if it has its own kernel, else it is summed in fp32 in
-    no fixed order (`tiles`).
+    no fixed order (`tile_tables`).
 
     Raises ValueError for an unsupported shape, dtype or device, such as an old GPU (`gpu`). Source: Dao 2023,
     FlashAttention-2.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.attention.inputs import Traits
 from pipeline.attention.triton.direct_launch import ELEMENTWISE, Launch, heads, like, prepare_launch, strides
-from pipeline.attention.triton.kernels.delta import ROW_ALIGNMENT, delta_kernel
+from pipeline.attention.triton.kernels.delta import QUERIES_PER_PROGRAM, ROW_ALIGNMENT, delta_kernel
 from pipeline.attention.triton.kernels.scaled import (
     COLUMNS_UNPACKED,
     ELEMENTS_SCALED,
@@ -50,12 +50,11 @@ def delta_launch(problem: Problem, do: Traits, dq_rows: int, dq_width: int, numb
     q, number = problem.q, torch.bfloat16 if numbers_in_parts else torch.float32
     return prepare_launch(
         delta_kernel,
-        math.prod(q.shape[:-2]) * triton.cdiv(dq_rows, ELEMENTWISE.block_queries),
+        math.prod(q.shape[:-2]) * triton.cdiv(dq_rows, QUERIES_PER_PROGRAM.value),
         [q.dtype, q.dtype, torch.float32, number, number, torch.float32 if dq_width else None],
         [*strides(do), heads(q), q.shape[-2], dq_rows, problem.scale],
         {
             "HEAD_DIM": q.shape[-1],
-            "BLOCK_QUERIES": ELEMENTWISE.block_queries,
             "DQ_WIDTH": dq_width,
             "IN_PARTS": numbers_in_parts,
         },
@@ -80,9 +79,9 @@ def scaled_launch(q: Traits, scale: float) -> Launch:
     elements = math.prod(q.shape)
     return prepare_launch(
         scaled_kernel,
-        triton.cdiv(elements, ELEMENTS_SCALED),
+        triton.cdiv(elements, ELEMENTS_SCALED.value),
         [torch.float32, q.dtype],
         [elements, scale],
-        {"BLOCK": ELEMENTS_SCALED},
+        {},
         ELEMENTWISE,
     )

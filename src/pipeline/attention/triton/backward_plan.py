@@ -38,7 +38,7 @@ from pipeline.attention.triton.gluon.tiles import BackwardTiles, backward_tiles
 from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.in_parts import InParts, in_parts_of
 from pipeline.attention.triton.kernel_sets import backward_kernels
-from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, sum_kernel
+from pipeline.attention.triton.kernels.chunks import ROWS_PER_PROGRAM, sum_kernel
 from pipeline.attention.triton.kernels.delta import PARTS_ROW
 from pipeline.attention.triton.kernels.key_value import key_value_kernel
 from pipeline.attention.triton.kernels.query import query_kernel
@@ -82,12 +82,11 @@ class BackwardPlan:
 class ShortBackwardPlan:
     """A backward pass over short sequences: one kernel.
 
-    copies: as in `BackwardPlan`; like_q, like_k: templates to allocate the gradients from (`like`).
+    copies: as in `BackwardPlan`; like_k: template to allocate dk and dv from (`like`).
     """
 
     copies: tuple[bool, ...] | None
     gradients: Launch
-    like_q: Tensor = field(compare=False)
     like_k: Tensor = field(compare=False)
 
 
@@ -134,8 +133,7 @@ def backward_plan(
     config = choices.backward(q.dtype, q.shape[-1], k.shape[-2], tables_for(gpu_of(q.device)))
     short_programs = tiles_of(q, config.short.block_queries) + tiles_of(k, config.short.block_keys)
     if choices.is_short(q.dtype, q.shape[-2], k.shape[-2], short_programs / gpu_of(q.device).multiprocessors):
-        like_q, like_k = (like(given.shape, given.dtype, given.device) for given in (q, k))
-        return ShortBackwardPlan(copies, _short(config.short, common), like_q, like_k)
+        return ShortBackwardPlan(copies, _short(config.short, common), like(k.shape, k.dtype, k.device))
     sums_apart = config.query is None and q.dtype != torch.float32
     return BackwardPlan(
         copies,
@@ -281,7 +279,7 @@ def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_
     rows = part_rows * (2 if of_keys else 1)
     return prepare_launch(
         sum_kernel,
-        triton.cdiv(rows, ROWS_PUT_TOGETHER),
+        triton.cdiv(rows, ROWS_PER_PROGRAM.value),
         [torch.float32, side.dtype],
         [rows, part_rows, side.shape[-2], band_bounds(common.problem.band)[1], chunk, chunks],
         {
@@ -289,7 +287,6 @@ def _sum(common: _Common, side: Traits, block: int, chunk: int, chunks: int, of_
             "OF_KEYS": of_keys,
             "HEAD_DIM": side.shape[-1],
             "BLOCK_TILE": block,
-            "BLOCK_ROWS": ROWS_PUT_TOGETHER,
         },
         ELEMENTWISE,
     )

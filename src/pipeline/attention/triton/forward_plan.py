@@ -28,7 +28,7 @@ from pipeline.attention.triton.gluon.tiles import forward_tiles
 from pipeline.attention.triton.gpu import gpu_of
 from pipeline.attention.triton.in_parts import InParts, in_parts_of
 from pipeline.attention.triton.kernel_sets import forward_kernels
-from pipeline.attention.triton.kernels.chunks import ROWS_PUT_TOGETHER, combine_kernel
+from pipeline.attention.triton.kernels.chunks import ROWS_PER_PROGRAM, combine_kernel
 from pipeline.attention.triton.kernels.forward import forward_kernel
 from pipeline.attention.triton.mask import CAUSAL
 from pipeline.attention.triton.problem import PROBLEMS_KEPT, Problem
@@ -40,16 +40,14 @@ from pipeline.attention.triton.tiles import IN_USE, Choices, tile_width
 class ForwardPlan:
     """A forward pass: one kernel, or two if the keys are cut into chunks.
 
-    like_o, like_lse, like_parts: templates to allocate output, log-sum-exp and those of the chunks from (`like`);
+    like_lse, like_chunks: templates to allocate the log-sum-exp and both results of the chunks from (`like`);
     in_parts: first splits q, k and v into bf16 parts, None if they are not split.
     """
 
-    chunks: int
     attend: Launch
     combine: Launch | None
-    like_o: Tensor = field(compare=False)
     like_lse: Tensor = field(compare=False)
-    like_parts: tuple[Tensor, ...] = field(compare=False, default=())
+    like_chunks: tuple[Tensor, ...] = field(compare=False, default=())
     in_parts: InParts | None = None
 
 
@@ -73,19 +71,18 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
     chunks = triton.cdiv(n_keys, chunk)
     keys_in_reach = band.keys_in_reach(chunk, block_queries)
     tiles = choices.forward(q.dtype, head_dim, keys_in_reach, tables)
-    constants = {"HAS_END": band.end is not None, "HEAD_DIM": head_dim}
-    part = q.dtype if chunks == 1 else torch.float32
+    output = q.dtype if chunks == 1 else torch.float32
     attend = prepare_launch(
         forward_kernel,
         programs * chunks,
-        [q.dtype] * 3 + [part, torch.float32],
+        [q.dtype] * 3 + [output, torch.float32],
         [
             *(stride for given in (q, k, v) for stride in strides(given)),
             *(heads(q), heads_per_kv(q, k), n_queries, n_keys, *band_bounds(band), chunk, chunks, problem.scale_log2),
         ],
         {
-            **constants,
             **band_constants(band),
+            "HEAD_DIM": head_dim,
             "MAY_HIDE_ALL": band.may_hide_all,
             **block_sizes(tiles),
             "CHUNKED": chunks > 1,
@@ -94,36 +91,36 @@ def forward_plan(problem: Problem, choices: Choices = IN_USE) -> ForwardPlan:
         },
         tiles,
     )
-    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
+    like_lse = like(q.shape[:-1], torch.float32, q.device)
     if chunks == 1:
-        return ForwardPlan(chunks, attend, None, like_o, like_lse)
+        return ForwardPlan(attend, None, like_lse)
     rows = math.prod(q.shape[:-1])
     combine = prepare_launch(
         combine_kernel,
-        triton.cdiv(rows, ROWS_PUT_TOGETHER),
+        triton.cdiv(rows, ROWS_PER_PROGRAM.value),
         [torch.float32, torch.float32, q.dtype, torch.float32],
         [rows, n_queries, n_keys, band_bounds(band)[1], chunk, chunks],
         {
-            **constants,
+            "HAS_END": band.end is not None,
+            "HEAD_DIM": head_dim,
             "BLOCK_QUERIES": tiles.block_queries,
-            "BLOCK_ROWS": ROWS_PUT_TOGETHER,
         },
         ELEMENTWISE,
     )
-    like_parts = tuple(like((chunks, *shape), torch.float32, q.device) for shape in (q.shape, q.shape[:-1]))
-    return ForwardPlan(chunks, attend, combine, like_o, like_lse, like_parts)
+    like_chunks = tuple(like((chunks, *shape), torch.float32, q.device) for shape in (q.shape, q.shape[:-1]))
+    return ForwardPlan(attend, combine, like_lse, like_chunks)
 
 
 def _in_gluon(problem: Problem) -> ForwardPlan:
     from pipeline.attention.triton.gluon.launches import forward_launch  # not in every Triton version
 
     q, k = problem.q, problem.k
-    like_o, like_lse = like(q.shape, q.dtype, q.device), like(q.shape[:-1], torch.float32, q.device)
+    like_lse = like(q.shape[:-1], torch.float32, q.device)
     if q.dtype == torch.float32:
         from pipeline.attention.triton.gluon.parts import launches
 
         attend = launches.forward_launch(problem, parts_tiles.FORWARD[tile_width(q.shape[-1])])
-        return ForwardPlan(1, attend, None, like_o, like_lse, in_parts=in_parts_of(q, k, problem.v))
-    tiles = forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
+        return ForwardPlan(attend, None, like_lse, in_parts=in_parts_of(q, k, problem.v))
+    tiles = forward_tiles(q.shape[-1], k.shape[-2], problem.band == CAUSAL)
     assert tiles is not None  # else `forward_kernels` would not have chosen Gluon
-    return ForwardPlan(1, forward_launch(problem, tiles), None, like_o, like_lse)
+    return ForwardPlan(forward_launch(problem, tiles), None, like_lse)

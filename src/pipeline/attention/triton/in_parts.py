@@ -9,7 +9,7 @@ from torch import Tensor
 
 from pipeline.attention.inputs import Traits
 from pipeline.attention.triton.direct_launch import ELEMENTWISE, Launch, heads, prepare_launch, strides
-from pipeline.attention.triton.kernels.parts import PARTS, parts_kernel
+from pipeline.attention.triton.kernels.parts import PARTS, ROWS_PER_PROGRAM, parts_kernel
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ def _launch(given: Traits, shape: tuple[int, ...]) -> Launch:
     _, matrices, rows, head_dim = shape
     return prepare_launch(
         parts_kernel,
-        matrices * triton.cdiv(rows, ELEMENTWISE.block_queries),
+        matrices * triton.cdiv(rows, ROWS_PER_PROGRAM.value),
         [torch.float32, torch.bfloat16],
         [*strides(given), heads(given), matrices, rows],
-        {"HEAD_DIM": head_dim, "BLOCK_ROWS": ELEMENTWISE.block_queries},
+        {"HEAD_DIM": head_dim},
         ELEMENTWISE,
     )

@@ -76,7 +76,7 @@ def forward_kernels(problem: Problem) -> KernelSet:
     q, k, v = problem.q, problem.k, problem.v
     if q.dtype == torch.float32:
         return _chosen(_why_not_in_parts(problem))
-    tiles = gluon_tiles.forward_tiles(tile_width(q.shape[-1]), k.shape[-2], problem.band == CAUSAL)
+    tiles = gluon_tiles.forward_tiles(q.shape[-1], k.shape[-2], problem.band == CAUSAL)
     why_not = _why_not(problem, tiles, gluon_tiles.SHORTEST) or _why_not_read(q, k, v)
     if why_not is None and tiles is not None:
         why_not = _why_too_few(q, tiles.block_queries)

@@ -22,13 +22,13 @@ def run_forward(
     plan = planner(problem)
     if problem.copies:
         q, k, v = ready(problem.copies, q, k, v)
+    o, lse = torch.empty_like(q, memory_format=torch.contiguous_format), torch.empty_like(plan.like_lse)
     if plan.in_parts:
         q, k, v = plan.in_parts(q, k, v)
-    o, lse = torch.empty_like(plan.like_o), torch.empty_like(plan.like_lse)
     if plan.combine is None:
         plan.attend(q, k, v, o, lse)
     else:
-        chunk_o, chunk_lse = map(torch.empty_like, plan.like_parts)
+        chunk_o, chunk_lse = map(torch.empty_like, plan.like_chunks)
         plan.attend(q, k, v, chunk_o, chunk_lse)
         plan.combine(chunk_o, chunk_lse, o, lse)
     return o, lse
@@ -56,11 +56,11 @@ def run_backward(
         plan = planner(problem, *layouts)
     if plan.copies:
         q, k, v, do = ready(plan.copies, q, k, v, do)
+    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     if isinstance(plan, ShortBackwardPlan):
-        dq, dk, dv = torch.empty_like(plan.like_q), torch.empty_like(plan.like_k), torch.empty_like(plan.like_k)
+        dk, dv = torch.empty_like(plan.like_k), torch.empty_like(plan.like_k)
         plan.gradients(q, k, v, do, o, lse, dq, dk, dv)
         return dq, dk, dv
-    dq = torch.empty_like(q, memory_format=torch.contiguous_format)
     delta, lse_read, dq_sum = working_memory(plan, dq)
     plan.delta(o, do, lse, delta, lse_read, dq_sum)
     dk, dv = torch.empty_like(plan.like_dk_dv).unbind()

@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from pipeline.attention.triton.gluon.tiles import FORWARD, FORWARD_SHORT
+from pipeline.attention.triton.gluon.parts import tiles as parts_tiles
+from pipeline.attention.triton.gluon.tiles import BACKWARD, FORWARD, FORWARD_SHORT
 from pipeline.attention.triton.kernel_sets import has_gluon
 from tools.tuning.candidates import MOST_SPILLS, SHARED_BYTES_PER_PROGRAM
 
@@ -67,8 +68,11 @@ EVERY = [
 ]
 
 
-def test_the_forward_kernel_is_compiled_at_every_width():
+def test_the_kernels_are_compiled_at_every_width():
     assert TABLES["forward"].keys() == FORWARD.keys()
+    assert TABLES["backward"].keys() == BACKWARD.keys()
+    assert TABLES["fp32_forward"].keys() == parts_tiles.FORWARD.keys()
+    assert TABLES["fp32_key_value"].keys() == parts_tiles.BACKWARD.keys()
 
 
 @pytest.mark.slow

@@ -4,7 +4,8 @@ import math
 
 import torch
 
-from pipeline.attention.triton.kernels.delta import PARTS, PARTS_ROW, delta_kernel
+from pipeline.attention.triton.kernels.delta import PARTS_ROW, delta_kernel
+from pipeline.attention.triton.kernels.parts import PARTS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -17,7 +18,7 @@ def test_parts_sum_to_the_negated_numbers_about_as_exactly_as_fp32():
     delta, lse_parts = (torch.full(shape, math.nan, dtype=torch.bfloat16, device=DEVICE) for _ in range(2))
     delta_kernel[(heads * 2,)](
         o, do, lse, delta, lse_parts, None, n_queries * head_dim, n_queries * head_dim, head_dim, 1, n_queries,
-        n_queries, scale, HEAD_DIM=head_dim, BLOCK_QUERIES=64, DQ_WIDTH=0, IN_PARTS=True,
+        n_queries, scale, HEAD_DIM=head_dim, DQ_WIDTH=0, IN_PARTS=True,
     )  # fmt: skip
     expected = {"delta": -(o.double() * do.double()).sum(-1), "lse": -lse.double() / scale}
     for parts, numbers in zip((delta, lse_parts), expected.values(), strict=True):

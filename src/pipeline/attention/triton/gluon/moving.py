@@ -62,14 +62,14 @@ def by_thread(x):
 @gluon.jit
 def load_keys(
     k_ptr, v_ptr, k_strides, v_strides, sizes, k_tiles, v_tiles, tails, full, free, HEADS_PER_KV: gl.constexpr,
-    HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, PARTS: gl.constexpr, IN_PAIRS: gl.constexpr,
+    HEAD_DIM: gl.constexpr, WIDTH: gl.constexpr, TAIL: gl.constexpr, BLOCKS: gl.constexpr, IN_PAIRS: gl.constexpr,
 ):  # fmt: skip
-    """Load every tile of keys and values, in blocks of 64."""
+    """Load every tile of keys and values, as BLOCKS blocks of 64."""
     heads, n_matrices, n_queries, n_keys, n_tiles, heads_together = sizes
     kv_heads = heads // HEADS_PER_KV
     k = matrices_at(k_ptr, n_matrices, kv_heads, n_keys, k_strides, HEAD_DIM, KEYS, WIDTH)
     v = matrices_at(v_ptr, n_matrices, kv_heads, n_keys, v_strides, HEAD_DIM, KEYS, WIDTH)
-    BYTES: gl.constexpr = PARTS * (k.block_type.nbytes + v.block_type.nbytes) * (WIDTH + TAIL) // WIDTH
+    BYTES: gl.constexpr = BLOCKS * (k.block_type.nbytes + v.block_type.nbytes) * (WIDTH + TAIL) // WIDTH
     if TAIL:
         k_tail = matrices_at(k_ptr, n_matrices, kv_heads, n_keys, k_strides, HEAD_DIM, KEYS, TAIL)
         v_tail = matrices_at(v_ptr, n_matrices, kv_heads, n_keys, v_strides, HEAD_DIM, KEYS, TAIL)
@@ -78,13 +78,13 @@ def load_keys(
     while exists:
         mbarrier.wait(free, (i & 1) ^ 1)
         mbarrier.expect(full, BYTES)
-        for part in gl.static_range(PARTS):
-            first_key = (tile * PARTS + part) * KEYS
-            load(k, matrix, kv_heads, first_key, full, k_tiles.index(part))
-            load(v, matrix, kv_heads, first_key, full, v_tiles.index(part))
+        for block in gl.static_range(BLOCKS):
+            first_key = (tile * BLOCKS + block) * KEYS
+            load(k, matrix, kv_heads, first_key, full, k_tiles.index(block))
+            load(v, matrix, kv_heads, first_key, full, v_tiles.index(block))
             if TAIL:
-                load(k_tail, matrix, kv_heads, first_key, full, tails[0].index(part), WIDTH)
-                load(v_tail, matrix, kv_heads, first_key, full, tails[1].index(part), WIDTH)
+                load(k_tail, matrix, kv_heads, first_key, full, tails[0].index(block), WIDTH)
+                load(v_tail, matrix, kv_heads, first_key, full, tails[1].index(block), WIDTH)
         i += 1
         exists, matrix, tile = item_of(i, n_tiles, n_matrices, heads_together, IN_PAIRS)
 

@@ -29,7 +29,7 @@ from pipeline.attention.triton.gluon.moving import (
     by_thread,
 )
 from pipeline.attention.triton.gluon.pieces import arrive, arrive_and_wait, opaque
-from pipeline.attention.triton.kernels.delta import PARTS
+from pipeline.attention.triton.kernels.parts import PARTS
 
 STAGES = gl.constexpr(2)  # blocks of queries in flight, each with two named barriers
 

@@ -6,6 +6,8 @@ The tables are for an H200; docs/attention-kernels.md lists what was tried and w
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pipeline.attention.triton.tiles import tile_width
+
 GROUP_ROWS = 64  # per warpgroup: the rows of one wgmma
 
 
@@ -91,8 +93,9 @@ SHORTEST = {64: 512, 128: 256, 256: 512}
 LEAST_TILES_PER_SM = 0.75
 
 
-def forward_tiles(width: int, n_keys: int, is_causal: bool) -> ForwardTiles | NarrowForwardTiles | None:
-    """Return the tiles of the forward kernel for this width, number of keys and mask, or None if there are none."""
+def forward_tiles(head_dim: int, n_keys: int, is_causal: bool) -> ForwardTiles | NarrowForwardTiles | None:
+    """Return the tiles of the forward kernel for a head_dim, number of keys and mask, or None if there are none."""
+    width = tile_width(head_dim)
     short = FORWARD_SHORT.get(width) if n_keys < (LONG_KEYS_CAUSAL if is_causal else LONG_KEYS) else None
     return short or FORWARD.get(width)
 

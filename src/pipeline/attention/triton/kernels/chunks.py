@@ -9,7 +9,7 @@ import triton.language as tl
 from pipeline.attention.triton.kernels.blocks import columns, wait_for_kernel_before, within
 from pipeline.attention.triton.tiles import tile_width
 
-ROWS_PUT_TOGETHER = 8  # per program
+ROWS_PER_PROGRAM = tl.constexpr(8)
 # Load four chunks at once: loaded one by one, each is waited for, which takes longer than everything else here.
 AT_ONCE = tl.constexpr(4)
 
@@ -32,7 +32,7 @@ def _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk, chunk_keys, rows, n_rows, end
 @triton.jit
 def combine_kernel(
     chunk_o_ptr, chunk_lse_ptr, o_ptr, lse_ptr, n_rows, n_queries, n_keys, band_end, chunk_keys, n_chunks,
-    HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, BLOCK_ROWS: tl.constexpr,
+    HAS_END: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr,
 ):  # fmt: skip
     """Combine the chunks of keys: o = Σ exp(lse_c - lse) o_c, with exp(lse) = Σ exp(lse_c).
 
@@ -40,15 +40,15 @@ def combine_kernel(
     where rows = batch · heads · n_queries. BLOCK_QUERIES: the forward kernel's queries per tile.
     """
     wait_for_kernel_before()
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    rows = tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM)
     exists = rows < n_rows
-    end = tl.zeros([BLOCK_ROWS], tl.int32) + n_keys
+    end = tl.zeros([ROWS_PER_PROGRAM], tl.int32) + n_keys
     if HAS_END:  # a chunk was written if it holds a key that any query of the row's tile attends to
         tile_end = ((rows % n_queries) // BLOCK_QUERIES + 1) * BLOCK_QUERIES - 1 + band_end
         end = tl.minimum(end, tile_end.to(tl.int32))
-    maximum = tl.full([BLOCK_ROWS], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_ROWS], tl.float32)
-    accumulator = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
+    maximum = tl.full([ROWS_PER_PROGRAM], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS_PER_PROGRAM], tl.float32)
+    accumulator = tl.zeros([ROWS_PER_PROGRAM, tile_width(HEAD_DIM)], tl.float32)
     for chunk in range(0, n_chunks, AT_ONCE):
         lse_0, o_0 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk, chunk_keys, rows, n_rows, end, HEAD_DIM)
         lse_1, o_1 = _load_chunk(chunk_o_ptr, chunk_lse_ptr, chunk + 1, chunk_keys, rows, n_rows, end, HEAD_DIM)
@@ -72,7 +72,6 @@ def combine_kernel(
 def sum_kernel(
     parts_ptr, sum_ptr, n_rows, part_rows, length, band_end, chunk_length, n_chunks,
     HAS_END: tl.constexpr, OF_KEYS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_TILE: tl.constexpr,
-    BLOCK_ROWS: tl.constexpr,
 ):  # fmt: skip
     """Sum gradients over chunks: of keys (OF_KEYS, from chunks of queries) or of queries (from chunks of keys).
 
@@ -81,11 +80,11 @@ def sum_kernel(
     of a tile or nothing.
     """
     wait_for_kernel_before()
-    rows = tl.program_id(0).to(tl.int64) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    rows = tl.program_id(0).to(tl.int64) * ROWS_PER_PROGRAM + tl.arange(0, ROWS_PER_PROGRAM)
     exists = rows < n_rows
-    total = tl.zeros([BLOCK_ROWS, tile_width(HEAD_DIM)], tl.float32)
+    total = tl.zeros([ROWS_PER_PROGRAM, tile_width(HEAD_DIM)], tl.float32)
     # The row's tile was written by the chunks from begin to end.
-    begin, end = tl.zeros([BLOCK_ROWS], tl.int32), tl.zeros([BLOCK_ROWS], tl.int32) + n_chunks
+    begin, end = tl.zeros([ROWS_PER_PROGRAM], tl.int32), tl.zeros([ROWS_PER_PROGRAM], tl.int32) + n_chunks
     if HAS_END:
         first_of_tile = (rows % length // BLOCK_TILE * BLOCK_TILE).to(tl.int32)
         if OF_KEYS:

@@ -20,6 +20,7 @@ ROW_ALIGNMENT = tl.constexpr(4)
 # Or each number is split into three bf16 parts, whose sum is about as exact as fp32, in a row of 16 bytes, the minimum
 # of a copy. Then a product with ones subtracts it, instead of a load and a subtraction per element of a tile.
 PARTS_ROW = tl.constexpr(8)
+QUERIES_PER_PROGRAM = tl.constexpr(64)
 
 
 @triton.jit
@@ -32,7 +33,7 @@ def row_length(n_queries):
 def delta_kernel(
     o_ptr, do_ptr, lse_ptr, delta_ptr, lse_out_ptr, dq_sum_ptr, stride_dob, stride_doh, stride_do, heads, n_queries,
     dq_rows, scale,
-    HEAD_DIM: tl.constexpr, BLOCK_QUERIES: tl.constexpr, DQ_WIDTH: tl.constexpr, IN_PARTS: tl.constexpr,
+    HEAD_DIM: tl.constexpr, DQ_WIDTH: tl.constexpr, IN_PARTS: tl.constexpr,
 ):  # fmt: skip
     """Compute δ and the base-2 LSE, or if IN_PARTS -δ and -LSE / scale, and zeros to add dq to.
 
@@ -41,18 +42,18 @@ def delta_kernel(
     dq_sum is (batch · heads, dq_rows, DQ_WIDTH), with dq_rows at least n_queries and DQ_WIDTH 0 if there is no dq_sum.
     """
     wait_for_kernel_before()
-    n_tiles = tl.cdiv(dq_rows, BLOCK_QUERIES)
+    n_tiles = tl.cdiv(dq_rows, QUERIES_PER_PROGRAM)
     batch_head, tile = tl.program_id(0) // n_tiles, tl.program_id(0) % n_tiles
-    first_query = tile * BLOCK_QUERIES
-    exists = first_query + tl.arange(0, BLOCK_QUERIES) < n_queries
+    first_query = tile * QUERIES_PER_PROGRAM
+    exists = first_query + tl.arange(0, QUERIES_PER_PROGRAM) < n_queries
     row = batch_head.to(tl.int64) * n_queries + first_query
-    rows = row + tl.arange(0, BLOCK_QUERIES)
+    rows = row + tl.arange(0, QUERIES_PER_PROGRAM)
     do_matrix = matrix_at(do_ptr, batch_head, heads, stride_dob, stride_doh)
-    do = load_rows(do_matrix, first_query, n_queries, stride_do, BLOCK_QUERIES, HEAD_DIM, False, True)
+    do = load_rows(do_matrix, first_query, n_queries, stride_do, QUERIES_PER_PROGRAM, HEAD_DIM, False, True)
     tile_offsets = rows[:, None] * HEAD_DIM + columns(HEAD_DIM)
     in_tile = within(exists, HEAD_DIM)
     o = tl.load(o_ptr + tile_offsets, mask=in_tile, other=0.0)
-    rows_here = first_query + tl.arange(0, BLOCK_QUERIES)
+    rows_here = first_query + tl.arange(0, QUERIES_PER_PROGRAM)
     padded_rows = batch_head.to(tl.int64) * row_length(n_queries) + rows_here
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)
     lse = tl.load(lse_ptr + rows, mask=exists, other=0.0)

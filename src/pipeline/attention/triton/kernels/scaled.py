@@ -5,14 +5,14 @@ import triton.language as tl
 
 from pipeline.attention.triton.kernels.blocks import wait_for_kernel_before
 
-ELEMENTS_SCALED = 4096  # per program
+ELEMENTS_SCALED = tl.constexpr(4096)  # per program
 
 
 @triton.jit
-def scaled_kernel(sum_ptr, scaled_ptr, n_elements, scale, BLOCK: tl.constexpr):
+def scaled_kernel(sum_ptr, scaled_ptr, n_elements, scale):
     """Multiply numbers by a scale and round them to the output's dtype; input and output may be the same tensor."""
     wait_for_kernel_before()
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(0).to(tl.int64) * ELEMENTS_SCALED + tl.arange(0, ELEMENTS_SCALED)
     exists = index < n_elements
     found = tl.load(sum_ptr + index, mask=exists) * scale
     tl.store(scaled_ptr + index, found.to(scaled_ptr.dtype.element_ty), mask=exists)
