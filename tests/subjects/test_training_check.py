@@ -53,6 +53,11 @@ def test_right_training_passes_with_a_note_on_buckets_sharding_and_initial_weigh
         (training("ddp", "WithoutBroadcast"), (), "; a rank began with weights of its own, not with rank 0's"),
         (training("ddp", "Container"), (), NOTHING_CALLED),
         (training("ddp", "ForgetsTheLastBucket"), (), "from one process with the whole batch, buckets of "),
+        (
+            training("optimizer", "takes_no_optimizer"),
+            (),
+            "(params, torch.optim.AdamW, lr=..., weight_decay=...), but takes",
+        ),
         (training("optimizer", "ForgetsTheLastParameter"), (), "after step 1 layers.9.down_proj.weight is off by"),
         (training("optimizer", "DropsAShard"), (), " of 2: after step 5 "),
         (training("fsdp", "StopsAveraging", "course/sharded.py"), (), " of 2: after step 5 "),

@@ -15,7 +15,7 @@ from pipeline.parallel.processes.starting import RankContext
 from pipeline.subjects.checking import Verdict, Wrong
 from pipeline.subjects.loading import load
 from pipeline.subjects.naming import Subject
-from pipeline.subjects.wrapping import Wrapped, bucket_argument
+from pipeline.subjects.wrapping import Wrapped, bucket_argument, check_call
 
 # Enough steps and parameters to exceed an accidental limit of an implementation, such as a list of fixed length.
 STEPS, LAYERS = 12, 10
@@ -88,12 +88,13 @@ def check_optimizer(context: RankContext, subject: Subject) -> Verdict:
 
     If it is right, the reason says if nothing is sharded.
     """
-    notes = []
+    notes, make = [], load(subject.use)
+    options: dict[str, Any] = {"lr": LEARNING_RATE / 10, "weight_decay": 0.1}
+    check_call(make, subject, ["params", "torch.optim.AdamW"], options)
     for tied in (False, True):
         nets = [_net(tied, context, seed=0) for _ in range(2)]
-        options: dict[str, Any] = {"lr": LEARNING_RATE / 10, "weight_decay": 0.1}
         optimizers = [
-            load(subject.use)(nets[0].parameters(), torch.optim.AdamW, **options),
+            make(nets[0].parameters(), torch.optim.AdamW, **options),
             torch.optim.AdamW(nets[1].parameters(), **options),
         ]
         for step in range(STEPS):

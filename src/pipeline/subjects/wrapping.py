@@ -2,7 +2,7 @@
 
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,7 @@ class Wrapped(nn.Module):
         options: dict[str, Any] = {} if compute_dtype is None else {"compute_dtype": compute_dtype}
         if bucket_size_mb is not None:
             options[bucket_argument(make) or "bucket_size_mb"] = bucket_size_mb
-        _check_call(make, subject, options)
+        check_call(make, subject, ["module"], options)
         self._is_whole = subject.kind != "fsdp"
         if not self._is_whole:
             _mark_layers(module)
@@ -82,12 +82,13 @@ class Wrapped(nn.Module):
         return self._gather(self.wrapper) if self._gather is not None else self.wrapper.full_state_dict()
 
 
-def _check_call(make: Callable[..., Any], subject: Subject, options: dict[str, Any]) -> None:
+def check_call(make: Callable[..., Any], subject: Subject, arguments: Sequence[str], options: dict[str, Any]) -> None:
+    """Raise Wrong if the user's class or function does not take these arguments, some by position, some by name."""
     signature = inspect.signature(make)
     try:
-        signature.bind(None, **options)
+        signature.bind(*arguments, **options)
     except TypeError as error:
-        called = ", ".join(["module", *(f"{name}=..." for name in options)])
+        called = ", ".join([*arguments, *(f"{name}=..." for name in options)])
         raise Wrong(f"is called as {subject.name}({called}), but takes {signature}: {error}") from None
 
 

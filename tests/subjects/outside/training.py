@@ -134,6 +134,11 @@ class DropsAShard(Shards):
         super().step()
 
 
+def takes_no_optimizer(params):
+    """Not what a sharded optimizer must take."""
+    return torch.optim.AdamW(params)
+
+
 def not_sharded(params, optimizer_cls, **kwargs):
     """Right, but every rank holds all state."""
     return optimizer_cls(params, **kwargs)
