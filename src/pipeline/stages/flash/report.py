@@ -52,7 +52,10 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
         _answer(vs_torch, heads_vs_torch) + _fa4_and_errors(vs_fa4, errors.rows),
         [_rates(models, ours, vs_torch), _shapes(vs_torch, vs_fa4, _wrong(models, FA4)), _gains(vs_plain)],
         for_course=[errors, _grid(vs_plain), _leaderboard(rows, ours)],
-        compared=[Compared(f"attention forward + backward, ours, {shape}", "TFLOP/s", rate, status) for shape, rate, status in rates],
+        compared=[
+            Compared(f"attention forward + backward, ours, {shape}", "TFLOP/s", rate, status)
+            for shape, rate, status in rates
+        ],
     )
 
 
