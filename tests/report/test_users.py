@@ -64,6 +64,27 @@ def test_an_unstable_time_has_no_rank():
     assert (places["triton"], pd.isna(places["mine"])) == (2, True)
 
 
+def test_memory_and_bytes_sent_stand_beside_the_rank_where_a_stage_measures_them():
+    cell = {"size": "tiny", "precision": "fp32", "world_size": 2, "batch_size_per_rank": 1, "context_length": 64}
+
+    def of(impl, ms, held, sent):
+        state = {"kind": "optimizer_state", "measured_bytes": held}
+        return [
+            timed(impl, ms, impl=impl, measures="time", clock="host", **cell),
+            *(
+                failed(impl, "ok", None, impl=impl, moment=moment, **state, **cell)
+                for moment in ("before_step", "after_step")
+            ),
+            failed(impl, "ok", None, impl=impl, measures="traffic", sent_bytes=sent, **cell),
+        ]
+
+    frame = folded(
+        *of("adamw", 10.0, 800, 5), *of("mine", 9.0, 400, 7), keys=("impl", "measures", "kind", "moment", *cell)
+    )
+    mine = ranked(frame, stages()["sharding"]).set_index("impl").loc["mine"]
+    assert (mine["place"], mine["rank_bytes"], mine["sent_bytes"]) == (1, 400, 7)
+
+
 def first_rows(frame):
     found = first_table([StageReport(FLASH, Section(""), (), "", frame)])
     return [(row["impl"], row["seq_len"]) for _, row in found.rows.iterrows()]

@@ -8,6 +8,7 @@ import pandas as pd
 
 from pipeline.cells.fields import text as field_text
 from pipeline.cells.stage import Stage
+from pipeline.report import ways
 from pipeline.report.formats import number
 from pipeline.report.frame import matching, with_values
 from pipeline.report.section import Part, StageReport
@@ -18,7 +19,7 @@ from pipeline.report.words import Words
 WORDS = Words(__file__)
 PARTS = ("users", "users_chart")
 MOST_PANELS = 4
-RANKED = "problem median_ms place of best median_ms_best ratio:times verdict reason"
+RANKED = "problem median_ms place of best median_ms_best ratio:times verdict rank_bytes sent_bytes reason"
 
 
 def without_users(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
@@ -34,7 +35,8 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
 
     Added columns: `problem` (the axes and keys that differ, or all axes if there is one problem, as text), `is_users`
     (whether it is the user's), `place` among the `of` rows with values (none if its time is unstable), and `best`,
-    `median_ms_best`, `ratio`, `verdict` against the fastest other. The stage's first problem comes first.
+    `median_ms_best`, `ratio`, `verdict` against the fastest other; where a stage measures them, `rank_bytes` and
+    `sent_bytes`. The stage's first problem comes first.
     """
     subjects = stage.subjects
     if subjects is None or "impl" not in rows:
@@ -58,6 +60,9 @@ def ranked(rows: pd.DataFrame, stage: Stage) -> pd.DataFrame:
     )
     ranking = ranking[ranking["problem"].isin(ranking.loc[ranking["is_users"], "problem"])]
     timed = with_values(ranking).groupby("problem")["median_ms"]
+    if {"measured_bytes", "sent_bytes"} <= {*rows}:
+        ranking, rows = (ways.of_cases(each, each["impl"]) for each in (ranking, rows))
+        ranking = ways.with_bytes(ranking, rows)
     place = timed.rank(method="min").where(ranking["status"] != "unstable")
     ranking = _with_best_other(ranking.assign(place=place, of=timed.transform("size")))
     return ranking.sort_values(["first", "problem", "median_ms"], ascending=[False, True, True], kind="stable")

@@ -145,8 +145,9 @@ def with_bytes(steps: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
     state_bytes: parameters, gradients and optimizer state after a step; peak_bytes; sent_bytes; rank_bytes: the peak,
     or the state if no peak was measured (on a CPU).
     """
+    at_end = rows["moment"].isna() | (rows["moment"] == "after_step") if "moment" in rows else True
     measured = rows[["case", "way", "sent_bytes"]].assign(
-        state_bytes=rows["measured_bytes"].where(rows["kind"].isin(KINDS)),
+        state_bytes=rows["measured_bytes"].where(rows["kind"].isin(KINDS) & at_end),
         peak_bytes=rows["measured_bytes"].where(rows["kind"] == "peak"),
     )
     by_way = measured.groupby(["case", "way"])

@@ -21,8 +21,7 @@ MOMENT_NAMES = {"initialised": "initialised", "before_step": "before the optimiz
 def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Section:
     """Return the section of the sharding stage."""
     rows = ways.of_cases(rows, rows["impl"].map(NAMES))
-    held = rows[(rows["moment"] == "after_step") | (rows["kind"] == "peak") | rows["sent_bytes"].notna()]
-    steps = ways.with_bytes(ways.whole_steps(rows, list(NAMES.values()), PLAIN), held)
+    steps = ways.with_bytes(ways.whole_steps(rows, list(NAMES.values()), PLAIN), rows)
     steps = steps.assign(weights_agree=ways.agreement(steps, ["rank_difference", "weight_difference"]))
     cases = ways.by_trust(steps, [PLAIN, OURS, TORCHS])
     if not cases:
@@ -32,7 +31,11 @@ def build(rows: pd.DataFrame, other_stages: Mapping[str, pd.DataFrame]) -> Secti
     names = "optimizer_phase_ms sent_bytes rank_bytes weights_agree"
     return Section(
         ways.answer(lead, [OURS], peer=TORCHS),
-        [ways.table("ways_1", lead, PLAIN, names), _scaling(steps), ways.memory_chart(steps, held)],
+        [
+            ways.table("ways_1", lead, PLAIN, names),
+            _scaling(steps),
+            ways.memory_chart(steps, rows[rows["moment"] == "after_step"]),
+        ],
         ways.changes(lead, WORDS.defined["change"], [OURS, TORCHS]),
         for_course=[_moments(of_case), _timeline(of_case)],
     )
