@@ -84,6 +84,10 @@ def test_a_config_error_is_one_line_that_says_what_is_allowed(changes, message):
     assert complaint(plan, **changes).startswith(message)
 
 
+def test_a_list_that_the_shell_cut_in_two_is_to_be_quoted():
+    assert complaint(plan, only="[timing,").endswith("; quote the option: 'only=[timing,flash]'")
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

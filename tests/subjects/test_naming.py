@@ -34,7 +34,7 @@ def test_an_adapters_file_gives_a_subject_for_each_adapter_it_defines():
     [
         (["attention"], "subjects must be a mapping of kinds or the path of a file of adapters, got ['attention']"),
         ({"atention": {}}, "subjects: unknown kind 'atention': must be one of attention, ddp, fsdp, optimizer, model"),
-        ({"attention": PLACE}, "subjects: attention must be a mapping of names to places, got"),
+        ({"attention": PLACE}, f"attention must be a mapping of names to places, such as {{mine: {PLACE}}}, got"),
         ({"attention": {"My-Flash": PLACE}}, "subjects: attention.My-Flash: a name must be text of at most 32 of"),
         ({"attention": {"mine:my:f": None}}, "of at most 32 of a-z, 0-9 and _; is there no space after its colon?"),
         ({"attention": {"a" * 33: PLACE}}, "a name must be text of at most 32 of a-z, 0-9 and _"),

@@ -160,7 +160,8 @@ def _requested_stages(requested: Any, stages: Stages) -> list[str]:
     names = ([requested] if isinstance(requested, str) else requested) or list(stages)
     for name in names:
         if name not in stages:
-            raise UserError(f"config: only: unknown stage '{name}': must be one of {', '.join(stages)}")
+            hint = "; quote the option: 'only=[timing,flash]'" if name.startswith("[") else ""
+            raise UserError(f"config: only: unknown stage '{name}': must be one of {', '.join(stages)}{hint}")
     return [name for name in stages if name in names]
 
 

@@ -161,7 +161,8 @@ def _of_kind(kind: Any, named: Any, where: str, taken: set[str]) -> Iterable[Sub
     if kind not in KINDS:
         raise UserError(f"{where}: unknown kind {reprlib.repr(kind)}: must be one of {', '.join(KINDS)}")
     if not isinstance(named, Mapping):
-        raise UserError(f"{where}: {kind} must be a mapping of names to places, got {reprlib.repr(named)}")
+        example = f"such as {{mine: {named if isinstance(named, str) else 'my_file.py:name'}}}"
+        raise UserError(f"{where}: {kind} must be a mapping of names to places, {example}, got {reprlib.repr(named)}")
     for name, given in named.items():
         key = f"{where}: {kind}.{reprlib.repr(name).strip(chr(39))}"
         if not isinstance(name, str) or not NAME.fullmatch(name):
