@@ -55,9 +55,9 @@ def test_attention_that_ignores_the_mask_in_bf16_alone_does_not_fail_the_command
 
 
 def test_a_right_implementation_with_a_note_is_right_but(monkeypatch, capsys):
-    found = {"mine": Verdict("ok", "nothing is sharded"), "other": Verdict("ok")}
-    assert checked(monkeypatch, [BOTH], **found) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "attention mine: right, but nothing is sharded"
+    words = f"{{optimizer: {{mine: '{OUTSIDE}/training.py:not_sharded'}}}}"
+    assert checked(monkeypatch, [words], mine=Verdict("ok", "nothing is sharded")) == 0
+    assert capsys.readouterr().out == "optimizer mine: right, but nothing is sharded\n"
 
 
 def test_for_an_adapter_file_it_lists_present_and_missing_functions(monkeypatch, capsys, tmp_path):

@@ -31,6 +31,7 @@ def check_subjects(arguments: argparse.Namespace) -> int:
     print_lines(told(declared, subjects), sys.stdout)
 
     from pipeline.subjects.attention_check import IGNORES_MASK  # needs torch
+    from pipeline.subjects.training_check import CHECKS
     from pipeline.subjects.verdicts import PARTS, verdict_on
 
     asked = tuple(part.words for part in PARTS if part.is_asked)
@@ -39,9 +40,9 @@ def check_subjects(arguments: argparse.Namespace) -> int:
         verdict = verdict_on(subject, arguments.timeout_s)
         ignores_mask = any(IGNORES_MASK in limit for limit in verdict.limits if limit.startswith(asked))
         outcomes.add("wrong" if ignores_mask else verdict.status)
-        word, joint = (
-            ("right", " " if verdict.limits else ", but ") if verdict.status == "ok" else (verdict.status, ", ")
-        )
+        word, joint = verdict.status, ", "
+        if word == "ok":  # the reason says what is right, or is a note on right training
+            word, joint = "right", ", but " if subject.kind in CHECKS else " "
         word = f"wrong with the causal mask; {word}" if ignores_mask else word
         line = f"{subject.kind} {subject.name}: {word}{joint + verdict.reason if verdict.reason else ''}"
         print_lines([line, *(f"    {limit}" for limit in verdict.limits)], sys.stdout)

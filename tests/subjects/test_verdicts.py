@@ -36,6 +36,12 @@ def test_a_failure_that_the_assignment_does_not_ask_about_is_only_a_limit(functi
     assert all(words in found.reason for words in right)
 
 
+def test_of_right_attention_the_reason_names_all_that_was_checked():
+    found = verdict_on(attention("Right"), TIMEOUT_S)
+    assert (found.status, found.limits) == ("ok", ())
+    assert all(words in found.reason for words in ("fp32 without a mask", "fp32 causal", "bf16", "lengths like 113"))
+
+
 @pytest.mark.parametrize(
     ("function", "timeout_s", "reason"),
     [
@@ -51,7 +57,6 @@ def test_attention_that_refuses_every_problem_or_takes_all_the_time_is_skipped(f
 @pytest.mark.parametrize(
     ("subject", "status"),
     [
-        (attention("Right"), "ok"),
         (training("ddp", "ForgetsTheLastBucket"), "wrong"),
         (training("fsdp", "SumsInBf16", gather="gather"), "wrong"),
         (training("optimizer", "ForgetsTheLastParameter"), "wrong"),

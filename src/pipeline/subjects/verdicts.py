@@ -100,7 +100,10 @@ def _verdicts_on_attention(subject: Subject, processes: Processes) -> dict[str, 
 
 
 def _summed_up(verdicts: Mapping[str, Verdict], asked: Collection[str]) -> Verdict:
-    """Combine the verdicts: wrong if a part in `asked` is, else ok if any part is, with the others as limits."""
+    """Combine the verdicts: wrong if a part in `asked` is, else ok if any part is, which the reason names.
+
+    The others are its limits.
+    """
     failed = {words: found for words, found in verdicts.items() if found.status != "ok"}
     for words, found in failed.items():
         # The assignment allows an implementation to ignore the mask.
@@ -111,4 +114,4 @@ def _summed_up(verdicts: Mapping[str, Verdict], asked: Collection[str]) -> Verdi
         return next(iter(failed.values()))
     right = f"{', '.join(most)} and {last}" if most else last
     limits = tuple(f"{words}: {found.status}, {found.reason}" for words, found in failed.items())
-    return Verdict("ok", f"in {right}" if failed else "", limits=limits)
+    return Verdict("ok", f"in {right}", limits=limits)
